@@ -1,0 +1,407 @@
+"""What one run is: every choice a person can make, with what each may be.
+
+``TrainConfig`` is the one source of the command line's flags and help, of the keys of a
+YAML file, and of the parameters that MLflow shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cifar_ray import strict, topology
+from cifar_ray.strict import ConfigError
+
+CONFIG_VERSION = 1
+"""The version of the YAML files written here. It changes when an old file would mean something else."""
+
+DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
+ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "vit"]
+StrategyName = Literal["ddp"]
+
+
+@dataclass(frozen=True)
+class ResNetOptions:
+    """Shape of ``--model resnet``."""
+
+    blocks: tuple[int, ...] = (1, 1, 1, 1)
+    """BasicBlocks in each stage; every stage after the first halves the image and doubles the filters."""
+
+    width: int = 16
+    """Filters of the stem and of the first stage."""
+
+
+@dataclass(frozen=True)
+class ResNet50Options:
+    """Shape of ``--model resnet50``."""
+
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+    """'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool, which leaves 8x8 of a
+    32x32 image before the first block; 'cifar' is a 3x3 stride-1 convolution and no pool, which keeps
+    all 32x32 and costs about 16 times the arithmetic."""
+
+
+@dataclass(frozen=True)
+class ViTOptions:
+    """Shape of ``--model vit``."""
+
+    patch_size: int = 4
+    """Side of a square patch in pixels; it must divide the image's side."""
+
+    dim: int = 192
+    """Width of a token; a multiple of the number of heads."""
+
+    depth: int = 6
+    """Transformer blocks."""
+
+    heads: int = 3
+    """Attention heads."""
+
+    mlp_ratio: int = 2
+    """Width of a block's hidden layer as a multiple of dim."""
+
+    dropout: float = 0.0
+    """Share of activations dropped after the embedding, in attention and in the MLP."""
+
+    stochastic_depth: float = 0.1
+    """Chance of skipping the last block for a sample; earlier blocks rise to it linearly from 0."""
+
+
+MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vit": "vit"}
+"""Model name -> the field of TrainConfig that shapes it. Other models have no options."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train one image classifier on one topology."""
+
+    # What is learned
+    dataset: DatasetName = "cifar10"
+    """Images to learn. 'digits' comes with scikit-learn and needs no network."""
+
+    data_dir: str | None = None
+    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+
+    model: ModelName = "resnet"
+    """Architecture."""
+
+    resnet: ResNetOptions = field(default_factory=ResNetOptions)
+    """Shape of --model resnet."""
+
+    resnet50: ResNet50Options = field(default_factory=ResNet50Options)
+    """Shape of --model resnet50."""
+
+    vit: ViTOptions = field(default_factory=ViTOptions)
+    """Shape of --model vit."""
+
+    # How long, and how much at once
+    epochs: int = 10
+    """Passes over the training images."""
+
+    batch_size: int | None = None
+    """Images per worker and micro-batch (default 128, or what --global-batch-size leaves)."""
+
+    global_batch_size: int | None = None
+    """Images per optimizer step over all workers; may be given in place of --batch-size."""
+
+    accumulate: int = 1
+    """Micro-batches whose gradients are added up before one optimizer step."""
+
+    # Where it runs
+    topology: str = "1x1"
+    """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
+
+    cpus_per_worker: int = 1
+    """CPUs that each worker reserves, and threads that it computes with."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """'auto' gives each worker one GPU where the cluster has enough of them, else CPUs only."""
+
+    address: str | None = None
+    """Ray cluster to join (RAY_ADDRESS); without one, Ray is started on this machine."""
+
+    local_nodes: int = 1
+    """Ray nodes to start on this machine, to try several nodes. Times are not a cluster's."""
+
+    oversubscribe: bool = False
+    """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
+
+    max_failures: int = 3
+    """Worker failures to recover from before the run fails."""
+
+    start_timeout_s: float = 300.0
+    """Seconds to wait for the workers to be placed before the run fails."""
+
+    # How it is computed
+    strategy: StrategyName = "ddp"
+    """How the replicas are kept in step."""
+
+    bucket_cap_mb: float = 25.0
+    """Size of DDP's gradient buckets in MiB."""
+
+    sync_batchnorm: bool = False
+    """Compute batch-norm statistics over all workers' images; needs GPUs."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the forward and backward pass. 'auto' is bf16 where the hardware is fast at it."""
+
+    # How it learns. None means: the model's documented default.
+    optimizer: Literal["sgd", "adamw"] | None = None
+    """Optimizer (default: the model's)."""
+
+    lr: float | None = None
+    """Peak learning rate at --base-batch images per step (default: the model's)."""
+
+    momentum: float | None = None
+    """Momentum of sgd (default: the model's)."""
+
+    weight_decay: float | None = None
+    """Weight decay; biases and normalisation weights are left out (default: the model's)."""
+
+    schedule: Literal["cosine", "constant"] | None = None
+    """Course of the learning rate after the warm-up (default: the model's)."""
+
+    warmup_epochs: float | None = None
+    """Epochs over which the learning rate rises from 0, linearly (default: the model's)."""
+
+    label_smoothing: float | None = None
+    """Share of the target spread evenly over all classes (default: the model's)."""
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows the global batch, as a power of global batch / base batch."""
+
+    base_batch: int | None = None
+    """Global batch for which --lr is meant (default: the model's)."""
+
+    augment: bool = True
+    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
+
+    seed: int = 0
+    """Start of every random choice: initial weights, order, augmentation, dropout."""
+
+    # What is kept and shown
+    checkpoint_every: int = 0
+    """Optimizer steps between checkpoints, beside the one at the end of every epoch (0: only those)."""
+
+    keep_checkpoints: int = 2
+    """Latest checkpoints to keep, beside the best one."""
+
+    log_every: int = 20
+    """Optimizer steps between two records of every rank's loss."""
+
+    run_name: str | None = None
+    """Name of the run, unique in its storage folder (default: made from the configuration and the time)."""
+
+    experiment: str = "cifar_ray"
+    """MLflow experiment that receives the run."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
+    ~/.cifar_ray/mlflow.db)."""
+
+    storage: str | None = None
+    """Folder for runs and their checkpoints, shared by all nodes (default ~/.cifar_ray/runs)."""
+
+    verbose: bool = False
+    """Also show what Ray and MLflow have to say."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def placement(self) -> topology.Topology:
+        """The parsed topology."""
+        return topology.parse(self.topology)
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.placement.world_size
+
+    @property
+    def images_per_step(self) -> int:
+        """The global batch of a resolved config, in images."""
+        assert self.batch_size is not None, "resolve the config first"
+        return self.batch_size * self.world_size * self.accumulate
+
+
+_AT_LEAST: dict[str, float] = {
+    "epochs": 1,
+    "batch_size": 1,
+    "global_batch_size": 1,
+    "accumulate": 1,
+    "cpus_per_worker": 1,
+    "local_nodes": 1,
+    "max_failures": 0,
+    "momentum": 0,
+    "weight_decay": 0,
+    "warmup_epochs": 0,
+    "base_batch": 1,
+    "seed": 0,
+    "checkpoint_every": 0,
+    "keep_checkpoints": 1,
+    "log_every": 1,
+    "resnet.width": 1,
+    "vit.patch_size": 1,
+    "vit.dim": 1,
+    "vit.depth": 1,
+    "vit.heads": 1,
+    "vit.mlp_ratio": 1,
+}
+_MORE_THAN_ZERO = ("bucket_cap_mb", "lr", "start_timeout_s")
+_BELOW_ONE = ("label_smoothing", "vit.dropout", "vit.stochastic_depth", "momentum")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuse impossible values, each in a sentence that names the field and what it may be."""
+    import re
+
+    flat = strict.flatten(strict.to_plain(config))
+    for key, kind in strict.flat_types(TrainConfig).items():
+        strict.convert(key, flat[key], kind)
+    for key, least in _AT_LEAST.items():
+        if flat[key] is not None and flat[key] < least:
+            raise ConfigError(key, f"must be at least {least:g}, got {flat[key]}")
+    for key in _MORE_THAN_ZERO:
+        if flat[key] is not None and flat[key] <= 0:
+            raise ConfigError(key, f"must be more than 0, got {flat[key]}")
+    for key in _BELOW_ONE:
+        if flat[key] is not None and not 0 <= flat[key] < 1:
+            raise ConfigError(key, f"must be at least 0 and below 1, got {flat[key]}")
+    if config.seed >= 2**63:
+        raise ConfigError("seed", f"must be below 2**63, got {config.seed}")
+    if min(config.resnet.blocks) < 1:
+        raise ConfigError("resnet.blocks", f"must be at least 1 in every stage, got {flat['resnet.blocks']}")
+    if config.vit.dim % config.vit.heads:
+        raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
+    if config.run_name is not None and not re.fullmatch(_NAME, config.run_name):
+        raise ConfigError(
+            "run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {config.run_name!r}"
+        )
+    if not config.experiment.strip():
+        raise ConfigError("experiment", "must not be empty")
+    try:
+        placement = config.placement
+    except ValueError as error:
+        raise ConfigError("topology", str(error)) from None
+    if config.local_nodes > 1 and config.address is not None:
+        raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
+    if config.oversubscribe and config.address is not None:
+        raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
+    _check_batch(config, placement)
+    for model, group in MODEL_OPTIONS.items():
+        if config.model != model and getattr(config, group) != type(getattr(config, group))():
+            raise ConfigError(group, f"options are for --model {model} only, and the model is {config.model}")
+
+
+def _check_batch(config: TrainConfig, placement: topology.Topology) -> None:
+    if config.global_batch_size is None:
+        return
+    ways = placement.world_size * config.accumulate
+    if config.global_batch_size % ways:
+        raise ConfigError(
+            "global_batch_size",
+            f"must be a multiple of workers x accumulation ({placement.world_size} x {config.accumulate}), "
+            f"got {config.global_batch_size}",
+        )
+    if config.batch_size is not None and config.batch_size * ways != config.global_batch_size:
+        raise ConfigError(
+            "global_batch_size",
+            f"must be batch size x workers x accumulation "
+            f"({config.batch_size} x {placement.world_size} x {config.accumulate} = {config.batch_size * ways}), "
+            f"got {config.global_batch_size}; give one of the two",
+        )
+
+
+def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """``base`` with ``values`` (as from flags) on top.
+
+    The two ways to give the batch exclude each other: the one given last counts.
+    """
+    values = dict(values)
+    for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
+        if given in values and other not in values:
+            values[other] = None
+    return strict.build(TrainConfig, values, base)
+
+
+def load(path: str | Path) -> TrainConfig:
+    """Read a YAML file; keys that it lacks keep their defaults.
+
+    Raises:
+        ConfigError: when it cannot be read, is not a mapping, has an unknown key, a wrong type or an
+            impossible value, or was written by another version. The sentence starts with the path.
+    """
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError("", f"cannot read config file {path}: {reason}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError("", f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError("", f"{path} must be a mapping of keys to values")
+    try:
+        return from_mapping(values)
+    except ConfigError as error:
+        raise ConfigError("", f"{path}: {error}") from None
+
+
+def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
+    """A config from what :func:`to_mapping` made, or a part of it.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    values = dict(values)
+    version = values.pop("version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise ConfigError(
+            "version",
+            f"must be {CONFIG_VERSION}, got {version!r}: the file was written by another version of cifar_ray",
+        )
+    return strict.build(TrainConfig, values)
+
+
+def to_mapping(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, with the version that reads it."""
+    return {"version": CONFIG_VERSION, **strict.to_plain(config)}
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The config as a YAML file that starts the same run again.
+
+    The run's name is left out, since every run has its own, and so are the options of other models.
+    """
+    import yaml
+
+    values = to_mapping(dataclasses.replace(config, run_name=None))
+    del values["run_name"]
+    for model, group in MODEL_OPTIONS.items():
+        if model != config.model:
+            del values[group]
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def params(config: TrainConfig) -> dict[str, str]:
+    """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
+    values = to_mapping(config)
+    for model, group in MODEL_OPTIONS.items():
+        if model != config.model:
+            del values[group]
+    flat = strict.flatten(values)
+    flat["world_size"] = config.world_size
+    flat["nodes"] = config.placement.nodes
+    flat["workers_per_node"] = config.placement.workers_per_node
+    flat["global_batch_size"] = config.images_per_step
+    return {key: str(value) for key, value in flat.items() if value is not None}

@@ -1,0 +1,287 @@
+"""Data sets by name: uint8 images and labels in memory, verified, downloaded when absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cifar_ray.data import order
+from cifar_ray.strict import ConfigError
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What is known of a data set before it is read.
+
+    Attributes:
+        name: its name on the command line.
+        num_classes: labels run from 0 to ``num_classes - 1``.
+        train_size: training images.
+        test_size: test images.
+        mean: mean of the training pixels per channel, on a scale of 0 to 1.
+        std: standard deviation of the training pixels per channel, on the same scale.
+        flip: whether a mirrored image still shows its class.
+        image_size: side of an image in pixels, as the models get it.
+        channels: channels of an image, as the models get it.
+    """
+
+    name: str
+    num_classes: int
+    train_size: int
+    test_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    flip: bool
+    image_size: int = 32
+    channels: int = 3
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images of one purpose.
+
+    Attributes:
+        images: uint8, shape (N, 32, 32, 3), channels last; may be read-only.
+        labels: int64, shape (N,).
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory.
+
+    Attributes:
+        spec: its fixed facts.
+        train: training images.
+        test: test images.
+        class_names: one per label.
+        digest: first 16 hex digits of the SHA-256 over all images and labels.
+    """
+
+    spec: DatasetSpec
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+    digest: str
+
+
+def _grey(value: float) -> tuple[float, float, float]:
+    return (value, value, value)
+
+
+SPECS: dict[str, DatasetSpec] = {
+    spec.name: spec
+    for spec in (
+        DatasetSpec("cifar10", 10, 50_000, 10_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True),
+        DatasetSpec("cifar100", 100, 50_000, 10_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True),
+        DatasetSpec("mnist", 10, 60_000, 10_000, _grey(0.1000), _grey(0.2752), False),
+        DatasetSpec("digits", 10, 1_437, 360, _grey(0.3053), _grey(0.3760), False),
+    )
+}
+
+# torchvision verifies MNIST's archives at download, but not the files that it reads afterwards.
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+_DOWNLOAD_TIMEOUT_S = 30.0
+
+
+def folder(data_dir: str | None) -> Path:
+    """The folder of the data sets: the one given, ``CIFAR_RAY_DATA_DIR``, or a cache in the home folder."""
+    chosen = data_dir or os.environ.get("CIFAR_RAY_DATA_DIR") or "~/.cache/cifar_ray"
+    return Path(chosen).expanduser().absolute()
+
+
+def load(name: str, data_dir: str | None = None) -> Dataset:
+    """Read a data set, downloading it first when it is not there.
+
+    Several processes may call this at once with one folder: one downloads, the others wait.
+
+    Raises:
+        ConfigError: when a file is missing, corrupt or unreadable, or the download fails; the
+            sentence names the file and what to do.
+    """
+    spec = SPECS[name]
+    if name == "digits":
+        return _digits(spec)
+    root = folder(data_dir)
+    _provide(name, root)
+    train, test = (_read(name, root, train) for train in (True, False))
+    names = tuple(str(label) for label in train.classes)
+    return _dataset(spec, _split(train.data, train.targets), _split(test.data, test.targets), names)
+
+
+def present(name: str, data_dir: str | None = None) -> bool:
+    """Whether every file of a data set is there; nothing is read or verified."""
+    return name == "digits" or all(path.is_file() for path, _ in _files(name, folder(data_dir)))
+
+
+def _reader(name: str) -> Any:
+    from torchvision import datasets
+
+    return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "mnist": datasets.MNIST}[name]
+
+
+def _home(name: str, root: Path) -> Path:
+    """The folder below ``root`` that is this data set's own."""
+    return root / ("MNIST" if name == "mnist" else _reader(name).base_folder)
+
+
+def _files(name: str, root: Path) -> list[tuple[Path, str]]:
+    """Every file of a data set with its MD5."""
+    home = _home(name, root)
+    if name == "mnist":
+        return [(home / "raw" / file, md5) for file, md5 in _MNIST_MD5.items()]
+    reader = _reader(name)
+    listed = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
+    return [(home / file, md5) for file, md5 in listed]
+
+
+def _provide(name: str, root: Path) -> None:
+    """See that the files are there, downloading them when none is."""
+    if any(path.exists() for path, _ in _files(name, root)):
+        _verify(name, root)
+        return
+    from filelock import FileLock
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{name}.lock"):
+            if not _home(name, root).exists():  # another process may have been first
+                _download(name, root)
+    except OSError as error:
+        raise ConfigError(
+            "", f"data set {name} is not in {root}, and the folder cannot be written ({error.strerror}); "
+            "choose another --data-dir"
+        ) from None
+    _verify(name, root)
+
+
+def _download(name: str, root: Path) -> None:
+    """Fetch into a folder beside the final one and move it in at the end: all files are there, or none."""
+    from urllib.error import URLError
+
+    partial = root / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
+            _reader(name)(str(partial), train=True, download=True)
+    except (URLError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            "",
+            f"data set {name} is not in {root} and could not be downloaded ({reason}); check the network, put "
+            f"its files into {_home(name, root)}, name another --data-dir, or take --dataset digits, which "
+            "needs no network",
+        ) from None
+    _home(name, partial).rename(_home(name, root))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _verify(name: str, root: Path) -> None:
+    for path, md5 in _files(name, root):
+        again = f"delete {_home(name, root)} and run again to download it, or put the published file there"
+        if not path.is_file():
+            raise ConfigError("", f"data set {name} is incomplete: {path} is missing; {again}")
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, _md5).hexdigest() if _FILE_DIGEST else _md5_of(file)
+        except OSError as error:
+            raise ConfigError("", f"cannot read {path} of data set {name}: {error.strerror}") from None
+        if found != md5:
+            raise ConfigError(
+                "", f"data set {name} is corrupt: {path} has MD5 {found}, the published file {md5}; {again}"
+            )
+
+
+_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _md5_of(file: Any) -> str:
+    digest = _md5()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read(name: str, root: Path, train: bool) -> Any:
+    return _reader(name)(str(root), train=train, download=False)
+
+
+def _split(images: Any, labels: Any) -> Split:
+    """uint8 (N, 32, 32, 3) from what torchvision holds: (N, 32, 32, 3), or (N, 28, 28) grey."""
+    array = np.asarray(images)
+    if array.ndim == 3:
+        border = (32 - array.shape[1]) // 2
+        array = np.pad(array, ((0, 0), (border, border), (border, border)))
+        array = np.repeat(array[..., None], 3, axis=3)
+    return Split(np.ascontiguousarray(array, dtype=np.uint8), np.asarray(labels, dtype=np.int64))
+
+
+def _digits(spec: DatasetSpec) -> Dataset:
+    """scikit-learn's 8x8 digits (values 0 to 16), each pixel enlarged to 4x4, the last 360 of a fixed
+    shuffle kept for the test."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError("dataset", "digits needs scikit-learn, which is not installed here") from None
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    images = np.repeat(pixels.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=3)
+    shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
+    train, test = np.split(shuffled, [spec.train_size])
+    names = tuple(str(digit) for digit in range(10))
+    return _dataset(
+        spec, _split(images[train], bunch.target[train]), _split(images[test], bunch.target[test]), names
+    )
+
+
+def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...]) -> Dataset:
+    assert train.images.shape == (spec.train_size, spec.image_size, spec.image_size, spec.channels)
+    assert test.images.shape == (spec.test_size, spec.image_size, spec.image_size, spec.channels)
+    digest = hashlib.sha256()
+    for split in (train, test):
+        digest.update(split.images.data)
+        digest.update(split.labels.data)
+    return Dataset(spec, train, test, names, digest.hexdigest()[:16])
+
+
+def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """The split's memory as tensors, without a copy: uint8 (N, 32, 32, 3) and int64 (N,)."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # Memory shared between processes is read-only; nothing here writes to it.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(split.images), torch.from_numpy(split.labels)
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,88 @@
+"""Who sees which sample, when: pure functions of (seed, epoch, step, sample).
+
+Nothing here depends on the number of workers except the slice that each rank takes of a
+global batch, so the union of what the workers see in a step is the same at any world size.
+
+Every random choice is a hash of what it is for. A hash needs no state to save or restore,
+and it gives the same numbers on a CPU and on a GPU, in any version of any library.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def hash64(*words: int | Tensor) -> Tensor:
+    """Hash integers to uniformly distributed int64, element by element.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) folded over the words.
+
+    Args:
+        words: integers, or int64 tensors of one shape; at least one tensor decides shape and device.
+
+    Returns:
+        int64, of the tensors' shape.
+    """
+    device = next((word.device for word in words if isinstance(word, Tensor)), None)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for word in words:
+        state = _finalise((state ^ word) + _GAMMA)
+    return state
+
+
+def _finalise(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own is arithmetic on signed numbers."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw(bound: int, *words: int | Tensor) -> Tensor:
+    """Integers from 0 to ``bound - 1``, each a hash of ``words``; int64."""
+    return _shift(hash64(*words), 1) % bound
+
+
+@lru_cache(maxsize=2)
+def permutation(seed: int, epoch: int, size: int) -> Tensor:
+    """The order of samples 0 to ``size - 1`` in an epoch; int64, shape (size,).
+
+    Samples sorted by their hash. The result is cached: do not write to it.
+    """
+    return torch.argsort(hash64(seed, epoch, torch.arange(size)), stable=True)
+
+
+def steps_per_epoch(size: int, global_batch: int) -> int:
+    """Whole global batches in an epoch. The rest of the samples, others in each epoch, waits."""
+    return size // global_batch
+
+
+def global_batch(seed: int, epoch: int, step: int, size: int, batch: int) -> Tensor:
+    """The samples of global batch ``step`` of ``epoch``; int64, shape (batch,)."""
+    return permutation(seed, epoch, size)[step * batch : (step + 1) * batch]
+
+
+def rank_slice(samples: Tensor, rank: int, world_size: int) -> Tensor:
+    """The part of a global batch that ``rank`` computes: contiguous, equal in size to the others."""
+    share = len(samples) // world_size
+    return samples[rank * share : (rank + 1) * share]
+
+
+def evaluation_range(size: int, rank: int, world_size: int) -> range:
+    """The test samples of ``rank``: contiguous, every sample on exactly one rank, sizes at most one apart."""
+    return range(size * rank // world_size, size * (rank + 1) // world_size)
+
+
+def step_seeds(seed: int, steps: int, rank: int) -> list[int]:
+    """Seeds of torch's generators (dropout) on ``rank`` for steps 0 to ``steps - 1``; each from 0 to 2**63 - 1."""
+    return _shift(hash64(seed, torch.arange(steps), rank), 1).tolist()

@@ -1,0 +1,41 @@
+"""Architectures by name, each with the recipe that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models import resnet, resnet50, simple_cnn, vgg11, vit
+from cifar_ray.models.recipe import Recipe
+
+__all__ = ["REGISTRY", "Architecture", "Recipe", "build"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One entry of the registry."""
+
+    build: Callable[[TrainConfig, DatasetSpec], nn.Module]
+    recipe: Recipe
+
+
+REGISTRY: dict[str, Architecture] = {
+    "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPE),
+    "resnet": Architecture(resnet.build, resnet.RECIPE),
+    "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPE),
+    "resnet50": Architecture(resnet50.build, resnet50.RECIPE),
+    "vgg11": Architecture(vgg11.build, vgg11.RECIPE),
+    "vit": Architecture(vit.build, vit.RECIPE),
+}
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The configured model with fresh weights from torch's global generator.
+
+    It maps float32 images (B, C, H, W) to float logits (B, num_classes).
+    """
+    return REGISTRY[config.model].build(config, spec)

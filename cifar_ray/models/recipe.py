@@ -1,0 +1,20 @@
+"""How a model is trained when nothing else is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Documented defaults of one model; each field stands for the ``TrainConfig`` field of that name."""
+
+    optimizer: Literal["sgd", "adamw"]
+    lr: float
+    weight_decay: float
+    warmup_epochs: float
+    base_batch: int = 128
+    momentum: float = 0.9
+    schedule: Literal["cosine", "constant"] = "cosine"
+    label_smoothing: float = 0.0

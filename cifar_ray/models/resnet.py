@@ -1,0 +1,78 @@
+"""ResNet of BasicBlocks for small images, of configurable depth and width.
+
+Sources: He et al. 2015, "Deep Residual Learning for Image Recognition" (BasicBlock, initial weights);
+Rangoju and Katneni 2025, "deep CNN": 3x3 stem with batch norm, stages with growing filters and
+stride 2, global average pool, linear. With blocks 2 2 2 2 and width 64 it is the usual ResNet-18
+for 32x32 images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.recipe import Recipe
+
+RECIPE = Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm and a shortcut; (B, C, H, W) to (B, filters, H/stride, W/stride)."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
+            )
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def resnet(channels: int, num_classes: int, blocks: Sequence[int], width: int) -> nn.Sequential:
+    """The network as a flat sequence of blocks.
+
+    Args:
+        channels: channels of an image.
+        num_classes: length of the logits.
+        blocks: BasicBlocks in each stage.
+        width: filters of the first stage; each later stage has twice those of the one before.
+    """
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+    ]
+    filters = width
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            first_of_later = stage > 0 and block == 0
+            layers.append(BasicBlock(filters, width * 2**stage, stride=2 if first_of_later else 1))
+            filters = width * 2**stage
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, num_classes)]
+    network = nn.Sequential(*layers)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network that ``config.resnet`` describes."""
+    return resnet(spec.channels, spec.num_classes, config.resnet.blocks, config.resnet.width)
+
+
+def build_resnet18(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """ResNet-18 for small images: blocks 2 2 2 2, width 64."""
+    return resnet(spec.channels, spec.num_classes, (2, 2, 2, 2), 64)

@@ -1,0 +1,30 @@
+"""torchvision's ResNet-50.
+
+Source: He et al. 2015; the study "How does training ResNet50 on CIFAR-10 improve with multiple GPUs?"
+(2025) trains torchvision's model as it is. Its stem is made for 224x224 images: the 7x7 convolution
+and the max-pool, each of stride 2, turn a 32x32 image into 8x8 before the first block, so most of its
+detail is gone and the last stage works on a single pixel. ``--resnet50.stem cifar`` is the usual
+replacement for small images: 3x3, stride 1, no pool.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.recipe import Recipe
+
+RECIPE = Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0)
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network with the stem that ``config.resnet50`` names."""
+    from torchvision.models import resnet50
+
+    network = resnet50(weights=None, num_classes=spec.num_classes)
+    if config.resnet50.stem == "cifar":
+        network.conv1 = nn.Conv2d(spec.channels, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        network.maxpool = nn.Identity()
+    return network

@@ -1,0 +1,33 @@
+"""Simple CNN: two small convolutions, two linear layers; no batch norm.
+
+Source: Rangoju and Katneni 2025, "simple CNN": convolution to 4 filters, max-pool, convolution to
+8 filters, max-pool, fully connected 32, fully connected to the classes. The paper does not state
+padding or activation; 'same' padding and ReLU are taken here.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.recipe import Recipe
+
+RECIPE = Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5)
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network for the data set's image size, channels and classes."""
+    side = spec.image_size // 4
+    return nn.Sequential(
+        nn.Conv2d(spec.channels, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * side * side, 32),
+        nn.ReLU(),
+        nn.Linear(32, spec.num_classes),
+    )

@@ -1,0 +1,37 @@
+"""VGG-11 with batch norm for small images.
+
+Sources: Simonyan and Zisserman 2014, configuration A; the group report "Distributed Training of VGG-11
+on CIFAR-10": eight 3x3 convolutions with batch norm, five max-pools, one linear layer on the 512
+features that are left of a 32x32 image.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.recipe import Recipe
+
+RECIPE = Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0)
+
+_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network for the data set's image size, channels and classes."""
+    layers: list[nn.Module] = []
+    channels = spec.channels
+    for stage in _STAGES:
+        for filters in stage:
+            layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
+            channels = filters
+        layers.append(nn.MaxPool2d(2))
+    side = spec.image_size // 2 ** len(_STAGES)
+    layers += [nn.Flatten(), nn.Linear(channels * side * side, spec.num_classes)]
+    network = nn.Sequential(*layers)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    return network

@@ -1,0 +1,110 @@
+"""Vision Transformer for small images.
+
+Sources: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words" (patch embedding, [CLS] token, learned
+positions, pre-norm blocks); Huang et al. 2016 (stochastic depth); Rangoju and Katneni 2025, "ViT".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.recipe import Recipe
+
+RECIPE = Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=2.0, label_smoothing=0.1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention; (B, T, dim) to (B, T, dim)."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, dim // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0
+        )
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block; a sample skips each half with chance ``skip`` in training."""
+
+    def __init__(self, dim: int, heads: int, hidden: int, dropout: float, skip: float) -> None:
+        super().__init__()
+        self.skip = skip
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = SelfAttention(dim, heads, dropout)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._maybe_skip(self.attention(self.norm1(x)))
+        return x + self._maybe_skip(self.mlp(self.norm2(x)))
+
+    def _maybe_skip(self, branch: Tensor) -> Tensor:
+        if not self.training or self.skip == 0:
+            return branch
+        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.skip
+        return branch * (kept / (1 - self.skip)).to(branch.dtype)
+
+
+class VisionTransformer(nn.Module):
+    """Images (B, C, H, W) to logits (B, num_classes), read off the [CLS] token."""
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        num_classes: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        mlp_ratio: int,
+        dropout: float,
+        stochastic_depth: float,
+    ) -> None:
+        super().__init__()
+        patches = (image_size // patch_size) ** 2
+        self.patchify = nn.Conv2d(channels, dim, patch_size, patch_size)
+        self.cls = nn.Parameter(torch.zeros(1, 1, dim))
+        self.positions = nn.Parameter(torch.zeros(1, patches + 1, dim))
+        self.dropout = nn.Dropout(dropout)
+        skips = [stochastic_depth * layer / max(depth - 1, 1) for layer in range(depth)]
+        self.blocks = nn.Sequential(*(Block(dim, heads, mlp_ratio * dim, dropout, skip) for skip in skips))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_classes)
+        nn.init.trunc_normal_(self.cls, std=0.02)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patchify(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(patches), -1, -1), patches], dim=1)
+        tokens = self.blocks(self.dropout(tokens + self.positions))
+        return self.head(self.norm(tokens[:, 0]))
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network that ``config.vit`` describes."""
+    return VisionTransformer(
+        spec.image_size, spec.channels, spec.num_classes, **dataclasses.asdict(config.vit)
+    )

@@ -1,0 +1,189 @@
+"""One Ray Train run: from a config and data in memory to its outcome, told event by event."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.torch import TorchTrainer
+
+from cifar_ray import config as configs
+from cifar_ray import topology
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration import cluster, events
+from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
+from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Placement
+from cifar_ray.orchestration.worker import train_loop
+from cifar_ray.strict import ConfigError
+from cifar_ray.training.observer import Outcome
+from cifar_ray.training.setup import Launch
+
+_POLL_S = 0.2
+_PLACEMENT_TRY_S = 15.0
+_COLLECTIVE_TIMEOUT_S = 600
+
+Listener = Callable[[Any], None]
+
+
+class RunFailedError(RuntimeError):
+    """The run has ended without its outcome; the sentence says why."""
+
+
+def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """Decide between CPU and GPU, and check that the cluster can hold the topology.
+
+    Returns:
+        The config with its device decided, and the node of every worker.
+
+    Raises:
+        ConfigError: naming what the cluster lacks.
+    """
+    nodes = cluster.nodes()
+    if config.device != "cpu":
+        try:
+            chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, gpus_per_worker=1)
+            return replace(config, device="cuda"), chosen
+        except ValueError as error:
+            if config.device == "cuda":
+                raise ConfigError("topology", str(error)) from None
+    try:
+        chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
+    except ValueError as error:
+        raise ConfigError("topology", f"{error}{_advice(config)}") from None
+    return replace(config, device="cpu"), chosen
+
+
+def _advice(config: TrainConfig) -> str:
+    if cluster.address(config):
+        return ""
+    ways = []
+    if config.placement.nodes > config.local_nodes:
+        ways.append(f"--local-nodes {config.placement.nodes} starts that many nodes on this machine")
+    if not config.oversubscribe:
+        ways.append("--oversubscribe counts more CPUs than there are")
+    return f"; to try it here, {' and '.join(ways)}" if ways else ""
+
+
+def run(
+    config: TrainConfig, placement: list[str], dataset: Dataset, folder: Path, launch: Launch, listen: Listener
+) -> Outcome:
+    """Train on the connected cluster.
+
+    Args:
+        config: a resolved config whose device is decided.
+        placement: the node of every worker.
+        dataset: the data; it goes through Ray's object store once.
+        folder: where the checkpoints go.
+        launch: what the driver has done so far.
+        listen: called in this thread with every event of ``events`` and ``training.observer``.
+
+    Raises:
+        RunFailedError: when training fails, for whatever reason.
+    """
+    sharing = time.perf_counter()
+    reference = ray.put(dataset)
+    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
+    mailbox = events.open_mailbox(launch)
+    gpus = 1 if config.device == "cuda" else 0
+    payload = {
+        "config": configs.to_mapping(config),
+        "dataset": reference,
+        "folder": str(folder),
+        "mailbox": mailbox,
+    }
+    # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config=payload,
+        torch_config=Collectives(timeout_s=_COLLECTIVE_TIMEOUT_S),
+        scaling_config=_scaling(config, placement, gpus),
+        run_config=ray.train.RunConfig(
+            name=f"attempt-{time.time_ns()}",
+            storage_path=str(folder.parent / "ray_train"),
+            failure_config=ray.train.FailureConfig(
+                max_failures=config.max_failures,
+                controller_failure_limit=int(config.start_timeout_s // _PLACEMENT_TRY_S),
+            ),
+            callbacks=[Placement(config.placement, config.cpus_per_worker, gpus, mailbox)],
+            logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
+        ),
+    )
+    fitting = _Fitting(trainer)
+    last_failure: WorkersFailed | None = None
+    controller: Any = None
+    try:
+        for event in _until_done(fitting, mailbox):
+            if isinstance(event, ControllerUp):
+                controller = event.actor
+            elif isinstance(event, WorkersFailed):
+                last_failure = event
+            listen(event)
+    except BaseException:
+        if controller is not None:
+            ray.kill(controller)  # its workers end with it
+        raise
+    if fitting.error is not None:
+        raise RunFailedError(_reason(fitting.error, last_failure, config)) from fitting.error
+    assert fitting.outcome is not None, "rank 0 returns the outcome"
+    return Outcome(**fitting.outcome)
+
+
+def _scaling(config: TrainConfig, placement: list[str], gpus: int) -> ray.train.ScalingConfig:
+    one_node = config.placement.nodes == 1
+    resources = {"CPU": config.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    return ray.train.ScalingConfig(
+        num_workers=config.world_size,
+        use_gpu=bool(gpus),
+        resources_per_worker=resources,
+        placement_strategy="STRICT_PACK" if one_node else "PACK",
+        label_selector=None if one_node else [{NODE_ID_LABEL: node_id} for node_id in placement],
+    )
+
+
+@dataclass
+class _Fitting:
+    """``trainer.fit()`` in a thread, so that the main thread can show and record what happens."""
+
+    trainer: TorchTrainer
+    outcome: dict[str, Any] | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True, name="trainer-fit")
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self.trainer.fit().return_value
+        except BaseException as error:  # a dead controller raises what Ray raises, not a TrainingFailedError
+            self.error = error
+
+
+def _until_done(fitting: _Fitting, mailbox: Any) -> Iterator[Any]:
+    while fitting.thread.is_alive():
+        fitting.thread.join(_POLL_S)
+        yield from events.take(mailbox, timeout_s=5)
+    yield from events.take(mailbox, timeout_s=5)
+
+
+def _reason(error: BaseException, failure: WorkersFailed | None, config: TrainConfig) -> str:
+    text = str(error)
+    if "worker group startup timed out" in text:
+        return (
+            f"the workers of topology {config.topology} could not be placed within {config.start_timeout_s:g} s; "
+            "the cluster is busy, or a node has left (--start-timeout-s)"
+        )
+    if failure is not None:
+        return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failure.reasons.items()))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,148 @@
+"""Ray for the time of one run: the one at ``--address``, or one started on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Node
+
+_CONNECT_TIMEOUT_S = 5.0
+_OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
+
+
+@contextmanager
+def session(config: TrainConfig) -> Iterator[None]:
+    """A connection to Ray, closed at the end unless it was there before.
+
+    Raises:
+        ConfigError: when no cluster answers at the address, or this machine cannot start the nodes.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    head = address(config)
+    local = None if head else _start_local(config)
+    try:
+        if head:
+            _join(head, config)
+        elif local is not None:
+            ray.init(address=local.address, **_quiet(config))
+        yield
+    finally:
+        ray.shutdown()
+        if local is not None:
+            local.shutdown()
+
+
+def address(config: TrainConfig) -> str | None:
+    """The Ray cluster to join; None when Ray is to be started here."""
+    return config.address or os.environ.get("RAY_ADDRESS") or None
+
+
+def nodes() -> list[Node]:
+    """The live nodes of the cluster, those with the most free CPUs first, the driver's first of equals."""
+    free = available_resources_per_node()
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
+    return [
+        Node(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+        )
+        for node in alive
+    ]
+
+
+def is_made_up(config: TrainConfig) -> bool:
+    """Whether the run's nodes or CPUs are only counted, not there, so that its times are no cluster's."""
+    return config.local_nodes > 1 or config.oversubscribe
+
+
+def _start_local(config: TrainConfig) -> Any:
+    """Start Ray here. Returns the cluster object when there are several nodes; one node is connected at once."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    cpus = _cpus_per_node(config)
+    if config.local_nodes == 1:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            **_quiet(config),
+        )
+        _protect_token()
+        return None
+    from ray.cluster_utils import Cluster
+
+    logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
+    node = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE_BYTES, "node_ip_address": "127.0.0.1"}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(config.local_nodes - 1):
+        cluster.add_node(**node)
+    return cluster
+
+
+def _cpus_per_node(config: TrainConfig) -> int | None:
+    """CPUs that each node started here counts; None leaves it to Ray."""
+    needed = config.placement.workers_per_node * config.cpus_per_worker
+    there = os.cpu_count() or 1
+    if config.oversubscribe:
+        return max(needed, there // config.local_nodes)
+    if config.local_nodes == 1:
+        return None
+    if there < config.local_nodes:
+        raise ConfigError(
+            "local_nodes", f"must be at most the machine's CPUs ({there}) without --oversubscribe, "
+            f"got {config.local_nodes}"
+        )
+    return there // config.local_nodes
+
+
+def _join(head: str, config: TrainConfig) -> None:
+    if "://" in head:
+        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
+    if head not in ("auto", "local"):
+        host, _, port = head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        except (OSError, ValueError) as error:
+            raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+    if "RAY_AUTH_MODE" not in os.environ and _has_token():
+        # `ray start` turns authentication on when it finds a token; joining does not.
+        os.environ["RAY_AUTH_MODE"] = "token"
+    try:
+        ray.init(address=head, **_quiet(config))
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
+
+
+def _has_token() -> bool:
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return bool(named) or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _protect_token() -> None:
+    """Ray writes the token of a local cluster for everyone to read."""
+    token = Path.home() / ".ray" / "auth_token"
+    if token.is_file():
+        token.chmod(0o600)
+
+
+def _quiet(config: TrainConfig) -> dict[str, Any]:
+    level = logging.INFO if config.verbose else logging.ERROR
+    return {"log_to_driver": config.verbose, "logging_level": level}

@@ -1,0 +1,117 @@
+"""What a run's processes tell the driver, and the mailbox that carries it.
+
+Ray Train's own ``report`` holds one report per worker until the controller's next poll, so it is kept for
+epochs. Everything that is shown or tracked goes through a mailbox actor beside the driver: posting never
+waits, and losing the mailbox never stops training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cifar_ray.training.setup import Launch
+
+
+@dataclass(frozen=True)
+class ControllerUp:
+    """Ray Train's controller runs; ``actor`` is its handle."""
+
+    actor: Any
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One worker stands where it was asked to.
+
+    Attributes:
+        rank: number of the worker.
+        node_id: Ray's id of its node.
+        address: IP address of its node.
+        host: name of its machine.
+        pid: its process.
+        threads: CPU threads that it computes with.
+        device: what it computes on, in words.
+        interface: network interface of the collectives.
+    """
+
+    rank: int
+    node_id: str
+    address: str
+    host: str
+    pid: int
+    threads: int
+    device: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where rank 0 is: optimizer steps done, and global images per second lately."""
+
+    epoch: int
+    step: int
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class SystemSample:
+    """Load of one node at one moment; ``metrics`` has MLflow's names without the ``system/`` prefix."""
+
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class WorkersFailed:
+    """Workers raised or died.
+
+    Attributes:
+        reasons: rank -> one sentence.
+        final: whether trying again would give the same, so that the run ends here.
+    """
+
+    reasons: dict[int, str]
+    final: bool
+
+
+class _Mailbox:
+    def __init__(self, launch: Launch) -> None:
+        self._events: list[Any] = []
+        self._launch = launch
+
+    def launch(self) -> Launch:
+        return self._launch
+
+    def relaunch(self, begun: float) -> None:
+        self._launch = Launch(begun, 0.0)
+
+    def post(self, event: Any) -> None:
+        self._events.append(event)
+
+    def take(self) -> list[Any]:
+        events, self._events = self._events, []
+        return events
+
+
+def open_mailbox(launch: Launch) -> Any:
+    """A new mailbox on the driver's node; it ends with the driver.
+
+    Args:
+        launch: what the driver has done so far. Workers that start ask for it; after a failure, what
+            they are told begins with the failure.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote(launch)
+
+
+def take(mailbox: Any, timeout_s: float) -> Sequence[Any]:
+    """All events since the last call; none when the mailbox does not answer in time."""
+    try:
+        return ray.get(mailbox.take.remote(), timeout=timeout_s)
+    except ray.exceptions.RayError:
+        return []

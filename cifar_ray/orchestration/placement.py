@@ -1,0 +1,111 @@
+"""Putting workers where the topology says, at the start and after every failure."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import psutil
+import ray
+import torch
+from ray.train import UserCallback
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+from ray.train.v2._internal.execution.callback import ControllerCallback
+
+from cifar_ray import topology
+from cifar_ray.orchestration import cluster
+from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
+from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Topology
+from cifar_ray.training.checkpoint import CheckpointError
+from cifar_ray.training.record import DivergedError
+
+NODE_ID_LABEL = "ray.io/node-id"
+_FINAL = (ConfigError, CheckpointError, DivergedError, torch.OutOfMemoryError)
+"""Errors that the same run would meet again."""
+
+
+class Placement(ControllerCallback, UserCallback):
+    """Runs inside Ray Train's controller: names the nodes before each start, judges failures after.
+
+    Ray packs or spreads, but has no "exactly W workers on each of N nodes"; one label selector per worker
+    says it. They are renewed before every start, since after a failure other nodes may be alive.
+    """
+
+    def __init__(self, wanted: Topology, cpus_per_worker: int, gpus_per_worker: int, mailbox: Any) -> None:
+        self._wanted = wanted
+        self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
+        self._mailbox = mailbox
+        self._scaling_config: Any = None
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        self._scaling_config = train_run_context.scaling_config
+        self._mailbox.post.remote(ControllerUp(ray.get_runtime_context().current_actor))
+
+    def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
+        if self._wanted.nodes == 1:
+            return  # STRICT_PACK finds the node by itself, a free one if there is any
+        try:
+            chosen = topology.choose(self._wanted, cluster.nodes(), self._cpus, self._gpus)
+        except ValueError:
+            return  # too few nodes just now: the old selectors wait for the start's deadline
+        self._scaling_config.label_selector = [{NODE_ID_LABEL: node_id} for node_id in chosen]
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        causes = {rank: getattr(error, "_base_exc", error) for rank, error in worker_exceptions.items()}
+        final = [cause for cause in causes.values() if isinstance(cause, _FINAL)]
+        reasons = {rank: _sentence(cause) for rank, cause in causes.items()}
+        self._mailbox.post.remote(WorkersFailed(reasons, bool(final)))
+        self._mailbox.relaunch.remote(time.time())
+        if final:
+            raise final[0]  # an error out of this hook ends the run without another attempt
+
+
+def _sentence(error: BaseException) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return first if isinstance(error, (ConfigError, CheckpointError, DivergedError)) else (
+        f"{type(error).__name__}: {first}"
+    )
+
+
+class TorchBackend(_TorchBackend):
+    """Ray Train's process group, on the network interface that owns each node's address."""
+
+    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        worker_group.execute(choose_interface)
+        super().on_start(worker_group, backend_config)
+
+
+class Collectives(TorchConfig):
+    """``TorchConfig`` with :class:`TorchBackend`."""
+
+    @property
+    def backend_cls(self) -> type[TorchBackend]:
+        return TorchBackend
+
+
+def choose_interface() -> str:
+    """Tell gloo and NCCL which network interface to use, unless the environment does.
+
+    A host name that resolves to loopback would have gloo bind there, and peers on other hosts wait
+    in vain.
+
+    Returns:
+        The interface's name, or an empty string when none owns the node's address.
+    """
+    name = interface_of(ray.util.get_node_ip_address())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    return name
+
+
+def interface_of(address: str) -> str:
+    """The interface that owns an IP address, or an empty string."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address and entry.family in (socket.AF_INET, socket.AF_INET6) for entry in entries):
+            return name
+    return ""

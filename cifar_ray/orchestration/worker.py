@@ -1,0 +1,165 @@
+"""What runs in each Ray Train worker: the plain loop, and an observer that tells the driver."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from cifar_ray import config as configs
+from cifar_ray import topology
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.events import Placed, Progress, SystemSample
+from cifar_ray.training import hardware
+from cifar_ray.training.hardware import Place
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
+from cifar_ray.training.setup import Launch
+
+_PROGRESS_INTERVAL_S = 0.25
+_SAMPLE_INTERVAL_S = 5.0
+
+
+def train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
+    """Ray Train's ``train_loop_per_worker``.
+
+    Args:
+        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``.
+
+    Returns:
+        The outcome as plain values on rank 0, None elsewhere.
+    """
+    config = configs.from_mapping(payload["config"])
+    mailbox = payload["mailbox"]
+    launch: Launch = ray.get(mailbox.launch.remote())
+    waiting = time.perf_counter()
+    dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
+    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
+    place = _place(config, mailbox)
+    observer = MailboxObserver(mailbox, place.rank)
+    with _sampling(mailbox, place):
+        outcome = fit(config, dataset, Path(payload["folder"]), place, observer, launch)
+    observer.flush()
+    return asdict(outcome) if place.rank == 0 else None
+
+
+class MailboxObserver:
+    """Posts what the loop tells. Rank 0 speaks for all."""
+
+    def __init__(self, mailbox: Any, rank: int) -> None:
+        self._mailbox = mailbox
+        self._rank = rank
+        self._images_per_step = 0
+        self._shown = (time.perf_counter(), 0)
+        self._last: Any = None
+
+    def started(self, event: Started) -> None:
+        self._images_per_step = configs.from_mapping(event.config).images_per_step
+        self._shown = (time.perf_counter(), event.step)
+        self._post(event)
+
+    def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+        if self._rank != 0:
+            return
+        if row is not None:
+            self._post(row)
+        now = time.perf_counter()
+        before, shown = self._shown
+        if now - before >= _PROGRESS_INTERVAL_S:
+            self._post(Progress(epoch, step, (step - shown) * self._images_per_step / (now - before)))
+            self._shown = (now, step)
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        if self._rank == 0:
+            self._post(record)
+        # A barrier over all ranks, and what Ray Tune's callbacks hear of.
+        ray.train.report({"epoch": record.row.step, **record.row.metrics})
+        self._shown = (time.perf_counter(), self._shown[1])
+
+    def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        self._post(saved)
+
+    def flush(self) -> None:
+        """Wait until what was posted has arrived, or the mailbox is lost."""
+        if self._last is not None:
+            ray.wait([self._last], timeout=10)
+
+    def _post(self, event: Any) -> None:
+        self._last = self._mailbox.post.remote(event)
+
+
+def _place(config: TrainConfig, mailbox: Any) -> Place:
+    """This worker's place, after checking that all workers stand as the topology says."""
+    context = ray.train.get_context()
+    node_id = ray.get_runtime_context().get_node_id()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    node_ids: list[Any] = [node_id]
+    if world_size > 1:
+        node_ids = [None] * world_size
+        dist.all_gather_object(node_ids, node_id)
+    topology.verify(config.placement, node_ids)
+    device = ray.train.torch.get_device() if config.device == "cuda" else torch.device("cpu")
+    mailbox.post.remote(
+        Placed(
+            rank=rank,
+            node_id=node_id,
+            address=ray.util.get_node_ip_address(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            threads=config.cpus_per_worker,
+            device=hardware.describe(device),
+            interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        )
+    )
+    # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
+    return Place(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+
+
+@contextmanager
+def _sampling(mailbox: Any, place: Place) -> Iterator[None]:
+    """Within it, the first worker of each node samples the node's load."""
+    stop = threading.Event()
+
+    def sample() -> None:
+        psutil.cpu_percent()  # the first call only sets the start of the interval
+        while not stop.wait(_SAMPLE_INTERVAL_S):
+            metrics = {f"{place.node[:8]}/{name}": value for name, value in _load().items()}
+            mailbox.post.remote(SystemSample(time.time_ns() // 1_000_000, metrics))
+
+    if place.local_rank == 0:
+        threading.Thread(target=sample, daemon=True, name="system-metrics").start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _load() -> dict[str, float]:
+    """The node's load under MLflow's names for system metrics."""
+    memory = psutil.virtual_memory()
+    load = {
+        "cpu_utilization_percentage": psutil.cpu_percent(),
+        "system_memory_usage_megabytes": memory.used / 1e6,
+        "system_memory_usage_percentage": memory.percent,
+    }
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            load[f"gpu_{index}_memory_usage_megabytes"] = (total - free) / 1e6
+            load[f"gpu_{index}_memory_usage_percentage"] = 100 * (total - free) / total
+            load[f"gpu_{index}_utilization_percentage"] = float(torch.cuda.utilization(index))
+    return load

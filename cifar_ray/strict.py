@@ -1,0 +1,227 @@
+"""Strict conversion between plain values and frozen dataclasses.
+
+One set of rules for YAML files, command-line words and Python dictionaries, so that the
+same mistake gives the same sentence everywhere. Nothing here knows what a field means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A user's mistake in one field.
+
+    Attributes:
+        key: dotted field name (``vit.depth``), or an empty string when no single field is at fault.
+        problem: what is wrong and what the value may be, without the key.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        self.problem = problem
+        super().__init__(f"{key} {problem}" if key else problem)
+
+    def as_flag(self) -> str:
+        """The sentence with the field spelled as a command-line flag."""
+        return f"{flag_of(self.key)} {self.problem}" if self.key else self.problem
+
+
+def flag_of(key: str) -> str:
+    """``vit.patch_size`` -> ``--vit.patch-size``."""
+    return "--" + key.replace("_", "-")
+
+
+@lru_cache(maxsize=None)
+def field_types(cls: type) -> dict[str, Any]:
+    """Field name -> resolved annotation of a dataclass."""
+    return typing.get_type_hints(cls)
+
+
+def build(cls: type[T], values: Mapping[str, Any], base: T | None = None, prefix: str = "") -> T:
+    """Make a ``cls`` from ``values``, field by field.
+
+    Args:
+        cls: a dataclass; its fields may be ``bool``, ``int``, ``float``, ``str``, ``Literal``,
+            ``tuple[int, ...]``, ``... | None``, or another dataclass.
+        values: field name -> value; a nested dataclass takes a mapping.
+        base: the instance whose values fill what is not given (the defaults when None).
+        prefix: dotted path of ``cls`` within the whole, for messages.
+
+    Raises:
+        ConfigError: on an unknown key, a value of the wrong type, or one that ``cls`` refuses.
+    """
+    known = field_types(cls)
+    fresh: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in known:
+            raise ConfigError("", f"unknown key '{key}'{suggestion(str(name), known)}")
+        if dataclasses.is_dataclass(known[name]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(key, f"must be a mapping of its options, got {value!r}")
+            inner = getattr(base, name) if base is not None else None
+            fresh[name] = build(known[name], value, inner, f"{key}.")
+        else:
+            fresh[name] = convert(key, value, known[name])
+    if base is not None:
+        return dataclasses.replace(base, **fresh)  # type: ignore[type-var]
+    return cls(**fresh)
+
+
+def convert(key: str, value: Any, kind: Any) -> Any:
+    """``value`` (from YAML, Python, or a command-line word) as ``kind``.
+
+    Raises:
+        ConfigError: naming ``key`` and what it may be.
+    """
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        inner = next(option for option in options if option is not type(None))
+        if value is None or value == "None":
+            return None
+        return convert(key, value, inner)
+    if origin is typing.Literal:
+        if value in options:
+            return value
+        raise ConfigError(key, f"must be {one_of(options)}, got {value!r}")
+    if origin is tuple:
+        if isinstance(value, str):
+            value = value.replace(",", " ").split()
+        if not isinstance(value, Sequence) or not value:
+            raise ConfigError(key, f"must be a list of {_PLURAL[options[0]]}, got {value!r}")
+        return tuple(convert(key, item, options[0]) for item in value)
+    try:
+        return _PARSERS[kind](value)
+    except (TypeError, ValueError):
+        raise ConfigError(key, f"must be {_NAMES[kind]}, got {value!r}") from None
+
+
+def _as_bool(value: Any) -> bool:
+    words = {"true": True, "false": False}
+    if isinstance(value, str):
+        return words[value.lower()] if value.lower() in words else _refuse()
+    return value if isinstance(value, bool) else _refuse()
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, str):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else _refuse()
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        _refuse()
+    number = float(value)
+    return number if abs(number) < float("inf") else _refuse()
+
+
+def _as_str(value: Any) -> str:
+    return value if isinstance(value, str) else _refuse()
+
+
+def _refuse() -> typing.NoReturn:
+    raise ValueError
+
+
+_PARSERS: dict[Any, Any] = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+_PLURAL = {int: "whole numbers", float: "numbers", str: "words"}
+
+
+def one_of(options: Iterable[Any]) -> str:
+    """``a``, ``b`` or ``c`` as words."""
+    words = [str(option) for option in options]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean x?`` when something known is close, else an empty string."""
+    near = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A dataclass as nested dictionaries of YAML's own types (tuples become lists)."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def parse_flags(cls: type, words: Sequence[str]) -> dict[str, Any]:
+    """Command-line words as nested values for :func:`build`.
+
+    Understands ``--flag value``, ``--flag=value``, ``--flag a b c`` for lists, and
+    ``--flag`` / ``--no-flag`` for booleans: what the ``cifar-ray`` command accepts, with
+    nothing installed but Python.
+
+    Raises:
+        ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
+    """
+    kinds = flat_types(cls)
+    values: dict[str, Any] = {}
+    position = 0
+    while position < len(words):
+        flag, equals, inline = words[position].partition("=")
+        position += 1
+        if not flag.startswith("--"):
+            raise ConfigError("", f"unexpected word '{flag}'")
+        key = flag[2:].replace("-", "_")
+        negated = key.startswith("no_") and kinds.get(key[3:]) is bool
+        key = key[3:] if negated else key
+        if key not in kinds:
+            near = suggestion(key, kinds).replace("'", "").replace("_", "-").replace("mean ", "mean --")
+            raise ConfigError("", f"unknown flag {flag}{near}")
+        given = [inline] if equals else []
+        while not equals and position < len(words) and not words[position].startswith("--"):
+            given.append(words[position])
+            position += 1
+        if kinds[key] is bool and not given:
+            given = ["false" if negated else "true"]
+        many = typing.get_origin(kinds[key]) is tuple
+        if not given or (len(given) > 1 and not many):
+            raise ConfigError(key, f"takes {'one or more values' if many else 'one value'}, got {len(given)}")
+        _set(values, key, " ".join(given))
+    return values
+
+
+def flat_types(cls: type) -> dict[str, Any]:
+    """Dotted field name -> annotation, nested dataclasses included."""
+    flat: dict[str, Any] = {}
+    for name, kind in field_types(cls).items():
+        if dataclasses.is_dataclass(kind):
+            flat.update({f"{name}.{key}": inner for key, inner in flat_types(typing.cast(type, kind)).items()})
+        else:
+            flat[name] = kind
+    return flat
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *outer, last = key.split(".")
+    for name in outer:
+        values = values.setdefault(name, {})
+    values[last] = value

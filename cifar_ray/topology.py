@@ -1,0 +1,110 @@
+"""Where workers run: ``2x2`` is two nodes with two workers each.
+
+Pure functions on plain values. What a cluster really holds is read in ``orchestration``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``nodes`` machines with exactly ``workers_per_node`` workers on each."""
+
+    nodes: int
+    workers_per_node: int
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.nodes * self.workers_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.workers_per_node}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one live node of a cluster holds in all, whether in use or free."""
+
+    node_id: str
+    address: str
+    cpus: float
+    gpus: float = 0.0
+
+
+def parse(text: str) -> Topology:
+    """Read ``NODESxWORKERS``.
+
+    Raises:
+        ValueError: saying what a topology looks like.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if match is None:
+        raise ValueError(
+            f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text!r}"
+        )
+    return Topology(int(match[1]), int(match[2]))
+
+
+def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: int) -> int:
+    """How many workers of this size fit on an empty ``node``."""
+    fits = int(node.cpus // cpus_per_worker)
+    return min(fits, int(node.gpus // gpus_per_worker)) if gpus_per_worker else fits
+
+
+def choose(
+    topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0
+) -> list[str]:
+    """The node id for every worker, in rank order: the first ``topology.nodes`` that are large enough.
+
+    Raises:
+        ValueError: naming what the cluster lacks.
+    """
+    suitable = [
+        node
+        for node in nodes
+        if capacity(node, cpus_per_worker, gpus_per_worker) >= topology.workers_per_node
+    ]
+    if len(suitable) < topology.nodes:
+        raise ValueError(_lacking(topology, nodes, suitable, cpus_per_worker, gpus_per_worker))
+    chosen = suitable[: topology.nodes]
+    return [node.node_id for node in chosen for _ in range(topology.workers_per_node)]
+
+
+def verify(topology: Topology, node_ids: Sequence[str]) -> None:
+    """Check where the workers really are.
+
+    Args:
+        topology: what was asked for.
+        node_ids: the node id of every rank.
+
+    Raises:
+        ValueError: when they are not ``workers_per_node`` on each of ``nodes`` nodes.
+    """
+    placed = Counter(node_ids)
+    wanted = [topology.workers_per_node] * topology.nodes
+    if sorted(placed.values()) != wanted:
+        counts = " + ".join(str(count) for count in placed.values())
+        raise ValueError(f"topology {topology} was asked for, but the workers were placed as {counts}")
+
+
+def _lacking(
+    topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: int
+) -> str:
+    need = f"{topology.workers_per_node * cpus} CPUs"
+    if gpus:
+        need += f" and {topology.workers_per_node * gpus} GPUs"
+    have = ", ".join(
+        f"{node.cpus:g} CPUs" + (f" and {node.gpus:g} GPUs" if gpus or node.gpus else "") for node in nodes
+    )
+    count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    return (
+        f"{topology} needs {topology.nodes} node{'s' if topology.nodes != 1 else ''} with {need} each, "
+        f"but the cluster has {count} ({have or 'none alive'}), of which {len(suitable)} "
+        f"{'is' if len(suitable) == 1 else 'are'} large enough"
+    )

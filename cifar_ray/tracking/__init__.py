@@ -1,0 +1,21 @@
+"""MLflow: where runs are recorded and found again.
+
+The only room that imports MLflow. It runs beside the driver and never stops training.
+"""
+
+import logging
+import os
+
+# Read by MLflow when it is imported or used; what a person has set stays.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
+os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
+
+
+def quieten(verbose: bool) -> None:
+    """Have MLflow and its database tools speak of errors only, unless ``verbose``."""
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
+    logging.getLogger("alembic").setLevel(logging.INFO if verbose else logging.ERROR)

@@ -1,0 +1,117 @@
+"""What a run leaves in MLflow beside figures: pictures, tables, and the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mlflow import MlflowClient
+
+from cifar_ray.data import Dataset
+from cifar_ray.training import classifier
+
+_CHECKPOINTS = "checkpoints.json"
+_MODEL = "model"
+_MOST_LABELS = 20
+
+
+def log_checkpoint(client: MlflowClient, run_id: str, entry: Mapping[str, Any]) -> None:
+    """Add a reference to ``checkpoints.json``: where the checkpoint is, and its hash."""
+    entries = {known["step"]: known for known in _checkpoints(client, run_id)}
+    entries[entry["step"]] = entry
+    client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
+
+
+def _checkpoints(client: MlflowClient, run_id: str) -> list[dict[str, Any]]:
+    if not any(file.path == _CHECKPOINTS for file in client.list_artifacts(run_id)):
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        path = client.download_artifacts(run_id, _CHECKPOINTS, folder)
+        return json.loads(Path(path).read_text(encoding="utf-8"))["checkpoints"]
+
+
+def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> None:
+    """``confusion_matrix.png``, and the counts as ``confusion_matrix.json``."""
+    client.log_dict(run_id, {"classes": list(names), "counts": confusion}, "confusion_matrix.json")
+    figure = confusion_figure(confusion, names)
+    client.log_figure(run_id, figure, "confusion_matrix.png")
+
+
+def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
+    """A matplotlib figure: true classes down, predicted classes across, share of each row as colour."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state and no window
+
+    counts = np.array(confusion)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    few = len(names) <= _MOST_LABELS
+    side = 2.5 + 0.55 * len(names) if few else 10.0
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix, images of the test set")
+    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
+    if few:
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(len(names)), names)
+        for (row, column), count in np.ndenumerate(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count}", ha="center", va="center", color=colour, fontsize=8)
+    return figure
+
+
+def log_per_class(
+    client: MlflowClient, run_id: str, per_class: Mapping[str, Sequence[float]], names: Sequence[str]
+) -> None:
+    """``per_class.json``, a table that MLflow shows: one row per class."""
+    client.log_table(run_id, {"class": list(names), **{k: list(v) for k, v in per_class.items()}}, "per_class.json")
+
+
+def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Dataset, step: int) -> None:
+    """The final model, so that ``mlflow.pyfunc.load_model("runs:/ID/model")`` predicts from uint8 images.
+
+    It is stored as an exported graph, which loads without executing code.
+    """
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    if _has_model(client, run_id):
+        return  # a repeated attempt, or a run that was complete before this process
+    spec = dataset.spec
+    shape = (spec.image_size, spec.image_size, spec.channels)
+    example = dataset.test.images[:2]
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape), "images")]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes), "probabilities")]),
+    )
+    requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
+    before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(client.tracking_uri)
+    try:
+        with torch.no_grad():
+            mlflow.pytorch.log_model(
+                classifier.load(checkpoint),
+                name=_MODEL,
+                step=step,
+                signature=signature,
+                input_example=np.ascontiguousarray(example),
+                pip_requirements=requirements,
+                serialization_format="pt2",
+                run_id=run_id,
+            )
+    finally:
+        mlflow.set_tracking_uri(before[1])
+        if before[0] is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+def _has_model(client: MlflowClient, run_id: str) -> bool:
+    outputs = client.get_run(run_id).outputs
+    return bool(outputs and outputs.model_outputs)

@@ -1,0 +1,225 @@
+"""One run in MLflow, from its beginning or continued, to a truthful end."""
+
+from __future__ import annotations
+
+import math
+import platform
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.data.http_dataset_source import HTTPDatasetSource
+from mlflow.data.meta_dataset import MetaDataset
+from mlflow.entities import Dataset as DatasetEntity
+from mlflow.entities import DatasetInput, InputTag
+from mlflow.exceptions import MlflowException
+
+from cifar_ray import config as configs
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking.sink import Sink
+from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
+
+_PATIENCE_S = 30.0
+_CONFIG_FILE = "config.yaml"
+_HOMES = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
+}
+
+
+class RunRecord:
+    """What one driver process writes about one run. No method waits or raises but the constructors.
+
+    Attributes:
+        run_id: MLflow's id of the run.
+        uri: the tracking store.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, started_ms: int) -> None:
+        self.run_id = run_id
+        self.uri = client.tracking_uri
+        self._started_ms = started_ms
+        session = uuid.uuid4().hex
+        client.set_tag(run_id, store.SESSION_TAG, session)
+        client.update_run(run_id, status="RUNNING")
+        self._sink = Sink(client, run_id)
+        self._guard = Guard(self.uri, run_id, session)
+
+    @classmethod
+    def create(
+        cls, client: MlflowClient, config: TrainConfig, name: str, key: str, folder: Path, dataset: Dataset
+    ) -> RunRecord:
+        """A new run.
+
+        Raises:
+            ConfigError: when the store refuses it.
+        """
+        tags = {store.KEY_TAG: key, store.FOLDER_TAG: str(folder), **_tags(config)}
+        try:
+            experiment = store.experiment_id(client, config.experiment)
+            try:
+                run = client.create_run(experiment, tags=tags, run_name=name)
+            except MlflowException:
+                # The request may have arrived though its answer did not.
+                found = store.find_key(client, key)
+                if found is None:
+                    raise
+                run = found
+        except MlflowException as error:
+            raise ConfigError(
+                "tracking_uri", f"must be a store that takes runs; {client.tracking_uri} does not ({error})"
+            ) from None
+        record = cls(client, run.info.run_id, run.info.start_time)
+        record._sink.params({k: v for k, v in configs.params(config).items() if k not in ("precision", "device")})
+        record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[_input(dataset)]))
+        record.config_file(config)
+        return record
+
+    @classmethod
+    def reopen(cls, client: MlflowClient, run_id: str) -> RunRecord:
+        """A run that an earlier driver began; it is RUNNING again."""
+        return cls(client, run_id, client.get_run(run_id).info.start_time)
+
+    @property
+    def trouble(self) -> str:
+        """Why MLflow cannot be written to just now; empty when it can."""
+        return self._sink.trouble
+
+    def config_file(self, config: TrainConfig) -> None:
+        """The config as an artifact that starts the same run again."""
+        text = configs.to_yaml(config)
+        self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._sink.tags(dict(values))
+
+    def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Where every worker stands, as an artifact."""
+        self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))
+
+    def started(self, event: Started) -> None:
+        """The loop runs; rows that this store lacks are made up for."""
+        config = configs.from_mapping(event.config)
+        self._sink.params({"precision": config.precision, "device": config.device})
+        self._sink.tags({"cifar_ray.hardware": event.hardware})
+        self.config_file(config)
+        for row in event.history:
+            self.row(row)
+
+    def row(self, row: Row) -> None:
+        """Figures of an iteration or an epoch."""
+        self._sink.metrics(row.step, row.timestamp_ms, finite(row.metrics))
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        """A reference to a checkpoint; the files stay where they are."""
+        entry = {
+            "step": saved.step,
+            "epoch": saved.epoch,
+            "path": str(saved.path),
+            "weights_sha256": saved.weights_sha256,
+            "accuracy": saved.accuracy,
+        }
+        self._sink.call(lambda client, run_id: artifacts.log_checkpoint(client, run_id, entry))
+        if saved.best:
+            self._sink.tags({"cifar_ray.best_checkpoint": str(saved.path)})
+
+    def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
+        """Load of one node; MLflow shows names that begin with ``system/`` on a page of their own."""
+        step = max((timestamp_ms - self._started_ms) // 1000, 0)
+        self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
+
+    def result(self, outcome: Outcome, dataset: Dataset) -> None:
+        """The outcome: final figures, confusion matrix, per-class table, and the model."""
+        last = outcome.epochs
+        final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
+        now = Row.now("epoch", last, finite(final))
+        self._sink.metrics(last, now.timestamp_ms, now.metrics)
+        self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": outcome.checkpoint})
+        names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
+        self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
+        self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
+        self._sink.call(
+            lambda client, run_id: artifacts.log_model(client, run_id, Path(outcome.checkpoint), dataset, last)
+        )
+
+    def end(self, status: str) -> bool:
+        """End the run as FINISHED, FAILED or KILLED.
+
+        Returns:
+            Whether everything has been written.
+        """
+        complete = self._sink.close(status, _PATIENCE_S)
+        self._guard.dismiss()
+        return complete
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What has a value: no NaN or infinity, which stores write as something else."""
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _input(dataset: Dataset) -> DatasetInput:
+    meta = MetaDataset(HTTPDatasetSource(_HOMES[dataset.spec.name]), name=dataset.spec.name, digest=dataset.digest)
+    described = meta.to_dict()
+    entity = DatasetEntity(
+        name=described["name"],
+        digest=described["digest"],
+        source_type=described["source_type"],
+        source=described["source"],
+    )
+    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
+
+
+def _tags(config: TrainConfig) -> dict[str, str]:
+    tags = {
+        "topology": config.topology,
+        "world_size": str(config.world_size),
+        "global_batch_size": str(config.images_per_step),
+        "strategy": config.strategy,
+        "dataset": config.dataset,
+        "model": config.model,
+        "seed": str(config.seed),
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": "cifar-ray train",
+        "cifar_ray.machine": f"{platform.node()}, {platform.platform()}",
+    }
+    for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
+        tags[f"version.{package}"] = _version(package)
+    tags["version.python"] = platform.python_version()
+    if commit := git_commit():
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def git_commit() -> str:
+    """Commit of this program's source, with ``-dirty`` when files differ from it; empty outside a checkout."""
+    here = Path(__file__).resolve().parents[2]
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip() if (here / ".git").exists() else ""

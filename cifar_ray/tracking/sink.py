@@ -1,0 +1,136 @@
+"""Writes to MLflow from a thread of its own: never raising, never waited for while training runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+_BATCH = 1000  # MLflow's limit of metrics in one request
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
+_MOST_WAITING = 200_000  # metrics held while the store is away, about 50 MB
+
+Job = Callable[[MlflowClient, str], None]
+
+
+class Sink:
+    """Everything that is recorded of one run passes through here, in order.
+
+    A store that stops answering is tried again until :meth:`close`; what could not be written by then is
+    lost to MLflow but not to the run, whose checkpoints hold every row.
+
+    Attributes:
+        trouble: the latest error, empty when all is well.
+        refused: what the store would not take.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._metrics: list[Metric] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._written: dict[str, set[int]] = {}
+        self._read_back = False
+        self.trouble = ""
+        self.refused: list[str] = []
+        self._thread = threading.Thread(target=self._run, daemon=True, name="mlflow-sink")
+        self._thread.start()
+
+    def metrics(self, step: int, timestamp_ms: int, values: dict[str, float]) -> None:
+        """Record figures of one moment; one that is recorded already under this step is left alone."""
+        points = [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
+        with self._lock:
+            if len(self._metrics) + len(points) <= _MOST_WAITING:
+                self._metrics += points
+        self._jobs.put(self._flush)
+
+    def params(self, values: dict[str, str]) -> None:
+        """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
+
+        def write(client: MlflowClient, run_id: str) -> None:
+            known = client.get_run(run_id).data.params
+            fresh = [Param(name, value) for name, value in values.items() if name not in known]
+            for start in range(0, len(fresh), 100):
+                client.log_batch(run_id, params=fresh[start : start + 100])
+
+        self._jobs.put(write)
+
+    def tags(self, values: dict[str, str]) -> None:
+        """Set tags."""
+        tags = [RunTag(name, value[:8000]) for name, value in values.items()]
+        self._jobs.put(lambda client, run_id: client.log_batch(run_id, tags=tags))
+
+    def call(self, job: Job) -> None:
+        """Run ``job(client, run_id)`` in its turn. It may be repeated."""
+        self._jobs.put(job)
+
+    def close(self, status: str, patience_s: float) -> bool:
+        """Write what is left and end the run with ``status``.
+
+        Returns:
+            Whether everything was written within ``patience_s`` seconds.
+        """
+        self.call(lambda client, run_id: client.set_terminated(run_id, status))
+        self._jobs.put(None)
+        self._deadline = time.monotonic() + patience_s
+        self._closing.set()
+        self._thread.join(patience_s + 10)
+        return not self._thread.is_alive() and not self.trouble and not self.refused
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._insist(job):
+                return
+
+    def _insist(self, job: Job) -> bool:
+        """Do one job, trying again while the store is away. False when the time to close is over."""
+        pause = _FIRST_RETRY_S
+        while True:
+            try:
+                job(self._client, self._run_id)
+                self.trouble = ""
+                return True
+            except Exception as error:  # tracking must not end a run, whatever happens to it
+                self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
+                if _is_refusal(error):
+                    self.refused.append(self.trouble)
+                    return True
+            if time.monotonic() + pause > self._deadline:
+                return False
+            self._closing.wait(pause) if not self._closing.is_set() else time.sleep(pause)
+            pause = _FIRST_RETRY_S if self._closing.is_set() else min(2 * pause, _LAST_RETRY_S)
+
+    def _flush(self, client: MlflowClient, run_id: str) -> None:
+        with self._lock:
+            points = list(self._metrics)
+        fresh = self._unwritten(client, points)
+        for start in range(0, len(fresh), _BATCH):
+            client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
+            for point in fresh[start : start + _BATCH]:
+                self._written.setdefault(point.key, set()).add(point.step)
+        with self._lock:
+            del self._metrics[: len(points)]
+
+    def _unwritten(self, client: MlflowClient, points: Iterable[Metric]) -> list[Metric]:
+        """Those whose step has no value yet: a resumed run repeats rows that an earlier process wrote."""
+        if not self._read_back:
+            for name in client.get_run(self._run_id).data.metrics:
+                steps = {point.step for point in client.get_metric_history(self._run_id, name)}
+                self._written.setdefault(name, set()).update(steps)
+            self._read_back = True
+        return [point for point in points if point.step not in self._written.get(point.key, ())]
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store has answered and will not take it; asking again would change nothing."""
+    if not isinstance(error, MlflowException):
+        return False
+    status = error.get_http_status_code()
+    return 400 <= status < 500 and status not in (408, 429)

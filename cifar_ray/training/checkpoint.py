@@ -1,0 +1,257 @@
+"""Checkpoints: all of a run up to one step, nothing per worker, nothing executable.
+
+``step-00000390/`` holds the weights (safetensors), the rest of the state (read with ``weights_only``),
+and a manifest with the SHA-256 of both, written last. The folder gets its name when all is on disk, so
+a checkpoint is either complete or absent. One that was damaged later is found by its hash and passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from cifar_ray import config as configs
+from cifar_ray.config import TrainConfig
+from cifar_ray.training import safetensors
+from cifar_ray.training.observer import Row, SavedCheckpoint
+
+FORMAT = 1
+"""Version of the layout. It changes when older code could not read what is written."""
+
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_LOCK_WAIT_S = 120.0
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the sentence names it and why."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All of a run after ``step`` optimizer steps.
+
+    Attributes:
+        config: the resolved config, with nothing left to ``auto``.
+        step: optimizer steps done.
+        epoch: whole epochs done.
+        accuracy: test accuracy from 0 to 1 of the epoch that ends here, if one does.
+        weights: the model's parameters and buffers by name.
+        optimizer: the optimizer's state.
+        clock: the clock's state.
+        epoch_loss: sum over ranks and steps of the losses since the epoch began.
+        history: every row recorded so far.
+    """
+
+    config: TrainConfig
+    step: int
+    epoch: int
+    accuracy: float | None
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    clock: dict[str, Any]
+    epoch_loss: float
+    history: Sequence[Row]
+
+
+def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
+    """Write a checkpoint below ``folder`` and remove those that need not be kept.
+
+    The latest ``keep_checkpoints`` are kept, and the one with the highest test accuracy.
+
+    Raises:
+        OSError: when it cannot be written; earlier checkpoints are untouched.
+    """
+    target = folder / f"step-{snapshot.step:08d}"
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        safetensors.save(snapshot.weights, partial / WEIGHTS)
+        state = {
+            "optimizer": snapshot.optimizer,
+            "clock": snapshot.clock,
+            "epoch_loss": snapshot.epoch_loss,
+            "history": [asdict(row) for row in snapshot.history],
+        }
+        torch.save(state, partial / STATE)
+        files = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
+        manifest = {
+            "format": FORMAT,
+            "step": snapshot.step,
+            "epoch": snapshot.epoch,
+            "accuracy": snapshot.accuracy,
+            "config": configs.to_mapping(snapshot.config),
+            "files": files,
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for name in (WEIGHTS, STATE, MANIFEST):
+            _sync(partial / name)
+        shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
+        partial.rename(target)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    best = _prune(folder, snapshot.config.keep_checkpoints)
+    return SavedCheckpoint(
+        target, snapshot.step, snapshot.epoch, files[WEIGHTS]["sha256"], snapshot.accuracy, best == target
+    )
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
+    """Read one checkpoint, verifying every byte of it.
+
+    Raises:
+        CheckpointError: when it is damaged, incomplete, or of another version.
+    """
+    manifest = read_manifest(path)
+    for name, described in manifest["files"].items():
+        _verify(path / name, described)
+    try:
+        weights = safetensors.load(path / WEIGHTS)
+        state = torch.load(path / STATE, map_location=device, weights_only=True)
+        return Snapshot(
+            config=configs.from_mapping(manifest["config"]),
+            step=manifest["step"],
+            epoch=manifest["epoch"],
+            accuracy=manifest["accuracy"],
+            weights={name: tensor.to(device) for name, tensor in weights.items()},
+            optimizer=state["optimizer"],
+            clock=state["clock"],
+            epoch_loss=state["epoch_loss"],
+            history=[Row(**row) for row in state["history"]],
+        )
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of one checkpoint.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, or of another version.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
+    if version != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} has format {version}, written by another version of cifar_ray; "
+            f"this one reads format {FORMAT}"
+        )
+    missing = {"step", "epoch", "accuracy", "config", "files"} - manifest.keys()
+    if missing:
+        raise CheckpointError(f"checkpoint {path} has no {', '.join(sorted(missing))} in its {MANIFEST}")
+    return manifest
+
+
+def every(folder: Path) -> list[Path]:
+    """The checkpoint folders below ``folder``, oldest first, readable or not."""
+    if not folder.is_dir():
+        return []
+    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
+
+
+def latest(folder: Path, device: torch.device | str = "cpu") -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+    """The newest checkpoint that can be used, with sentences about newer ones that cannot.
+
+    Returns:
+        None when there is no checkpoint at all.
+
+    Raises:
+        CheckpointError: when there are some and none can be used.
+    """
+    problems: list[str] = []
+    for path in reversed(every(folder)):
+        try:
+            return path, load(path, device), tuple(problems)
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"no usable checkpoint in {folder}: {problems[0]}")
+    return None
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint with the highest test accuracy, the earliest of equals; None when there is none."""
+    scored: list[tuple[float, int, Path]] = []
+    for path in every(folder):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        if manifest["accuracy"] is not None:
+            scored.append((-manifest["accuracy"], manifest["step"], path))
+    return min(scored)[2] if scored else None
+
+
+def lock(folder: Path) -> FileLock:
+    """Make this process the only one that trains into ``folder``, until it ends or releases the lock.
+
+    A process that was just told to die may still hold it, so some time is given.
+
+    Raises:
+        CheckpointError: when another process keeps it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = FileLock(folder / ".lock")
+    try:
+        held.acquire(timeout=_LOCK_WAIT_S)
+    except Timeout:
+        raise CheckpointError(f"another process is training into {folder}") from None
+    return held
+
+
+def _prune(folder: Path, keep: int) -> Path | None:
+    """Remove what need not be kept; returns the best checkpoint."""
+    top = best(folder)
+    for path in every(folder)[:-keep]:
+        if path != top:
+            shutil.rmtree(path, ignore_errors=True)
+    return top
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"sha256": _sha256(path), "bytes": path.stat().st_size}
+
+
+def _verify(path: Path, described: dict[str, Any]) -> None:
+    try:
+        intact = path.stat().st_size == described["bytes"] and _sha256(path) == described["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+    if not intact:
+        raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Have the operating system write a file or a folder's names to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

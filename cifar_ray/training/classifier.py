@@ -1,0 +1,55 @@
+"""A trained model as others use it: images in, probabilities out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cifar_ray import models
+from cifar_ray.data import SPECS, DatasetSpec, augment
+from cifar_ray.training import checkpoint
+from cifar_ray.training.checkpoint import Snapshot
+
+
+class Classifier(nn.Module):
+    """A model together with its input's normalisation.
+
+    Maps uint8 images (B, 32, 32, 3), channels last as files hold them, to float32 probabilities
+    (B, num_classes).
+    """
+
+    def __init__(self, model: nn.Module, spec: DatasetSpec) -> None:
+        super().__init__()
+        self.model = model
+        self._spec = spec
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(augment.normalise(images, self._spec)).float().softmax(1)
+
+
+def restore(path: Path) -> tuple[nn.Module, Snapshot]:
+    """The bare model of a checkpoint, on the CPU and in evaluation mode, with the checkpoint's content.
+
+    Raises:
+        CheckpointError: when the checkpoint cannot be used.
+    """
+    snapshot = checkpoint.load(path)
+    model = models.build(snapshot.config, SPECS[snapshot.config.dataset])
+    try:
+        model.load_state_dict(snapshot.weights)
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise checkpoint.CheckpointError(f"checkpoint {path} does not fit its own config: {first}") from None
+    return model.to(memory_format=torch.channels_last).eval(), snapshot
+
+
+def load(path: Path) -> Classifier:
+    """The classifier of a checkpoint, on the CPU.
+
+    Raises:
+        CheckpointError: when the checkpoint cannot be used.
+    """
+    model, snapshot = restore(path)
+    return Classifier(model, SPECS[snapshot.config.dataset]).eval()

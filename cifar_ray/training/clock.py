@@ -1,0 +1,104 @@
+"""Where the time goes, on one rank.
+
+Five phases are kept apart: start-up, data, training, evaluation, checkpoint. Training is the time in
+which steps run, from the first batch to the end of the last optimizer step. On a GPU the ends of the
+steps are recorded as CUDA events and read when the steps pause, so nothing waits inside a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+
+
+class Clock:
+    """Phase times and iteration times, continued over interruptions.
+
+    Attributes:
+        seconds: phase -> seconds so far, in this process and those that it continues.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._iterations: list[float] = []
+        self._marks: list[Any] = []
+        self._fresh = True  # the first iteration of a process is not typical
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the block's time to a phase."""
+        self._wait()
+        begin = time.perf_counter()
+        yield
+        self._wait()
+        self.seconds[name] += time.perf_counter() - begin
+
+    def start(self) -> None:
+        """Steps run from here on."""
+        self._marks = [self._mark()]
+
+    def lap(self) -> None:
+        """A step has ended, or on a GPU: has been queued."""
+        self._marks.append(self._mark())
+
+    def stop(self) -> float:
+        """Steps pause here.
+
+        Returns:
+            Seconds since :meth:`start`.
+        """
+        self._wait()
+        laps = [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        self.seconds["training"] += sum(laps)
+        if laps:
+            self._iterations += laps[1:] if self._fresh else laps
+            self._fresh = False
+        self._marks = []
+        return sum(laps)
+
+    def iterations(self) -> dict[str, float]:
+        """Mean, median and 95th percentile of the iteration times in seconds.
+
+        The first iteration of each process is left out. Empty when there is no other.
+        """
+        if not self._iterations:
+            return {}
+        times = torch.tensor(self._iterations, dtype=torch.float64)
+        return {
+            "iteration_mean_s": times.mean().item(),
+            "iteration_median_s": times.median().item(),
+            "iteration_p95_s": times.quantile(0.95).item(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a later process continues from."""
+        return {"seconds": dict(self.seconds), "iterations": torch.tensor(self._iterations, dtype=torch.float32)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`; what this process has measured so far is added."""
+        for name, seconds in state["seconds"].items():
+            self.seconds[name] += seconds
+        saved: Tensor = state["iterations"]
+        self._iterations = saved.tolist() + self._iterations
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1000 if self._device.type == "cuda" else end - begin
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

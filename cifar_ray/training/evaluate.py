@@ -1,0 +1,99 @@
+"""Test metrics, counted over every test sample exactly once at any world size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+    MulticlassSpecificity,
+)
+
+from cifar_ray.data import Dataset
+from cifar_ray.data.loader import evaluation_batches
+from cifar_ray.training.hardware import Place, autocast
+
+_RATES = {
+    "precision": MulticlassPrecision,
+    "recall": MulticlassRecall,
+    "f1": MulticlassF1Score,
+    "specificity": MulticlassSpecificity,
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures over a whole test set.
+
+    Attributes:
+        metrics: ``loss`` (mean cross-entropy, without label smoothing), ``accuracy``, and macro
+            ``precision``, ``recall``, ``f1``, ``specificity``; from 0 to 1 but for the loss.
+        per_class: ``precision``, ``recall``, ``f1``, ``specificity`` -> one number per class.
+        confusion: images by true class (row) and predicted class (column).
+    """
+
+    metrics: dict[str, float]
+    per_class: dict[str, list[float]]
+    confusion: list[list[int]]
+
+    @property
+    def images(self) -> int:
+        """How many images were counted."""
+        return sum(map(sum, self.confusion))
+
+
+class Evaluator:
+    """Evaluates a model on a data set's test images, each rank on its own share."""
+
+    def __init__(self, dataset: Dataset, place: Place, precision: str) -> None:
+        self._dataset, self._place, self._precision = dataset, place, precision
+        classes = dataset.spec.num_classes
+        rates = {f"{name}_macro": metric(classes, average="macro") for name, metric in _RATES.items()}
+        rates |= {f"{name}_each": metric(classes, average="none") for name, metric in _RATES.items()}
+        self._scores = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(classes, average="micro"),
+                "confusion": MulticlassConfusionMatrix(classes),
+                **rates,
+            }
+        ).to(place.device)
+        # A sum of 10,000 float32 losses loses digits.
+        self._loss = MeanMetric().set_dtype(torch.float64).to(place.device)
+
+    @torch.inference_mode()
+    def __call__(self, model: nn.Module) -> Evaluation:
+        """Evaluate ``model``, whose weights and buffers are the same on every rank.
+
+        torchmetrics adds the counts of all ranks together; every rank returns the same figures.
+        """
+        was_training = model.training
+        model.eval()
+        self._scores.reset()
+        self._loss.reset()
+        place = self._place
+        batches = evaluation_batches(
+            self._dataset.test, self._dataset.spec, place.rank, place.world_size, place.device
+        )
+        for images, labels in batches:
+            with autocast(self._precision, place.device):
+                logits = model(images)
+            self._loss.update(F.cross_entropy(logits.double(), labels), weight=len(labels))
+            self._scores.update(logits.argmax(1), labels)
+        model.train(was_training)
+        return self._read(self._scores.compute(), self._loss.compute())
+
+    def _read(self, scores: dict[str, Tensor], loss: Tensor) -> Evaluation:
+        macro = {name: float(scores[f"{name}_macro"]) for name in _RATES}
+        return Evaluation(
+            metrics={"loss": float(loss), "accuracy": float(scores["accuracy"]), **macro},
+            per_class={name: scores[f"{name}_each"].tolist() for name in _RATES},
+            confusion=scores["confusion"].tolist(),
+        )

@@ -1,0 +1,83 @@
+"""What one worker computes with: device, threads, arithmetic, and its place among the others."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Place:
+    """One worker's place in the run.
+
+    Attributes:
+        rank: number of this worker, from 0.
+        world_size: workers in all.
+        local_rank: number of this worker among those of its node.
+        node: name of the node, the same for all workers on it.
+        device: where it computes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    node: str = "localhost"
+    device: torch.device = torch.device("cpu")
+
+
+def set_threads(threads: int) -> None:
+    """Compute with this many CPU threads, whatever the environment says."""
+    torch.set_num_threads(threads)
+
+
+def fast_at_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16 matrices faster than float32 ones.
+
+    GPUs from compute capability 8.0 on; CPUs with AVX-512 BF16 or AMX.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+def agree_on_precision(choice: str, place: Place) -> str:
+    """``fp32`` or ``bf16`` for ``auto``: bf16 only where the hardware of every worker is fast at it."""
+    if choice != "auto":
+        return choice
+    fast = torch.tensor(int(fast_at_bf16(place.device)), device=place.device)
+    if place.world_size > 1:
+        dist.all_reduce(fast, op=dist.ReduceOp.MIN)
+    return "bf16" if fast.item() else "fp32"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Around a forward pass: matrix products and convolutions in bfloat16 when ``precision`` says so."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def describe(device: torch.device) -> str:
+    """The device's own name, such as ``AMD EPYC 9754`` or ``NVIDIA H200``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """The most memory that this process has held, in MiB: on the GPU it trains on, or as resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

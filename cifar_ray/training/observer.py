@@ -1,0 +1,129 @@
+"""What the loop tells the outside world, and through what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one moment, as they are tracked.
+
+    Attributes:
+        kind: ``iteration`` (``step`` counts optimizer steps) or ``epoch`` (``step`` counts epochs from 1).
+        step: the position on that axis.
+        timestamp_ms: wall-clock time in milliseconds since 1970.
+        metrics: name -> finite number, or NaN for what has no value.
+    """
+
+    kind: str
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+    @staticmethod
+    def now(kind: str, step: int, metrics: Mapping[str, float]) -> Row:
+        """A row of this moment."""
+        return Row(kind, step, time.time_ns() // 1_000_000, dict(metrics))
+
+
+@dataclass(frozen=True)
+class Started:
+    """The loop is about to run its first step in this process.
+
+    Attributes:
+        config: the resolved config as plain values, with nothing left to ``auto``.
+        step: optimizer steps already done.
+        steps_per_epoch: optimizer steps in an epoch.
+        resumed_from: the checkpoint's folder, when there was one.
+        skipped: sentences about newer checkpoints that could not be used.
+        history: every row recorded before this process, from the checkpoint.
+        hardware: what rank 0 computes with.
+    """
+
+    config: dict[str, Any]
+    step: int
+    steps_per_epoch: int
+    resumed_from: str | None = None
+    skipped: tuple[str, ...] = ()
+    history: tuple[Row, ...] = ()
+    hardware: str = ""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """An epoch has ended and was evaluated.
+
+    Attributes:
+        row: its figures.
+        confusion: test images by true class (row) and predicted class (column).
+        per_class: metric name -> one number per class.
+    """
+
+    row: Row
+    confusion: list[list[int]]
+    per_class: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint is complete on disk.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps done.
+        epoch: whole epochs done.
+        weights_sha256: SHA-256 of its weights file; equal weights have equal hashes.
+        accuracy: test accuracy from 0 to 1, when its epoch was evaluated.
+        best: whether no other checkpoint of the run has a higher one.
+    """
+
+    path: Path
+    step: int
+    epoch: int
+    weights_sha256: str
+    accuracy: float | None = None
+    best: bool = False
+
+
+class Observer(Protocol):
+    """Listens to one rank's loop. A method that raises ends the run, so none should for reasons of its own."""
+
+    def started(self, event: Started) -> None:
+        """The first step is next. Rank 0 only."""
+
+    def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+        """Optimizer step ``step`` (from 1) is done; with every rank's loss when one was due. Every rank."""
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        """Every rank, with the same figures."""
+
+    def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        """Rank 0 only."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to.
+
+    Attributes:
+        epochs: epochs done.
+        metrics: the last epoch's figures; those of the best epoch start with ``best/``.
+        times: seconds by phase, iteration times, and images per second.
+        weights_sha256: SHA-256 of the final checkpoint's weights file.
+        checkpoint: folder of the final checkpoint.
+        per_class: metric name -> one number per class, of the last epoch.
+        confusion: test images by true class (row) and predicted class (column), of the last epoch.
+    """
+
+    epochs: int
+    metrics: dict[str, float]
+    times: dict[str, float]
+    weights_sha256: str
+    checkpoint: str
+    per_class: dict[str, list[float]]
+    confusion: list[list[int]]

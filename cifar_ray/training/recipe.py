@@ -1,0 +1,48 @@
+"""From what a person asked for to what is done: every default made explicit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cifar_ray import models
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.strict import ConfigError
+
+DEFAULT_BATCH = 128
+"""Images per worker and micro-batch when neither batch size is given."""
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Fill in the batch size and the model's recipe; what was given stays.
+
+    The result is its own resolution, and starting from it repeats the run.
+
+    Raises:
+        ConfigError: when model, data set and batch do not go together.
+    """
+    spec = SPECS[config.dataset]
+    batch = config.batch_size
+    if batch is None and config.global_batch_size is not None:
+        batch = config.global_batch_size // (config.world_size * config.accumulate)
+    recipe = dataclasses.asdict(models.REGISTRY[config.model].recipe)
+    resolved = dataclasses.replace(
+        config,
+        batch_size=batch or DEFAULT_BATCH,
+        global_batch_size=None,
+        **{name: value for name, value in recipe.items() if getattr(config, name) is None},
+    )
+    if resolved.images_per_step > spec.train_size:
+        raise ConfigError(
+            "batch_size",
+            f"must leave at least one step per epoch: {resolved.batch_size} x {resolved.world_size} workers x "
+            f"{resolved.accumulate} micro-batches is {resolved.images_per_step} images per step, and "
+            f"{spec.name} has {spec.train_size} training images",
+        )
+    if spec.test_size < resolved.world_size:
+        raise ConfigError("topology", f"must have at most one worker per test image ({spec.test_size})")
+    if config.model == "vit" and spec.image_size % config.vit.patch_size:
+        raise ConfigError(
+            "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
+        )
+    return resolved

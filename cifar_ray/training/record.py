@@ -1,0 +1,136 @@
+"""What a run writes down: epoch figures, checkpoints, and its outcome."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cifar_ray.training import checkpoint, hardware
+from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.evaluate import Evaluation
+from cifar_ray.training.hardware import Place
+from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
+from cifar_ray.training.setup import Job
+
+
+class DivergedError(RuntimeError):
+    """The loss is not a finite number; the same run again would come to the same."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not a finite number at step {step}; a lower --lr may help")
+
+
+def iteration(job: Job, loss: Tensor, lr: float) -> Row:
+    """The row of one logged iteration: the loss of every rank, their mean, and the learning rate.
+
+    Raises:
+        DivergedError: on every rank alike, when a loss is not finite.
+    """
+    losses = _gather(loss, job.place)
+    if not all(map(math.isfinite, losses)):
+        raise DivergedError(job.step)
+    metrics = {"train/loss": sum(losses) / len(losses), "train/lr": lr}
+    metrics |= {f"train/loss_rank{rank}": value for rank, value in enumerate(losses)}
+    row = Row.now("iteration", job.step, metrics)
+    job.history.append(row)
+    return row
+
+
+def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
+    """Write a checkpoint of this moment, on rank 0.
+
+    Raises:
+        DivergedError: on every rank alike, when the state is not worth keeping.
+        OSError: when the checkpoint cannot be written.
+    """
+    total = _sum_losses(job)
+    if job.place.rank != 0:
+        return
+    snapshot = Snapshot(
+        config=job.config,
+        step=job.step,
+        epoch=job.step // job.loader.steps_per_epoch,
+        accuracy=accuracy,
+        weights=job.model.state_dict(),
+        optimizer=job.optimizer.state_dict(),
+        clock=job.clock.state(),
+        epoch_loss=total,
+        history=job.history,
+    )
+    with job.clock.phase("checkpoint"):
+        saved = checkpoint.save(snapshot, job.folder)
+    observer.checkpoint_ready(saved)
+
+
+def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observer) -> None:
+    """Record an epoch that has just been evaluated, keep a checkpoint of it, and tell the observer.
+
+    Raises:
+        DivergedError: on every rank alike, when the epoch's loss is not finite.
+    """
+    steps = job.loader.steps_per_epoch
+    earlier = sum(row.metrics["epoch_s"] for row in job.history if row.kind == "epoch")
+    epoch_s = job.clock.seconds["training"] - earlier
+    loss = _sum_losses(job) / (steps * job.place.world_size)
+    job.epoch_loss.zero_()
+    metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
+    metrics["test/images"] = float(evaluation.images)
+    metrics["train/epoch_loss"] = float(torch.tensor(loss))
+    metrics["epoch_s"] = epoch_s
+    metrics["images_per_s"] = steps * job.config.images_per_step / epoch_s
+    row = Row.now("epoch", epoch + 1, metrics)
+    job.history.append(row)
+    save(job, observer, accuracy=evaluation.metrics["accuracy"])
+    observer.epoch_done(EpochRecord(row, evaluation.confusion, evaluation.per_class))
+
+
+def outcome(job: Job, evaluation: Evaluation) -> Outcome:
+    """The whole run in figures; the same on every rank but for the times, which are rank 0's to tell."""
+    epochs = [row for row in job.history if row.kind == "epoch"]
+    best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
+    peak = torch.tensor(hardware.peak_memory_mib(job.place.device), device=job.place.device)
+    if job.place.world_size > 1:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    times = {f"time/{phase}_s": seconds for phase, seconds in job.clock.seconds.items()}
+    times |= {f"time/{name}": seconds for name, seconds in job.clock.iterations().items()}
+    times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
+    if "time/iteration_mean_s" in times:
+        times["images_per_s"] = job.config.images_per_step / times["time/iteration_mean_s"]
+    path = checkpoint.every(job.folder)[-1]
+    return Outcome(
+        epochs=len(epochs),
+        metrics={
+            **epochs[-1].metrics,
+            "best/accuracy": best.metrics["test/accuracy"],
+            "best/epoch": float(best.step),
+            "peak_memory_mib": peak.item(),
+        },
+        times=times,
+        weights_sha256=checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"],
+        checkpoint=str(path),
+        per_class=evaluation.per_class,
+        confusion=evaluation.confusion,
+    )
+
+
+def _sum_losses(job: Job) -> float:
+    """The sum of all ranks' losses since the epoch began; from here on rank 0 keeps it for all."""
+    if job.place.world_size > 1:
+        dist.all_reduce(job.epoch_loss)
+    total = job.epoch_loss.item()
+    if job.place.rank != 0:
+        job.epoch_loss.zero_()
+    if not math.isfinite(total):
+        raise DivergedError(job.step)
+    return total
+
+
+def _gather(loss: Tensor, place: Place) -> list[float]:
+    if place.world_size == 1:
+        return [loss.item()]
+    losses = [torch.zeros_like(loss) for _ in range(place.world_size)]
+    dist.all_gather(losses, loss)
+    return [other.item() for other in losses]
