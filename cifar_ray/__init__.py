@@ -1,9 +1,9 @@
 """Distributed training of image classifiers: Ray places and keeps the workers, MLflow keeps the record.
 
-    from cifar_ray import TrainConfig, train
+from cifar_ray import TrainConfig, train
 
-    result = train(TrainConfig(dataset="digits", epochs=3, topology="1x2"))
-    print(result.metrics["test/accuracy"], result.run_id)
+result = train(TrainConfig(dataset="digits", epochs=3, topology="1x2"))
+print(result.metrics["test/accuracy"], result.run_id)
 """
 
 import time

@@ -21,6 +21,7 @@ CONFIG_VERSION = 1
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "vit"]
 StrategyName = Literal["ddp"]
+WhichCheckpoint = Literal["last", "best"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class TrainConfig:
     """Passes over the training images."""
 
     batch_size: int | None = None
-    """Images per worker and micro-batch (default 128, or what --global-batch-size leaves)."""
+    """Images per worker and micro-batch; when not given, 128 or what --global-batch-size leaves."""
 
     global_batch_size: int | None = None
     """Images per optimizer step over all workers; may be given in place of --batch-size."""
@@ -150,31 +151,31 @@ class TrainConfig:
 
     # How it learns. None means: the model's documented default.
     optimizer: Literal["sgd", "adamw"] | None = None
-    """Optimizer (default: the model's)."""
+    """Optimizer; the model's own when not given."""
 
     lr: float | None = None
-    """Peak learning rate at --base-batch images per step (default: the model's)."""
+    """Peak learning rate at --base-batch images per step; the model's own when not given."""
 
     momentum: float | None = None
-    """Momentum of sgd (default: the model's)."""
+    """Momentum of sgd; the model's own when not given."""
 
     weight_decay: float | None = None
-    """Weight decay; biases and normalisation weights are left out (default: the model's)."""
+    """Weight decay, but for biases and normalisation weights; the model's own when not given."""
 
     schedule: Literal["cosine", "constant"] | None = None
-    """Course of the learning rate after the warm-up (default: the model's)."""
+    """Course of the learning rate after the warm-up; the model's own when not given."""
 
     warmup_epochs: float | None = None
-    """Epochs over which the learning rate rises from 0, linearly (default: the model's)."""
+    """Epochs over which the learning rate rises from 0, linearly; the model's own when not given."""
 
     label_smoothing: float | None = None
-    """Share of the target spread evenly over all classes (default: the model's)."""
+    """Share of the target spread evenly over all classes; the model's own when not given."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows the global batch, as a power of global batch / base batch."""
 
     base_batch: int | None = None
-    """Global batch for which --lr is meant (default: the model's)."""
+    """Global batch for which --lr is meant; the model's own when not given."""
 
     augment: bool = True
     """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
@@ -193,7 +194,7 @@ class TrainConfig:
     """Optimizer steps between two records of every rank's loss."""
 
     run_name: str | None = None
-    """Name of the run, unique in its storage folder (default: made from the configuration and the time)."""
+    """Name of the run, new in its storage folder; made from the configuration and the time when not given."""
 
     experiment: str = "cifar_ray"
     """MLflow experiment that receives the run."""
@@ -203,7 +204,7 @@ class TrainConfig:
     ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = None
-    """Folder for runs and their checkpoints, shared by all nodes (default ~/.cifar_ray/runs)."""
+    """Folder for runs and their checkpoints, shared by all nodes; ~/.cifar_ray/runs when not given."""
 
     verbose: bool = False
     """Also show what Ray and MLflow have to say."""
@@ -279,9 +280,7 @@ def _check(config: TrainConfig) -> None:
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
     if config.run_name is not None and not re.fullmatch(_NAME, config.run_name):
-        raise ConfigError(
-            "run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {config.run_name!r}"
-        )
+        raise ConfigError("run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {config.run_name!r}")
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
     try:

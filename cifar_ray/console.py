@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from cifar_ray.doctor import Finding
+    from cifar_ray.results import Prediction, Scored
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
@@ -96,38 +99,60 @@ class Console:
         self, metrics: Mapping[str, float], times: Mapping[str, float], places: Iterable[tuple[str, str]]
     ) -> None:
         """The closing table: metrics of the last epoch, times, and where everything is."""
-        table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name in _METRICS:
-            value = metrics[f"test/{name}"]
-            shown = f"{value:.4f}" if name == "loss" else f"{value:.2%}"
-            table.add_row(f"test {name}" + ("" if name in ("accuracy", "loss") else " (macro)"), shown)
-        best = f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"
-        table.add_row("best test accuracy", best)
-        table.add_row("images evaluated", f"{metrics['test/images']:,.0f}")
-        table.add_row("", "")
-        for phase in PHASES:
-            table.add_row(phase, f"{times[f'time/{phase}_s']:.2f} s")
-        table.add_row("training per epoch", f"{times['time/epoch_mean_s']:.2f} s")
+        rows = [*_metric_rows({name: metrics[f"test/{name}"] for name in _METRICS})]
+        rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
+        rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
+        rows.append(("", ""))
+        rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in PHASES]
+        rows.append(("training per epoch", f"{times['time/epoch_mean_s']:.2f} s"))
         if "time/iteration_mean_s" in times:
-            figures = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))
-            table.add_row("training per iteration", ", ".join(figures))
-            table.add_row("throughput", f"{times['images_per_s']:,.0f} images/s")
-        table.add_row("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB")
-        table.add_row("", "")
-        for label, value in places:
-            table.add_row(label, value)
-        self._terminal.print(table)
+            parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))
+            rows.append(("training per iteration", ", ".join(parts)))
+            rows.append(("throughput", f"{times['images_per_s']:,.0f} images/s"))
+        rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
+        rows.append(("", ""))
+        self._table([*rows, *places])
 
-    def table(self, rows: Iterable[tuple[str, Any]]) -> None:
-        """Two columns of text."""
-        grid = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
-        grid.add_column(overflow="fold")
+    def scores(self, scored: Scored) -> None:
+        """A checkpoint's evaluation, beside the accuracy noted when it was written."""
+        rows = [*_metric_rows(scored.metrics), ("images evaluated", f"{scored.images:,}")]
+        rows.append(("checkpoint", f"{scored.checkpoint} (step {scored.step:,})"))
+        if scored.recorded_accuracy is not None:
+            rows.append(("accuracy when written", f"{scored.recorded_accuracy:.2%}"))
+        self._table(rows)
+
+    def predictions(self, predictions: Iterable[Prediction], top: int) -> None:
+        """One line per image: its likeliest classes with their probabilities."""
+        for prediction in predictions:
+            shown = ", ".join(f"{name} {chance:.1%}" for name, chance in prediction.classes[:top])
+            self.line(f"{prediction.image}: {shown}")
+
+    def findings(self, findings: Iterable[Finding]) -> bool:
+        """What the doctor found; whether nothing is wrong."""
+        healthy = True
+        for finding in findings:
+            mark = "!!" if finding.problem else "ok"
+            healthy = healthy and not finding.problem
+            self.line(f"{mark}  {finding.subject:<18} {finding.state}")
+            if finding.problem:
+                self.line(f"    {'':<18} {finding.problem}")
+        self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
+        return healthy
+
+    def _table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Two columns; a long value stays on its line, so that it can be copied."""
+        rows = list(rows)
+        width = max(len(label) for label, _ in rows)
         for label, value in rows:
-            grid.add_row(label, str(value))
-        self._terminal.print(grid, markup=False)
+            self.line(f"{label:<{width}}  {value}".rstrip())
+
+
+def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    rows = []
+    for name in _METRICS:
+        macro = "" if name in ("accuracy", "loss") else " (macro)"
+        rows.append((f"test {name}{macro}", f"{metrics[name]:.4f}" if name == "loss" else f"{metrics[name]:.2%}"))
+    return rows
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def flag_of(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-@lru_cache(maxsize=None)
+@cache
 def field_types(cls: type) -> dict[str, Any]:
     """Field name -> resolved annotation of a dataclass."""
     return typing.get_type_hints(cls)

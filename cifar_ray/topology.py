@@ -45,9 +45,7 @@ def parse(text: str) -> Topology:
     """
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if match is None:
-        raise ValueError(
-            f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text!r}"
-        )
+        raise ValueError(f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text!r}")
     return Topology(int(match[1]), int(match[2]))
 
 
@@ -57,19 +55,13 @@ def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: int) -> int:
     return min(fits, int(node.gpus // gpus_per_worker)) if gpus_per_worker else fits
 
 
-def choose(
-    topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0
-) -> list[str]:
+def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> list[str]:
     """The node id for every worker, in rank order: the first ``topology.nodes`` that are large enough.
 
     Raises:
         ValueError: naming what the cluster lacks.
     """
-    suitable = [
-        node
-        for node in nodes
-        if capacity(node, cpus_per_worker, gpus_per_worker) >= topology.workers_per_node
-    ]
+    suitable = [node for node in nodes if capacity(node, cpus_per_worker, gpus_per_worker) >= topology.workers_per_node]
     if len(suitable) < topology.nodes:
         raise ValueError(_lacking(topology, nodes, suitable, cpus_per_worker, gpus_per_worker))
     chosen = suitable[: topology.nodes]
@@ -93,9 +85,7 @@ def verify(topology: Topology, node_ids: Sequence[str]) -> None:
         raise ValueError(f"topology {topology} was asked for, but the workers were placed as {counts}")
 
 
-def _lacking(
-    topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: int
-) -> str:
+def _lacking(topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: int) -> str:
     need = f"{topology.workers_per_node * cpus} CPUs"
     if gpus:
         need += f" and {topology.workers_per_node * gpus} GPUs"

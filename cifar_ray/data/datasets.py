@@ -167,8 +167,9 @@ def _provide(name: str, root: Path) -> None:
                 _download(name, root)
     except OSError as error:
         raise ConfigError(
-            "", f"data set {name} is not in {root}, and the folder cannot be written ({error.strerror}); "
-            "choose another --data-dir"
+            "",
+            f"data set {name} is not in {root}, and the folder cannot be written ({error.strerror}); "
+            "choose another --data-dir",
         ) from None
     _verify(name, root)
 
@@ -252,9 +253,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
     train, test = np.split(shuffled, [spec.train_size])
     names = tuple(str(digit) for digit in range(10))
-    return _dataset(
-        spec, _split(images[train], bunch.target[train]), _split(images[test], bunch.target[test]), names
-    )
+    return _dataset(spec, _split(images[train], bunch.target[train]), _split(images[test], bunch.target[test]), names)
 
 
 def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...]) -> Dataset:

@@ -18,9 +18,7 @@ EVALUATION_BATCH = 512
 class TrainLoader:
     """Training batches of one rank, reachable in any order."""
 
-    def __init__(
-        self, config: TrainConfig, dataset: Dataset, rank: int, world_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, rank: int, world_size: int, device: torch.device) -> None:
         self._config = config
         self._spec = dataset.spec
         self._rank, self._world_size = rank, world_size

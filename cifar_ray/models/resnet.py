@@ -30,9 +30,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(filters)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != filters:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,9 +33,7 @@ class SelfAttention(nn.Module):
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, dim // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout if self.training else 0.0
-        )
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout if self.training else 0.0)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
 
 
@@ -105,6 +103,4 @@ class VisionTransformer(nn.Module):
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The network that ``config.vit`` describes."""
-    return VisionTransformer(
-        spec.image_size, spec.channels, spec.num_classes, **dataclasses.asdict(config.vit)
-    )
+    return VisionTransformer(spec.image_size, spec.channels, spec.num_classes, **dataclasses.asdict(config.vit))

@@ -21,10 +21,8 @@ from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
 from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Placement
-from cifar_ray.orchestration.worker import train_loop
 from cifar_ray.strict import ConfigError
-from cifar_ray.training.observer import Outcome
-from cifar_ray.training.setup import Launch
+from cifar_ray.training.observer import Launch, Outcome
 
 _POLL_S = 0.2
 _PLACEMENT_TRY_S = 15.0
@@ -103,7 +101,7 @@ def run(
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
     trainer = TorchTrainer(
-        train_loop,
+        _train_loop,
         train_loop_config=payload,
         torch_config=Collectives(timeout_s=_COLLECTIVE_TIMEOUT_S),
         scaling_config=_scaling(config, placement, gpus),
@@ -136,6 +134,13 @@ def run(
         raise RunFailedError(_reason(fitting.error, last_failure, config)) from fitting.error
     assert fitting.outcome is not None, "rank 0 returns the outcome"
     return Outcome(**fitting.outcome)
+
+
+def _train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
+    # Imported in the worker alone: the driver and Ray's controller have no use for what it loads.
+    from cifar_ray.orchestration.worker import train_loop
+
+    return train_loop(payload)
 
 
 def _scaling(config: TrainConfig, placement: list[str], gpus: int) -> ray.train.ScalingConfig:

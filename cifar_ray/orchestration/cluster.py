@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private.state import available_resources_per_node
+from ray._raylet import AuthenticationTokenLoader, Config
+from ray.cluster_utils import Cluster
 
 from cifar_ray.config import TrainConfig
 from cifar_ray.strict import ConfigError
@@ -28,21 +32,18 @@ def session(config: TrainConfig) -> Iterator[None]:
     Raises:
         ConfigError: when no cluster answers at the address, or this machine cannot start the nodes.
     """
+    head = address(config)
     if ray.is_initialized():
         yield
-        return
-    head = address(config)
-    local = None if head else _start_local(config)
-    try:
-        if head:
+    elif head:
+        try:
             _join(head, config)
-        elif local is not None:
-            ray.init(address=local.address, **_quiet(config))
-        yield
-    finally:
-        ray.shutdown()
-        if local is not None:
-            local.shutdown()
+            yield
+        finally:
+            ray.shutdown()
+    else:
+        with _private_settings(), _local(config):
+            yield
 
 
 def address(config: TrainConfig) -> str | None:
@@ -72,42 +73,73 @@ def is_made_up(config: TrainConfig) -> bool:
     return config.local_nodes > 1 or config.oversubscribe
 
 
-def _start_local(config: TrainConfig) -> Any:
-    """Start Ray here. Returns the cluster object when there are several nodes; one node is connected at once."""
+@contextmanager
+def _private_settings() -> Iterator[None]:
+    """Within it, what Ray starts listens on the loopback interface and asks for a token of its own.
+
+    By itself Ray would listen on every interface, and keep the token in a file that everyone can read.
+    """
+    before = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    cpus = _cpus_per_node(config)
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray's switch for machines on which it forms no clusters; it has read the variable already.
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    _reread()
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before[0].keys():
+            del os.environ[name]
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        _reread()
+
+
+def _reread() -> None:
+    """Have Ray's compiled part take its settings and its token from the environment again."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _local(config: TrainConfig) -> Iterator[None]:
+    """Ray on this machine, for this process alone; it ends with the process, however that ends."""
+    sizes: dict[str, Any] = {
+        "num_cpus": _cpus_per_node(config),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
     if config.local_nodes == 1:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **_quiet(config),
-        )
-        _protect_token()
-        return None
-    from ray.cluster_utils import Cluster
-
+        try:
+            ray.init(address="local", **sizes, **_quiet(config))
+            yield
+        finally:
+            ray.shutdown()
+        return
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
-    node = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE_BYTES, "node_ip_address": "127.0.0.1"}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    for _ in range(config.local_nodes - 1):
-        cluster.add_node(**node)
-    return cluster
+    cluster = Cluster(initialize_head=True, head_node_args=sizes)
+    try:
+        for _ in range(config.local_nodes - 1):
+            cluster.add_node(**sizes)
+        ray.init(address=cluster.address, **_quiet(config))
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
-def _cpus_per_node(config: TrainConfig) -> int | None:
-    """CPUs that each node started here counts; None leaves it to Ray."""
+def _cpus_per_node(config: TrainConfig) -> int:
+    """CPUs that each node started here counts."""
     needed = config.placement.workers_per_node * config.cpus_per_worker
     there = os.cpu_count() or 1
     if config.oversubscribe:
         return max(needed, there // config.local_nodes)
-    if config.local_nodes == 1:
-        return None
     if there < config.local_nodes:
         raise ConfigError(
-            "local_nodes", f"must be at most the machine's CPUs ({there}) without --oversubscribe, "
-            f"got {config.local_nodes}"
+            "local_nodes",
+            f"must be at most the machine's CPUs ({there}) without --oversubscribe, got {config.local_nodes}",
         )
     return there // config.local_nodes
 
@@ -134,13 +166,6 @@ def _join(head: str, config: TrainConfig) -> None:
 def _has_token() -> bool:
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     return bool(named) or (Path.home() / ".ray" / "auth_token").is_file()
-
-
-def _protect_token() -> None:
-    """Ray writes the token of a local cluster for everyone to read."""
-    token = Path.home() / ".ray" / "auth_token"
-    if token.is_file():
-        token.chmod(0o600)
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cifar_ray.training.setup import Launch
+from cifar_ray.training.observer import Launch
 
 
 @dataclass(frozen=True)

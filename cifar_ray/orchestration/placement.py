@@ -20,8 +20,7 @@ from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
-from cifar_ray.training.checkpoint import CheckpointError
-from cifar_ray.training.record import DivergedError
+from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
 _FINAL = (ConfigError, CheckpointError, DivergedError, torch.OutOfMemoryError)
@@ -66,8 +65,10 @@ class Placement(ControllerCallback, UserCallback):
 
 def _sentence(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return first if isinstance(error, (ConfigError, CheckpointError, DivergedError)) else (
-        f"{type(error).__name__}: {first}"
+    return (
+        first
+        if isinstance(error, (ConfigError, CheckpointError, DivergedError))
+        else (f"{type(error).__name__}: {first}")
     )
 
 

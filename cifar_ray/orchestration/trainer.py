@@ -26,8 +26,7 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
-from cifar_ray.training.setup import Launch
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
 
 class InterruptedRunError(BaseException):
@@ -264,7 +263,7 @@ class _Work:
         return result
 
 
-def _connect(tracking_uri: str | None, verbose: bool) -> store.MlflowClient:
+def _connect(tracking_uri: str | None, verbose: bool) -> Any:
     tracking.quieten(verbose)
     return store.connect(store.resolve_uri(tracking_uri))
 

@@ -27,8 +27,7 @@ from cifar_ray.orchestration.events import Placed, Progress, SystemSample
 from cifar_ray.training import hardware
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
-from cifar_ray.training.setup import Launch
+from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
 
 _PROGRESS_INTERVAL_S = 0.25
 _SAMPLE_INTERVAL_S = 5.0

@@ -5,6 +5,7 @@ The only room that imports MLflow. It runs beside the driver and never stops tra
 
 import logging
 import os
+import warnings
 
 # Read by MLflow when it is imported or used; what a person has set stays.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -17,5 +18,8 @@ os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
 
 def quieten(verbose: bool) -> None:
     """Have MLflow and its database tools speak of errors only, unless ``verbose``."""
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
-    logging.getLogger("alembic").setLevel(logging.INFO if verbose else logging.ERROR)
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)
+    if not verbose:
+        # torch's own remark on how it exports a model to MLflow; it concerns nobody who trains.
+        warnings.filterwarnings("ignore", module="torch.export", category=UserWarning)

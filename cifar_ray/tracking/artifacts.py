@@ -24,12 +24,11 @@ _MOST_LABELS = 20
 
 def log_checkpoint(client: MlflowClient, run_id: str, entry: Mapping[str, Any]) -> None:
     """Add a reference to ``checkpoints.json``: where the checkpoint is, and its hash."""
-    entries = {known["step"]: known for known in _checkpoints(client, run_id)}
-    entries[entry["step"]] = entry
+    entries = {known["step"]: known for known in [*_checkpoints(client, run_id), entry]}
     client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
 
 
-def _checkpoints(client: MlflowClient, run_id: str) -> list[dict[str, Any]]:
+def _checkpoints(client: MlflowClient, run_id: str) -> list[Mapping[str, Any]]:
     if not any(file.path == _CHECKPOINTS for file in client.list_artifacts(run_id)):
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +104,7 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
                 pip_requirements=requirements,
                 serialization_format="pt2",
                 run_id=run_id,
+                validate_serving_input=False,
             )
     finally:
         mlflow.set_tracking_uri(before[1])

@@ -145,7 +145,9 @@ class RunRecord:
         final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
         now = Row.now("epoch", last, finite(final))
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
-        self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": outcome.checkpoint})
+        self._sink.tags(
+            {"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": outcome.checkpoint}
+        )
         names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
         self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))

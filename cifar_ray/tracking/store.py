@@ -120,7 +120,9 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         matches = list(client.search_runs(_all_experiments(client), f"attributes.run_name = '{quoted}'"))
     matches = [match for match in matches if KEY_TAG in match.data.tags]
     if not matches:
-        raise ConfigError("", f"there is no run {run!r} in {client.tracking_uri}; a run is named by its name or MLflow id")
+        raise ConfigError(
+            "", f"there is no run {run!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
+        )
     if len(matches) > 1:
         ids = ", ".join(match.info.run_id for match in matches)
         raise ConfigError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
@@ -129,9 +131,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
 
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
-    return KnownRun(
-        run.info.run_id, run.info.run_name, tags[KEY_TAG], Path(tags.get(FOLDER_TAG, "")), run.info.status
-    )
+    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], Path(tags.get(FOLDER_TAG, "")), run.info.status)
 
 
 def _all_experiments(client: MlflowClient) -> list[str]:

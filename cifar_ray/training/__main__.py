@@ -17,16 +17,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from cifar_ray import IMPORTED_AT, data, strict
 from cifar_ray import config as configs
-from cifar_ray import data, strict
 from cifar_ray.config import TrainConfig
 from cifar_ray.training import recipe
-from cifar_ray.training.checkpoint import CheckpointError
+from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
-from cifar_ray.training.record import DivergedError
-from cifar_ray.training.setup import Launch
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
 
 class Printer:
@@ -91,9 +89,8 @@ def _complain(sentence: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    start = time.time()
     try:
-        main(sys.argv[1:], start)
+        main(sys.argv[1:], IMPORTED_AT)
     except strict.ConfigError as error:
         sys.exit(_complain(error.as_flag(), 2))
     except CheckpointError as error:

@@ -25,6 +25,7 @@ from torch import Tensor
 from cifar_ray import config as configs
 from cifar_ray.config import TrainConfig
 from cifar_ray.training import safetensors
+from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
 FORMAT = 1
@@ -33,10 +34,6 @@ FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _LOCK_WAIT_S = 120.0
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the sentence names it and why."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Snapshot:
         step: optimizer steps done.
         epoch: whole epochs done.
         accuracy: test accuracy from 0 to 1 of the epoch that ends here, if one does.
+        class_names: one per label.
         weights: the model's parameters and buffers by name.
         optimizer: the optimizer's state.
         clock: the clock's state.
@@ -59,6 +57,7 @@ class Snapshot:
     step: int
     epoch: int
     accuracy: float | None
+    class_names: tuple[str, ...]
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     clock: dict[str, Any]
@@ -93,6 +92,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "step": snapshot.step,
             "epoch": snapshot.epoch,
             "accuracy": snapshot.accuracy,
+            "class_names": list(snapshot.class_names),
             "config": configs.to_mapping(snapshot.config),
             "files": files,
         }
@@ -128,6 +128,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
             step=manifest["step"],
             epoch=manifest["epoch"],
             accuracy=manifest["accuracy"],
+            class_names=tuple(manifest["class_names"]),
             weights={name: tensor.to(device) for name, tensor in weights.items()},
             optimizer=state["optimizer"],
             clock=state["clock"],
@@ -154,7 +155,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {version}, written by another version of cifar_ray; "
             f"this one reads format {FORMAT}"
         )
-    missing = {"step", "epoch", "accuracy", "config", "files"} - manifest.keys()
+    missing = {"step", "epoch", "accuracy", "class_names", "config", "files"} - manifest.keys()
     if missing:
         raise CheckpointError(f"checkpoint {path} has no {', '.join(sorted(missing))} in its {MANIFEST}")
     return manifest

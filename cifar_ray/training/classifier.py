@@ -11,6 +11,7 @@ from cifar_ray import models
 from cifar_ray.data import SPECS, DatasetSpec, augment
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.errors import CheckpointError
 
 
 class Classifier(nn.Module):
@@ -41,7 +42,7 @@ def restore(path: Path) -> tuple[nn.Module, Snapshot]:
         model.load_state_dict(snapshot.weights)
     except RuntimeError as error:
         first = str(error).splitlines()[0]
-        raise checkpoint.CheckpointError(f"checkpoint {path} does not fit its own config: {first}") from None
+        raise CheckpointError(f"checkpoint {path} does not fit its own config: {first}") from None
     return model.to(memory_format=torch.channels_last).eval(), snapshot
 
 

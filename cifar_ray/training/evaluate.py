@@ -79,9 +79,7 @@ class Evaluator:
         self._scores.reset()
         self._loss.reset()
         place = self._place
-        batches = evaluation_batches(
-            self._dataset.test, self._dataset.spec, place.rank, place.world_size, place.device
-        )
+        batches = evaluation_batches(self._dataset.test, self._dataset.spec, place.rank, place.world_size, place.device)
         for images, labels in batches:
             with autocast(self._precision, place.device):
                 logits = model(images)

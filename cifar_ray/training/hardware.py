@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -29,7 +31,7 @@ class Place:
     world_size: int = 1
     local_rank: int = 0
     node: str = "localhost"
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
 
 def set_threads(threads: int) -> None:

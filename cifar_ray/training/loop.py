@@ -10,8 +10,8 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.training import checkpoint, optimizer, record
 from cifar_ray.training.hardware import Place, autocast
-from cifar_ray.training.observer import Observer, Outcome
-from cifar_ray.training.setup import Launch, prepare
+from cifar_ray.training.observer import Launch, Observer, Outcome
+from cifar_ray.training.setup import prepare
 
 
 def fit(

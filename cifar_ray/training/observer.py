@@ -10,6 +10,19 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
+class Launch:
+    """What happened before the loop's own code.
+
+    Attributes:
+        begun: ``time.time()`` at which the command began.
+        data_s: seconds since then spent on finding, fetching, reading and sharing the data set.
+    """
+
+    begun: float
+    data_s: float
+
+
+@dataclass(frozen=True)
 class Row:
     """Figures of one moment, as they are tracked.
 

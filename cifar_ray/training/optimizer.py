@@ -14,7 +14,9 @@ _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 def build(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of a resolved config; biases, norms and other vectors do not decay."""
-    assert config.lr is not None and config.momentum is not None and config.weight_decay is not None
+    assert config.lr is not None
+    assert config.momentum is not None
+    assert config.weight_decay is not None
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [
@@ -37,7 +39,9 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float
         step: optimizer step over the whole run, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
-    assert config.lr is not None and config.warmup_epochs is not None and config.base_batch is not None
+    assert config.lr is not None
+    assert config.warmup_epochs is not None
+    assert config.base_batch is not None
     peak = config.lr * (config.images_per_step / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch
     warmup = min(config.warmup_epochs * steps_per_epoch, total)

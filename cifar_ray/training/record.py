@@ -10,17 +10,11 @@ from torch import Tensor
 
 from cifar_ray.training import checkpoint, hardware
 from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluation
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
 from cifar_ray.training.setup import Job
-
-
-class DivergedError(RuntimeError):
-    """The loss is not a finite number; the same run again would come to the same."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"the loss is not a finite number at step {step}; a lower --lr may help")
 
 
 def iteration(job: Job, loss: Tensor, lr: float) -> Row:
@@ -54,6 +48,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         step=job.step,
         epoch=job.step // job.loader.steps_per_epoch,
         accuracy=accuracy,
+        class_names=job.class_names,
         weights=job.model.state_dict(),
         optimizer=job.optimizer.state_dict(),
         clock=job.clock.state(),

@@ -84,7 +84,9 @@ def _tensor(entry: Mapping[str, object], content: bytes, start: int) -> Tensor:
     begin, end = entry["data_offsets"]  # type: ignore[misc]
     if end - begin != math.prod(shape) * dtype.itemsize or start + end > len(content):
         raise ValueError("its offsets and shapes disagree")
-    raw = torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=torch.uint8) if end > begin else (
-        torch.empty(0, dtype=torch.uint8)
+    raw = (
+        torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=torch.uint8)
+        if end > begin
+        else (torch.empty(0, dtype=torch.uint8))
     )
     return raw.view(dtype).reshape(shape)

@@ -19,22 +19,10 @@ from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import checkpoint, hardware, optimizer
 from cifar_ray.training.clock import Clock
+from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.hardware import Place
-from cifar_ray.training.observer import Row, Started
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What happened before the loop's own code.
-
-    Attributes:
-        begun: ``time.time()`` at which the command began.
-        data_s: seconds since then spent on finding, fetching, reading and sharing the data set.
-    """
-
-    begun: float
-    data_s: float
+from cifar_ray.training.observer import Launch, Row, Started
 
 
 @dataclass
@@ -60,6 +48,7 @@ class Job:
     evaluator: Evaluator
     clock: Clock
     seeds: list[int]
+    class_names: tuple[str, ...]
     started: Started
     epoch_loss: Tensor
     step: int = 0
@@ -88,8 +77,8 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
     if config.sync_batchnorm:
         if place.device.type != "cuda":
             raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model.to(place.device, memory_format=torch.channels_last).train()
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    model = model.to(place.device).to(memory_format=torch.channels_last).train()
     strategy = strategies.build(model, config, place.device)
     loader = TrainLoader(config, dataset, place.rank, place.world_size, place.device)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
@@ -107,6 +96,7 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
         evaluator=Evaluator(dataset, place, precision),
         clock=clock,
         seeds=order.step_seeds(config.seed, config.epochs * loader.steps_per_epoch, place.rank),
+        class_names=dataset.class_names,
         started=Started(
             configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(place.device)
         ),
@@ -174,10 +164,10 @@ def _agree(folder: Path, place: Place) -> tuple[str, list[str]] | None:
         try:
             newest = checkpoint.latest(folder)
             answer[0] = (str(newest[0]), list(newest[2])) if newest else None
-        except checkpoint.CheckpointError as error:
+        except CheckpointError as error:
             answer[1] = str(error)
     if place.world_size > 1:
         dist.broadcast_object_list(answer, src=0, device=place.device)
     if answer[1]:
-        raise checkpoint.CheckpointError(str(answer[1]))
+        raise CheckpointError(str(answer[1]))
     return answer[0]  # type: ignore[return-value]

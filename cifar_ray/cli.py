@@ -1,0 +1,319 @@
+"""The ``cifar-ray`` command. Each subcommand reads its words and calls one function."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+from tyro.conf import Positional
+
+from cifar_ray import IMPORTED_AT, __version__, strict
+from cifar_ray import config as configs
+from cifar_ray.config import TrainConfig, WhichCheckpoint
+from cifar_ray.strict import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainCommand(TrainConfig):
+    """Train one image classifier on one topology, and record it in MLflow."""
+
+    config: str | None = None
+    """YAML file with any of these options; flags override it."""
+
+
+@dataclass(frozen=True)
+class ResumeCommand:
+    """Continue a run at the step after its newest usable checkpoint, in the same MLflow run.
+
+    What is learned and how stays as it was; these options say where it goes on.
+    """
+
+    run: Positional[str]
+    """The run's name or MLflow id."""
+
+    topology: str | None = None
+    """NODESxWORKERS, if another than before; the global batch stays the same."""
+
+    data_dir: str | None = None
+    """Folder that holds the data set."""
+
+    address: str | None = None
+    """Ray cluster to join (RAY_ADDRESS)."""
+
+    local_nodes: int | None = None
+    """Ray nodes to start on this machine."""
+
+    oversubscribe: bool | None = None
+    """Let the Ray started here count more CPUs than the machine has."""
+
+    max_failures: int | None = None
+    """Worker failures to recover from before the run fails."""
+
+    start_timeout_s: float | None = None
+    """Seconds to wait for the workers to be placed before the run fails."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+    verbose: bool = False
+    """Also show what Ray and MLflow have to say."""
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate a run's model on every test image."""
+
+    run: Positional[str]
+    """The run's name or MLflow id."""
+
+    checkpoint: WhichCheckpoint = "last"
+    """The newest checkpoint, or the one with the highest test accuracy."""
+
+    data_dir: str | None = None
+    """Folder that holds the data set."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+
+@dataclass(frozen=True)
+class PredictCommand:
+    """Classify image files with a run's model."""
+
+    run: Positional[str]
+    """The run's name or MLflow id."""
+
+    images: Positional[tuple[Path, ...]]
+    """Image files of any size and common format."""
+
+    checkpoint: WhichCheckpoint = "last"
+    """The newest checkpoint, or the one with the highest test accuracy."""
+
+    top: int = 3
+    """Classes to show for each image, likeliest first."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+
+@dataclass(frozen=True)
+class UiCommand:
+    """Open MLflow's pages on the tracking store, for this machine only."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store to show."""
+
+    port: int = 5000
+    """Port on the loopback interface."""
+
+
+@dataclass(frozen=True)
+class DoctorCommand:
+    """Look at what this machine offers to a run, and what would stop one."""
+
+    data_dir: str | None = None
+    """Folder that holds the data sets."""
+
+    storage: str | None = None
+    """Folder for runs and their checkpoints."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store."""
+
+    address: str | None = None
+    """Ray cluster to join (RAY_ADDRESS)."""
+
+
+def train(words: Sequence[str]) -> int:
+    """``cifar-ray train``."""
+    file, given = _config_file(words)
+    base = configs.load(file) if file else TrainConfig()
+    command = _read(TrainCommand, given, _as_command(_give_way(base, given), file), "train")
+    from cifar_ray.orchestration.trainer import train as run
+
+    run(_as_config(command), begun=IMPORTED_AT)
+    return 0
+
+
+def resume(words: Sequence[str]) -> int:
+    """``cifar-ray resume``."""
+    command = _read(ResumeCommand, words, None, "resume")
+    changes = {name: value for name, value in dataclasses.asdict(command).items() if value is not None}
+    run = changes.pop("run")
+    from cifar_ray.orchestration.trainer import resume as run_again
+
+    if run_again(run, changes, begun=IMPORTED_AT) is None:
+        print(f"run {run} is finished; there is nothing to resume")
+    return 0
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """``cifar-ray evaluate``."""
+    command = _read(EvaluateCommand, words, None, "evaluate")
+    from cifar_ray import results
+    from cifar_ray.console import Console
+
+    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri)
+    Console().scores(scored)
+    return 0
+
+
+def predict(words: Sequence[str]) -> int:
+    """``cifar-ray predict``."""
+    command = _read(PredictCommand, words, None, "predict")
+    from cifar_ray import results
+    from cifar_ray.console import Console
+
+    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri)
+    Console().predictions(predictions, command.top)
+    return 0
+
+
+def ui(words: Sequence[str]) -> int:
+    """``cifar-ray ui``."""
+    command = _read(UiCommand, words, None, "ui")
+    from cifar_ray.tracking.ui import serve
+
+    serve(command.tracking_uri, command.port)
+    return 0
+
+
+def doctor(words: Sequence[str]) -> int:
+    """``cifar-ray doctor``."""
+    command = _read(DoctorCommand, words, None, "doctor")
+    from cifar_ray.console import Console
+    from cifar_ray.doctor import examine
+
+    healthy = Console().findings(examine(TrainConfig(**dataclasses.asdict(command))))
+    return 0 if healthy else 1
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train a model and record it in MLflow"),
+    "resume": (resume, "continue a run that was interrupted or has failed"),
+    "evaluate": (evaluate, "evaluate a run's model on every test image"),
+    "predict": (predict, "classify image files with a run's model"),
+    "ui": (ui, "open MLflow's pages on the runs"),
+    "doctor": (doctor, "look at what this machine offers, and what would stop a run"),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        0 on success; 1 when a run or a check fails; 2 on a user's mistake; 128 + N on signal N.
+    """
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(f"cifar-ray {__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError("", f"unknown command {words[0]!r}; it may be {strict.one_of(COMMANDS)}")
+        return COMMANDS[words[0]][0](words[1:])
+    except ConfigError as error:
+        return _complain(error.as_flag(), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has gone; so shall the rest of the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except BaseException as error:
+        return _explain(error)
+
+
+def _explain(error: BaseException) -> int:
+    """Exit status of what the heavier modules raise; they are only known once something has imported them."""
+    from cifar_ray.training.errors import CheckpointError
+
+    if isinstance(error, CheckpointError):
+        return _complain(str(error), 2)
+    trainer = sys.modules.get("cifar_ray.orchestration.trainer")
+    if trainer is not None and isinstance(error, trainer.RunFailedError):
+        return _complain(str(error), 1)
+    if trainer is not None and isinstance(error, trainer.InterruptedRunError):
+        return _complain(str(error), 128 + error.signum)
+    raise error
+
+
+def _complain(sentence: str, status: int) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return status
+
+
+def _overview() -> str:
+    lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
+    lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
+    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += ["", "`cifar-ray COMMAND --help` lists a command's options; `cifar-ray --version` tells the version."]
+    return "\n".join(lines)
+
+
+def _read(kind: type[T], words: Sequence[str], default: T | None, command: str) -> T:
+    """The words as a ``kind``. What tyro refuses is told in one sentence instead of its box."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            if default is None:
+                return tyro.cli(kind, args=words, prog=f"cifar-ray {command}")
+            return tyro.cli(kind, args=words, prog=f"cifar-ray {command}", default=default)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    if default is not None:
+        strict.build(kind, strict.parse_flags(kind, words), default)
+    # What is left is about the few words of the smaller commands.
+    text = " ".join(re.sub(r"[^\x20-\x7e]+", " ", complaint.getvalue().split("For full helptext")[0]).split())
+    problem = "needs more words" if text.startswith("Required") else text.removeprefix("Unrecognized options ")
+    raise ConfigError("", f"cifar-ray {command}: {problem}; `cifar-ray {command} --help` tells what it takes")
+
+
+def _config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The file named by ``--config``, and the words without it."""
+    rest = list(words)
+    for position, word in enumerate(rest):
+        if word.startswith("--config="):
+            return word.partition("=")[2], rest[:position] + rest[position + 1 :]
+        if word == "--config":
+            if position + 1 == len(rest):
+                raise ConfigError("config", "must be followed by a YAML file")
+            return rest[position + 1], rest[:position] + rest[position + 2 :]
+    return None, rest
+
+
+def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """A batch size given as a flag replaces the file's, in whichever of the two ways that is given."""
+    flags = {word.split("=")[0] for word in words}
+    if flags & {"--batch-size", "--batch_size"}:
+        return dataclasses.replace(base, global_batch_size=None)
+    if flags & {"--global-batch-size", "--global_batch_size"}:
+        return dataclasses.replace(base, batch_size=None)
+    return base
+
+
+def _as_command(config: TrainConfig, file: str | None) -> TrainCommand:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    return TrainCommand(**values, config=file)
+
+
+def _as_config(command: TrainCommand) -> TrainConfig:
+    return TrainConfig(**{field.name: getattr(command, field.name) for field in dataclasses.fields(TrainConfig)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

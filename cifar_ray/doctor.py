@@ -1,0 +1,118 @@
+"""What this machine offers to a run, and what would stop one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from cifar_ray import data
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.strict import ConfigError
+
+_LEAST_FREE_GB = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; ``problem`` says what to do when it is not as it should be."""
+
+    subject: str
+    state: str
+    problem: str = ""
+
+
+def examine(config: TrainConfig) -> Iterator[Finding]:
+    """Look at everything that a run with this config would use. Nothing is started or changed."""
+    yield Finding("cifar_ray", metadata.version("cifar-ray"))
+    yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
+    for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
+        yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]
+    yield _guarded("processor", _processor)
+    yield _guarded("GPUs", _gpus)
+    yield _memory()
+    for name in SPECS:
+        where = "bundled with scikit-learn" if name == "digits" else str(data.datasets.folder(config.data_dir))
+        found = data.datasets.present(name, config.data_dir)
+        yield Finding(f"data set {name}", where if found else f"not in {where}; downloaded at first use")
+    yield _storage(config)
+    yield _guarded("tracking store", lambda: _store(config))
+    yield _guarded("Ray", lambda: _ray(config))
+
+
+def _guarded(subject: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, look())
+    except (ConfigError, ImportError, metadata.PackageNotFoundError) as error:
+        problem = error.as_flag() if isinstance(error, ConfigError) else f"{error}; install it"
+        return Finding(subject, "not usable", problem)
+
+
+def _processor() -> str:
+    import torch
+
+    from cifar_ray.training import hardware
+
+    cpu = torch.device("cpu")
+    precision = "fast at bf16" if hardware.fast_at_bf16(cpu) else "fp32 only"
+    return f"{hardware.describe(cpu)}, {os.cpu_count()} CPUs, {precision}"
+
+
+def _gpus() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    state = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
+    if shared.is_dir():
+        state += f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free"
+    return Finding("memory", state)
+
+
+def _storage(config: TrainConfig) -> Finding:
+    path = Path(config.storage or "~/.cifar_ray/runs").expanduser().absolute()
+    there = path
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free / 1e9
+    state = f"{path}, {free:.1f} GB free"
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return Finding("storage", state, f"{there} cannot be written; choose another --storage")
+    if free < _LEAST_FREE_GB:
+        return Finding("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
+    return Finding("storage", state)
+
+
+def _store(config: TrainConfig) -> str:
+    from cifar_ray import tracking
+    from cifar_ray.tracking import store
+
+    tracking.quieten(config.verbose)
+    uri = store.resolve_uri(config.tracking_uri)
+    store.connect(uri)
+    return f"{uri} answers"
+
+
+def _ray(config: TrainConfig) -> str:
+    from cifar_ray.orchestration import cluster
+
+    head = cluster.address(config)
+    if head is None:
+        return "is started on this machine for each run (no --address, no RAY_ADDRESS)"
+    with cluster.session(config):
+        nodes = cluster.nodes()
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    return f"{head} answers: {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"

@@ -1,0 +1,123 @@
+"""Using what a run has left: evaluate its model again, and classify images with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cifar_ray import data, tracking
+from cifar_ray.config import WhichCheckpoint
+from cifar_ray.data import SPECS
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import store
+from cifar_ray.training import checkpoint, classifier, hardware
+from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.hardware import Place
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A checkpoint evaluated again.
+
+    Attributes:
+        checkpoint: its folder.
+        step: optimizer steps done.
+        metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
+        images: test images counted.
+        recorded_accuracy: the accuracy noted when the checkpoint was written, if its epoch was evaluated.
+    """
+
+    checkpoint: Path
+    step: int
+    metrics: dict[str, float]
+    images: int
+    recorded_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's classes, likeliest first, with their probabilities."""
+
+    image: Path
+    classes: list[tuple[str, float]]
+
+
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None) -> Path:
+    """A run's newest usable checkpoint, or the one with the highest test accuracy.
+
+    Raises:
+        CheckpointError: when the run has none that can be used.
+        ConfigError: when there is no such run.
+    """
+    tracking.quieten(verbose=False)
+    known = store.find(store.connect(store.resolve_uri(tracking_uri)), run)
+    folder = known.folder / "checkpoints"
+    newest = checkpoint.latest(folder)
+    best = checkpoint.best(folder) if which == "best" else None
+    if newest is None:
+        raise CheckpointError(f"run {run!r} has no checkpoint in {folder}")
+    return best or newest[0]
+
+
+def evaluate(
+    run: str, which: WhichCheckpoint = "last", data_dir: str | None = None, tracking_uri: str | None = None
+) -> Scored:
+    """Evaluate a run's model on every test image, in this process, with the run's precision.
+
+    Raises:
+        CheckpointError: when the run has no usable checkpoint.
+        ConfigError: when there is no such run, or its data set cannot be read.
+    """
+    from cifar_ray.training.evaluate import Evaluator
+
+    path = find_checkpoint(run, which, tracking_uri)
+    model, snapshot = classifier.restore(path)
+    dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    hardware.set_threads(os.cpu_count() or 1)
+    evaluation = Evaluator(dataset, Place(device=device), snapshot.config.precision)(model.to(device))
+    return Scored(path, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
+
+
+def predict(
+    run: str, images: Sequence[Path], which: WhichCheckpoint = "last", tracking_uri: str | None = None
+) -> list[Prediction]:
+    """Classify image files with a run's model.
+
+    An image of another size is scaled to the model's.
+
+    Raises:
+        CheckpointError: when the run has no usable checkpoint.
+        ConfigError: when there is no such run, or a file is not an image.
+    """
+    pixels = np.stack([_read(path) for path in images])
+    path = find_checkpoint(run, which, tracking_uri)
+    model = classifier.load(path)
+    names = checkpoint.read_manifest(path)["class_names"]
+    with torch.inference_mode():
+        probabilities = model(torch.from_numpy(pixels))
+    predictions = []
+    for image, row in zip(images, probabilities, strict=True):
+        order = row.argsort(descending=True).tolist()
+        predictions.append(Prediction(image, [(names[index], row[index].item()) for index in order]))
+    return predictions
+
+
+def _read(path: Path) -> Any:
+    """uint8 (32, 32, 3)."""
+    from PIL import Image, UnidentifiedImageError
+
+    side = SPECS["cifar10"].image_size
+    try:
+        with Image.open(path) as image:
+            resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+            return np.asarray(resized)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an image"
+        raise ConfigError("", f"cannot read image {path}: {reason}") from None
