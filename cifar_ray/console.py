@@ -92,7 +92,7 @@ class Console:
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
             f"test loss {metrics['test/loss']:.4f}  accuracy {metrics['test/accuracy']:.2%}  "
-            f"{metrics['epoch_s']:.1f} s  {metrics['images_per_s']:,.0f} images/s"
+            f"{metrics['epoch_s']:.1f} s  {metrics['epoch_images_per_s']:,.0f} images/s"
         )
 
     def summary(

@@ -102,6 +102,8 @@ def _store(config: TrainConfig) -> str:
 
     tracking.quieten(config.verbose)
     uri = store.resolve_uri(config.tracking_uri)
+    if not store.exists(uri):
+        return f"{uri} is made at first use"
     store.connect(uri)
     return f"{uri} answers"
 

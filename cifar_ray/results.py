@@ -6,14 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 
 from cifar_ray import data, tracking
 from cifar_ray.config import WhichCheckpoint
 from cifar_ray.data import SPECS
+from cifar_ray.data.datasets import to_model_size
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
@@ -90,18 +91,20 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files with a run's model.
 
-    An image of another size is scaled to the model's.
+    An image is scaled to the size of its data set's, and made grey if they are.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run, or a file is not an image.
     """
-    pixels = np.stack([_read(path) for path in images])
-    path = find_checkpoint(run, which, tracking_uri)
-    model = classifier.load(path)
-    names = checkpoint.read_manifest(path)["class_names"]
+    opened = [_open(image) for image in images]
+    model, snapshot = classifier.restore(find_checkpoint(run, which, tracking_uri))
+    spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
+    size = (spec.native_size, spec.native_size)
+    pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in opened]
+    batch = torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))
     with torch.inference_mode():
-        probabilities = model(torch.from_numpy(pixels))
+        probabilities = classifier.Classifier(model, spec).eval()(batch)
     predictions = []
     for image, row in zip(images, probabilities, strict=True):
         order = row.argsort(descending=True).tolist()
@@ -109,15 +112,11 @@ def predict(
     return predictions
 
 
-def _read(path: Path) -> Any:
-    """uint8 (32, 32, 3)."""
-    from PIL import Image, UnidentifiedImageError
-
-    side = SPECS["cifar10"].image_size
+def _open(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
-            return np.asarray(resized)
+        image = Image.open(path)
+        image.load()
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an image"
         raise ConfigError("", f"cannot read image {path}: {reason}") from None
+    return image

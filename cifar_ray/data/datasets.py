@@ -31,6 +31,8 @@ class DatasetSpec:
         mean: mean of the training pixels per channel, on a scale of 0 to 1.
         std: standard deviation of the training pixels per channel, on the same scale.
         flip: whether a mirrored image still shows its class.
+        native_size: side of an image in pixels, as published.
+        grey: whether the published images have one channel.
         image_size: side of an image in pixels, as the models get it.
         channels: channels of an image, as the models get it.
     """
@@ -42,6 +44,8 @@ class DatasetSpec:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     flip: bool
+    native_size: int = 32
+    grey: bool = False
     image_size: int = 32
     channels: int = 3
 
@@ -87,8 +91,8 @@ SPECS: dict[str, DatasetSpec] = {
     for spec in (
         DatasetSpec("cifar10", 10, 50_000, 10_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True),
         DatasetSpec("cifar100", 100, 50_000, 10_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True),
-        DatasetSpec("mnist", 10, 60_000, 10_000, _grey(0.1000), _grey(0.2752), False),
-        DatasetSpec("digits", 10, 1_437, 360, _grey(0.3053), _grey(0.3760), False),
+        DatasetSpec("mnist", 10, 60_000, 10_000, _grey(0.1000), _grey(0.2752), False, 28, True),
+        DatasetSpec("digits", 10, 1_437, 360, _grey(0.3053), _grey(0.3760), False, 8, True),
     )
 }
 
@@ -124,7 +128,8 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     _provide(name, root)
     train, test = (_read(name, root, train) for train in (True, False))
     names = tuple(str(label) for label in train.classes)
-    return _dataset(spec, _split(train.data, train.targets), _split(test.data, test.targets), names)
+    splits = (Split(to_model_size(spec, half.data), _labels(half.targets)) for half in (train, test))
+    return _dataset(spec, *splits, names)
 
 
 def present(name: str, data_dir: str | None = None) -> bool:
@@ -229,31 +234,44 @@ def _read(name: str, root: Path, train: bool) -> Any:
     return _reader(name)(str(root), train=train, download=False)
 
 
-def _split(images: Any, labels: Any) -> Split:
-    """uint8 (N, 32, 32, 3) from what torchvision holds: (N, 32, 32, 3), or (N, 28, 28) grey."""
-    array = np.asarray(images)
-    if array.ndim == 3:
-        border = (32 - array.shape[1]) // 2
-        array = np.pad(array, ((0, 0), (border, border), (border, border)))
-        array = np.repeat(array[..., None], 3, axis=3)
-    return Split(np.ascontiguousarray(array, dtype=np.uint8), np.asarray(labels, dtype=np.int64))
+def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
+    """Published images as the models get them.
+
+    8x8 images are enlarged, each pixel to 4x4; 28x28 ones get a border of 2 zeros; grey ones get three
+    equal channels.
+
+    Args:
+        spec: the data set.
+        images: uint8, (N, side, side, 3), or (N, side, side) when grey, with ``spec.native_size`` as side.
+
+    Returns:
+        uint8, (N, 32, 32, 3), contiguous.
+    """
+    array = np.asarray(images, dtype=np.uint8)
+    scale = spec.image_size // spec.native_size
+    array = array.repeat(scale, axis=1).repeat(scale, axis=2)
+    border = (spec.image_size - array.shape[1]) // 2
+    if spec.grey:
+        array = np.repeat(array[..., None], spec.channels, axis=3)
+    return np.ascontiguousarray(np.pad(array, ((0, 0), (border, border), (border, border), (0, 0))))
+
+
+def _labels(values: Any) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
 
 
 def _digits(spec: DatasetSpec) -> Dataset:
-    """scikit-learn's 8x8 digits (values 0 to 16), each pixel enlarged to 4x4, the last 360 of a fixed
-    shuffle kept for the test."""
+    """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise ConfigError("dataset", "digits needs scikit-learn, which is not installed here") from None
 
     bunch = load_digits()
-    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    images = np.repeat(pixels.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=3)
+    images = to_model_size(spec, np.rint(bunch.images * (255 / 16)))
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
-    train, test = np.split(shuffled, [spec.train_size])
-    names = tuple(str(digit) for digit in range(10))
-    return _dataset(spec, _split(images[train], bunch.target[train]), _split(images[test], bunch.target[test]), names)
+    train, test = (Split(images[part], _labels(bunch.target[part])) for part in np.split(shuffled, [spec.train_size]))
+    return _dataset(spec, train, test, tuple(str(digit) for digit in range(spec.num_classes)))
 
 
 def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...]) -> Dataset:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
 
 from cifar_ray.data import Dataset
 from cifar_ray.training import classifier
@@ -85,33 +87,45 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
     shape = (spec.image_size, spec.image_size, spec.channels)
-    example = dataset.test.images[:2]
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape), "images")]),
-        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes), "probabilities")]),
+        inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape))]),
+        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
-    before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(client.tracking_uri)
-    try:
-        with torch.no_grad():
-            mlflow.pytorch.log_model(
-                classifier.load(checkpoint),
-                name=_MODEL,
-                step=step,
-                signature=signature,
-                input_example=np.ascontiguousarray(example),
-                pip_requirements=requirements,
-                serialization_format="pt2",
-                run_id=run_id,
-                validate_serving_input=False,
-            )
-    finally:
-        mlflow.set_tracking_uri(before[1])
-        if before[0] is None:
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
+    run = client.get_run(run_id)
+    model = client.create_logged_model(
+        run.info.experiment_id, name=_MODEL, source_run_id=run_id, params=run.data.params, model_type="classifier"
+    )
+    with _tracking_uri(client.tracking_uri), torch.no_grad():
+        mlflow.pytorch.log_model(
+            classifier.load(checkpoint),
+            model_id=model.model_id,
+            run_id=run_id,
+            step=step,
+            signature=signature,
+            input_example=np.ascontiguousarray(dataset.test.images[:2]),
+            pip_requirements=requirements,
+            serialization_format="pt2",
+            validate_serving_input=False,
+        )
 
 
 def _has_model(client: MlflowClient, run_id: str) -> bool:
     outputs = client.get_run(run_id).outputs
-    return bool(outputs and outputs.model_outputs)
+    ids = [output.model_id for output in outputs.model_outputs] if outputs else []
+    return any(client.get_logged_model(model_id).status == LoggedModelStatus.READY for model_id in ids)
+
+
+@contextmanager
+def _tracking_uri(uri: str) -> Iterator[None]:
+    """Within it, MLflow's functions that take no client work on ``uri``."""
+    import mlflow
+
+    variable, before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+        if variable is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)

@@ -68,7 +68,7 @@ def connect(uri: str) -> MlflowClient:
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except Exception as error:  # whatever a store's driver raises, the store is not usable
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(_root(error)).split())[:200]
         raise ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason})") from None
     return client
 
@@ -132,6 +132,19 @@ def find(client: MlflowClient, run: str) -> KnownRun:
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
     return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], Path(tags.get(FOLDER_TAG, "")), run.info.status)
+
+
+def exists(uri: str) -> bool:
+    """Whether a SQLite store has been made yet; any other store is taken to be there."""
+    path = _sqlite_path(uri)
+    return path is None or path.exists()
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error came from in the first place."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error
 
 
 def _all_experiments(client: MlflowClient) -> list[str]:

@@ -75,7 +75,7 @@ def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observe
     metrics["test/images"] = float(evaluation.images)
     metrics["train/epoch_loss"] = float(torch.tensor(loss))
     metrics["epoch_s"] = epoch_s
-    metrics["images_per_s"] = steps * job.config.images_per_step / epoch_s
+    metrics["epoch_images_per_s"] = steps * job.config.images_per_step / epoch_s
     row = Row.now("epoch", epoch + 1, metrics)
     job.history.append(row)
     save(job, observer, accuracy=evaluation.metrics["accuracy"])
