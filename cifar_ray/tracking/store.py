@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ FOLDER_TAG = "cifar_ray.folder"
 
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
+
+
+_CONNECT_TIMEOUT_S = "5"
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def connect(uri: str) -> MlflowClient:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that meet a new database would both create its tables.
-        with FileLock(f"{path}.lock", timeout=60) if path is not None else nullcontext():
+        with _impatience(), FileLock(f"{path}.lock", timeout=60) if path is not None else nullcontext():
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
     except Exception as error:  # whatever a store's driver raises, the store is not usable
@@ -132,6 +136,18 @@ def find(client: MlflowClient, run: str) -> KnownRun:
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
     return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], Path(tags.get(FOLDER_TAG, "")), run.info.status)
+
+
+@contextmanager
+def _impatience() -> Iterator[None]:
+    """Within it, MLflow waits for a server's answer for a few seconds only."""
+    name = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    before = os.environ[name]
+    os.environ[name] = _CONNECT_TIMEOUT_S
+    try:
+        yield
+    finally:
+        os.environ[name] = before
 
 
 def exists(uri: str) -> bool:

@@ -1,0 +1,66 @@
+"""Shared by all tests: an empty home folder, small configs, and the command as a subprocess."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import data
+from cifar_ray.config import TrainConfig
+from cifar_ray.training import recipe
+
+NO_DATA = "needs real data; set CIFAR_RAY_DATA_DIR to a folder with CIFAR-10 and MNIST"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = os.environ.get("CIFAR_RAY_DATA_DIR")
+    for item in items:
+        if "data" in item.keywords and not folder:
+            item.add_marker(pytest.mark.skip(reason=NO_DATA))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder, and none of the variables that would lead elsewhere."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cifar_ray(home: Path) -> Command:
+    """Runs ``cifar-ray WORDS...`` as a person would, with an empty home folder."""
+
+    def run(*words: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cifar_ray.cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, **variables},
+            cwd=home,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits() -> data.Dataset:
+    return data.load("digits")
+
+
+@pytest.fixture
+def small() -> TrainConfig:
+    """A resolved config that trains in well under a second."""
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", epochs=2, precision="fp32", log_every=5))

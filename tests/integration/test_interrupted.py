@@ -1,0 +1,51 @@
+"""An interrupted run comes to the same weights, to the last bit, as one that was never interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.data import Dataset
+from cifar_ray.training import checkpoint, recipe
+from tests.helpers import Recorder, Stopped, train_here
+
+ARCHITECTURES = {
+    "simple_cnn": TrainConfig(dataset="digits", model="simple_cnn"),
+    "resnet": TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 1), 8)),
+    "vit": TrainConfig(
+        dataset="digits", model="vit", vit=ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)
+    ),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_an_interrupted_run_equals_an_uninterrupted_one(
+    name: str, precision: str, digits: Dataset, tmp_path: Path
+) -> None:
+    """Weights, metrics and history, interrupted within an epoch, at its end, and before any checkpoint."""
+    config = recipe.resolve(
+        replace(ARCHITECTURES[name], epochs=2, batch_size=128, checkpoint_every=4, log_every=3, precision=precision)  # type: ignore[arg-type]
+    )
+    whole = train_here(config, digits, tmp_path / "whole")
+    for stops in ((2,), (4,), (6, 13), (11,), (21,)):
+        folder = tmp_path / "-".join(map(str, stops))
+        for stop in stops:
+            with pytest.raises(Stopped):
+                train_here(config, digits, folder, Recorder(stop_after=stop))
+        recorder = Recorder()
+        resumed = train_here(config, digits, folder, recorder)
+        assert resumed.weights_sha256 == whole.weights_sha256
+        assert resumed.confusion == whole.confusion
+        assert recorder.steps[-1] == 22
+        assert recorder.steps[0] == recorder.begun[0].step + 1
+        ours, theirs = (checkpoint.load(Path(out.checkpoint)) for out in (resumed, whole))
+        assert [(r.kind, r.step, r.metrics.get("train/loss")) for r in ours.history] == [
+            (r.kind, r.step, r.metrics.get("train/loss")) for r in theirs.history
+        ]
+        assert ours.history[-1].metrics["train/epoch_loss"] == pytest.approx(
+            theirs.history[-1].metrics["train/epoch_loss"]
+        )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS, Dataset, augment, order
+from cifar_ray.data.loader import TrainLoader, evaluation_batches
+from cifar_ray.training import recipe
+
+CPU = torch.device("cpu")
+
+
+def some_images(count: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def one_by_one(images: torch.Tensor, samples: torch.Tensor, seed: int, epoch: int, flip: bool) -> torch.Tensor:
+    """The same crop and flip, spelled out for one image at a time."""
+    out = []
+    for image, sample in zip(images, samples, strict=True):
+        padded = F.pad(image.permute(2, 0, 1), (4, 4, 4, 4))
+        top = int(order.draw(9, seed, epoch, 1, sample))
+        left = int(order.draw(9, seed, epoch, 2, sample))
+        crop = padded[:, top : top + 32, left : left + 32]
+        if flip and int(order.draw(2, seed, epoch, 3, sample)):
+            crop = crop.flip(2)
+        out.append(crop.permute(1, 2, 0))
+    return torch.stack(out)
+
+
+def test_crop_and_flip_equal_a_plain_version() -> None:
+    images, samples = some_images(64), torch.arange(100, 164)
+    for flip in (True, False):
+        batched = augment.crop_and_flip(images, samples, seed=3, epoch=5, flip=flip)
+        assert torch.equal(batched, one_by_one(images, samples, 3, 5, flip))
+
+
+def test_a_sample_is_varied_the_same_in_any_batch_and_otherwise_in_another_epoch() -> None:
+    images, samples = some_images(8), torch.arange(8)
+    together = augment.crop_and_flip(images, samples, 0, 0, flip=True)
+    alone = augment.crop_and_flip(images[5:6], samples[5:6], 0, 0, flip=True)
+    assert torch.equal(together[5:6], alone)
+    assert not torch.equal(together, augment.crop_and_flip(images, samples, 0, 1, flip=True))
+    assert not torch.equal(together, augment.crop_and_flip(images, samples, 1, 0, flip=True))
+
+
+def test_normalised_images_are_channels_last_and_standardised() -> None:
+    spec = SPECS["cifar10"]
+    images = some_images(16)
+    out = augment.normalise(images, spec)
+    assert out.shape == (16, 3, 32, 32)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    expected = (images.permute(0, 3, 1, 2) / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(spec.std)[
+        :, None, None
+    ]
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def micro_batches(config: TrainConfig, dataset: Dataset, world_size: int, step: int) -> list[torch.Tensor]:
+    loaders = [TrainLoader(config, dataset, rank, world_size, CPU) for rank in range(world_size)]
+    return [images for loader in loaders for images, _ in loader.micro_batches(epoch=1, step=step)]
+
+
+def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset) -> None:
+    reference = None
+    for topology, accumulate in (("1x1", 1), ("1x2", 1), ("2x2", 1), ("1x1", 4), ("1x2", 2)):
+        config = recipe.resolve(
+            TrainConfig(dataset="digits", global_batch_size=64, topology=topology, accumulate=accumulate)
+        )
+        parts = micro_batches(config, digits, config.world_size, step=2)
+        assert {len(part) for part in parts} == {64 // config.world_size // accumulate}
+        whole = torch.cat(parts)
+        reference = whole if reference is None else reference
+        assert torch.equal(whole, reference)
+
+
+def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment=False))
+    (images, labels), *_ = TrainLoader(config, digits, 0, 1, CPU).micro_batches(0, 0)
+    samples = order.global_batch(0, 0, 0, 1437, 32).numpy()
+    assert torch.equal(images, augment.normalise(torch.from_numpy(digits.train.images[samples]), digits.spec))
+    assert labels.tolist() == digits.train.labels[samples].tolist()
+
+
+def test_evaluation_batches_cover_the_test_set(digits: Dataset) -> None:
+    labels = [
+        label
+        for rank in range(3)
+        for _, part in evaluation_batches(digits.test, digits.spec, rank, 3, CPU)
+        for label in part.tolist()
+    ]
+    assert labels == digits.test.labels.tolist()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cifar_ray import config as configs
+from cifar_ray import data, models, strategies
+from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.strict import ConfigError
+from cifar_ray.training import recipe
+
+FLAGS_OTHERS_RELY_ON = [
+    "dataset",
+    "data-dir",
+    "model",
+    "epochs",
+    "batch-size",
+    "global-batch-size",
+    "topology",
+    "cpus-per-worker",
+    "strategy",
+    "precision",
+    "seed",
+    "run-name",
+    "experiment",
+    "tracking-uri",
+    "storage",
+    "address",
+    "local-nodes",
+    "oversubscribe",
+    "max-failures",
+    "verbose",
+]
+
+
+def test_the_flags_that_others_rely_on_exist() -> None:
+    names = {field.name for field in fields(TrainConfig)}
+    assert {flag.replace("-", "_") for flag in FLAGS_OTHERS_RELY_ON} <= names
+
+
+def test_choices_are_the_registries() -> None:
+    assert set(get_args(configs.ModelName)) == set(models.REGISTRY)
+    assert set(get_args(configs.DatasetName)) == set(data.SPECS)
+    assert set(get_args(configs.StrategyName)) == set(strategies.REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be more than 0, got 0.0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+        ({"topology": "0x2"}, "topology must be NODESxWORKERS"),
+        ({"topology": "2"}, "topology must be NODESxWORKERS"),
+        ({"topology": "axb"}, "topology must be NODESxWORKERS"),
+        ({"topology": "1x2x3"}, "topology must be NODESxWORKERS"),
+        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11 or vit, got 'lenet'"),
+        ({"dataset": "imagenet"}, "dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
+        ({"global_batch_size": 10, "topology": "1x3"}, "global_batch_size must be a multiple of workers"),
+        ({"global_batch_size": 64, "batch_size": 16, "topology": "1x2"}, "global_batch_size must be batch size x"),
+        ({"run_name": "../x"}, "run_name must be 1 to 120 letters"),
+        ({"vit": ViTOptions(depth=3)}, "vit options are for --model vit only"),
+        ({"model": "vit", "vit": ViTOptions(dim=10, heads=3)}, "vit.dim must be a multiple of vit.heads"),
+        ({"resnet": ResNetOptions(blocks=(1, 0))}, "resnet.blocks must be at least 1 in every stage"),
+        ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine"),
+        ({"oversubscribe": True, "address": "h:1"}, "oversubscribe is for the Ray started here"),
+        ({"epochs": "three"}, "epochs must be a whole number, got 'three'"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(**values)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_is_spelled_as_a_flag_for_the_command_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(batch_size=0)
+    assert caught.value.as_flag() == "--batch-size must be at least 1, got 0"
+
+
+def test_batch_size_and_global_batch_size_say_the_same() -> None:
+    by_worker = recipe.resolve(TrainConfig(batch_size=16, topology="2x2", accumulate=2))
+    by_step = recipe.resolve(TrainConfig(global_batch_size=128, topology="2x2", accumulate=2))
+    assert by_worker == by_step
+    assert by_worker.images_per_step == 128
+
+
+def test_resolving_fills_in_the_models_recipe_and_keeps_what_was_given() -> None:
+    resolved = recipe.resolve(TrainConfig(model="vit", lr=0.5))
+    assert (resolved.optimizer, resolved.lr, resolved.batch_size) == ("adamw", 0.5, 128)
+    assert recipe.resolve(resolved) == resolved
+
+
+def test_a_batch_larger_than_the_data_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="digits has 1437 training images"):
+        recipe.resolve(TrainConfig(dataset="digits", batch_size=1438))
+    assert recipe.resolve(TrainConfig(dataset="digits", batch_size=1437)).images_per_step == 1437
+
+
+def test_patches_must_tile_the_image() -> None:
+    with pytest.raises(ConfigError, match=r"vit.patch_size must divide the image's side of 32, got 5"):
+        recipe.resolve(TrainConfig(model="vit", vit=ViTOptions(patch_size=5)))
+
+
+def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
+    config = recipe.resolve(
+        TrainConfig(model="vit", vit=ViTOptions(depth=3), topology="1x2", seed=7, run_name="mine", lr=3e-4)
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(configs.to_yaml(config))
+    assert configs.load(path) == replace(config, run_name=None)
+    assert "resnet" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("epochs: 3\nmodle: vit\n", "unknown key 'modle'; did you mean 'model'?"),
+        ("epochs: many\n", "epochs must be a whole number, got 'many'"),
+        ("- epochs\n", "must be a mapping of keys to values"),
+        ("epochs: [1\n", "is not YAML"),
+        ("version: 99\n", "version must be 1, got 99: the file was written by another version"),
+        ("!!python/object/apply:os.system ['true']\n", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        configs.load(path)
+    assert str(path) in str(caught.value)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read config file /no/such.yaml: No such file"):
+        configs.load("/no/such.yaml")
+
+
+def test_numbers_in_a_file_may_be_written_in_any_usual_way(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("lr: 1e-3\nweight_decay: 0\nmodel: resnet\nresnet: {blocks: [2, 2]}\n")
+    config = configs.load(path)
+    assert (config.lr, config.weight_decay, config.resnet.blocks) == (1e-3, 0, (2, 2))
+
+
+def test_the_batch_given_last_counts() -> None:
+    file = TrainConfig(batch_size=64, topology="1x2")
+    assert configs.merge(file, {"global_batch_size": 32}).batch_size is None
+    assert configs.merge(TrainConfig(global_batch_size=64), {"batch_size": 8}).global_batch_size is None
+
+
+def test_params_are_flat_and_belong_to_the_model() -> None:
+    params = configs.params(recipe.resolve(TrainConfig(model="vit", topology="2x2", batch_size=8)))
+    assert params["vit.depth"] == "6"
+    assert params["world_size"] == "4"
+    assert params["global_batch_size"] == "32"
+    assert not any(name.startswith("resnet") for name in params)
+    assert all(isinstance(value, str) for value in params.values())

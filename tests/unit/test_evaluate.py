@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+from torch import nn
+
+from cifar_ray.data import Dataset
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.hardware import Place
+
+
+class Noisy(nn.Module):
+    """Logits that are right most of the time, and a layer that behaves otherwise in training."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.from_numpy(dataset.test.labels)
+        noise = torch.randn(len(labels), 10, generator=generator)
+        self.logits = 1.5 * nn.functional.one_hot(labels, 10) + noise
+        self.position = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        self.norm(images)
+        part = self.logits[self.position : self.position + len(images)]
+        self.position += len(images)
+        return part
+
+
+def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
+    model = Noisy(digits)
+    evaluation = Evaluator(digits, Place(), "fp32")(model)
+    truth, predicted = digits.test.labels, model.logits.argmax(1).numpy()
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, predicted, average="macro")
+    confusion = metrics.confusion_matrix(truth, predicted)
+    false_positives = confusion.sum(0) - confusion.diagonal()
+    negatives = len(truth) - confusion.sum(1)
+    specificity = 1 - false_positives / negatives
+    expected = {
+        "accuracy": metrics.accuracy_score(truth, predicted),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+        "specificity": specificity.mean(),
+        "loss": metrics.log_loss(truth, model.logits.double().softmax(1)),
+    }
+    assert evaluation.metrics == pytest.approx(expected, rel=1e-6)
+    assert evaluation.confusion == confusion.tolist()
+    assert evaluation.per_class["specificity"] == pytest.approx(specificity.tolist())
+    each = metrics.precision_recall_fscore_support(truth, predicted)
+    assert evaluation.per_class["recall"] == pytest.approx(each[1].tolist())
+    assert evaluation.images == 360
+
+
+def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
+    model = Noisy(digits).train()
+    before = model.norm.running_mean.clone()  # type: ignore[union-attr]
+    evaluator = Evaluator(digits, Place(), "fp32")
+    first = evaluator(model)
+    model.position = 0
+    assert evaluator(model) == first
+    assert model.training
+    assert torch.equal(model.norm.running_mean, before)  # type: ignore[arg-type]
+
+
+def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
+    """Each rank alone, without a process group: their counts are those of one worker."""
+    whole = Evaluator(digits, Place(), "fp32")(Noisy(digits))
+    model = Noisy(digits)
+    parts = [Evaluator(digits, Place(rank, 3), "fp32")(model) for rank in range(3)]
+    total = np.sum([part.confusion for part in parts], axis=0)
+    assert total.tolist() == whole.confusion
+    assert [part.images for part in parts] == [120, 120, 120]

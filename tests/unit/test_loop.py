@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifar_ray import models
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset, augment, order
+from cifar_ray.training import checkpoint
+from cifar_ray.training.errors import CheckpointError, DivergedError
+from tests.helpers import Recorder, Stopped, train_here
+
+
+def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    recorder = Recorder()
+    outcome = train_here(replace(small, epochs=8, batch_size=32), digits, tmp_path, recorder)
+    assert outcome.metrics["test/accuracy"] > 0.8
+    assert outcome.metrics["test/images"] == 360
+    assert recorder.steps == list(range(1, 8 * 44 + 1))
+    assert [row.step for row in recorder.rows] == list(range(5, 353, 5))
+    assert [record.row.step for record in recorder.epochs] == list(range(1, 9))
+    assert recorder.rows[0].metrics.keys() == {"train/loss", "train/lr", "train/loss_rank0"}
+    assert outcome.metrics["best/accuracy"] == max(r.row.metrics["test/accuracy"] for r in recorder.epochs)
+    assert sum(map(sum, outcome.confusion)) == 360
+    assert {len(values) for values in outcome.per_class.values()} == {10}
+
+
+def test_the_last_epoch_is_the_result_even_when_another_was_better(
+    small: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    outcome = train_here(replace(small, lr=1.0, schedule="constant", epochs=4), digits, tmp_path, recorder)
+    last = recorder.epochs[-1].row.metrics["test/accuracy"]
+    assert outcome.metrics["test/accuracy"] == last
+    assert outcome.metrics["best/accuracy"] >= last
+
+
+def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    """The same weights, to the last bit, as the obvious loop over the same batches."""
+    outcome = train_here(replace(small, schedule="constant", warmup_epochs=0.0), digits, tmp_path)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = models.build(small, digits.spec).to(memory_format=torch.channels_last)
+    decay = [p for p in model.parameters() if p.ndim > 1]
+    keep = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decay, "weight_decay": small.weight_decay}, {"params": keep, "weight_decay": 0.0}]
+    sgd = torch.optim.SGD(groups, lr=small.lr or 0, momentum=0.9, nesterov=True)
+    images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train.labels)
+    for epoch in range(2):
+        for step in range(11):
+            batch = order.global_batch(0, epoch, step, 1437, 128)
+            inputs = augment.normalise(augment.crop_and_flip(images[batch], batch, 0, epoch, False), digits.spec)
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels[batch])
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    final = checkpoint.load(Path(outcome.checkpoint)).weights
+    assert all(torch.equal(final[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_run_interrupted_twice_equals_an_uninterrupted_one(
+    small: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    config = replace(small, checkpoint_every=4)
+    whole = train_here(config, digits, tmp_path / "whole")
+    for stop in (6, 13):
+        with pytest.raises(Stopped):
+            train_here(config, digits, tmp_path / "parts", Recorder(stop_after=stop))
+    recorder = Recorder()
+    parts = train_here(config, digits, tmp_path / "parts", recorder)
+    assert recorder.steps == list(range(13, 23))
+    assert parts.weights_sha256 == whole.weights_sha256
+
+
+def test_a_finished_run_has_nothing_left_to_train(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    first = train_here(small, digits, tmp_path)
+    recorder = Recorder()
+    again = train_here(small, digits, tmp_path, recorder)
+    assert recorder.steps == []
+    assert len(recorder.begun[0].history) == 22 // 5 + 2
+    assert (again.metrics["test/accuracy"], again.confusion) == (first.metrics["test/accuracy"], first.confusion)
+    assert again.times["time/training_s"] == first.times["time/training_s"]
+
+
+def test_accumulation_is_one_large_batch(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    once = train_here(replace(small, batch_size=128), digits, tmp_path / "once", one := Recorder())
+    parts = train_here(replace(small, batch_size=32, accumulate=4), digits, tmp_path / "parts", four := Recorder())
+    for a, b in zip(one.rows, four.rows, strict=True):
+        assert a.metrics["train/loss"] == pytest.approx(b.metrics["train/loss"], rel=1e-4)
+    assert once.metrics["test/loss"] == pytest.approx(parts.metrics["test/loss"], rel=1e-3)
+
+
+def test_a_seed_decides_everything(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    hashes = [
+        train_here(replace(small, seed=seed), digits, tmp_path / str(run)).weights_sha256
+        for run, seed in enumerate((1, 1, 2))
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
+    small: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    wild = replace(small, lr=1e30, warmup_epochs=0.0)
+    with pytest.raises(DivergedError, match="not a finite number at step 5; a lower --lr may help"):
+        train_here(wild, digits, tmp_path)
+    with pytest.raises(DivergedError, match="at step 11"):
+        train_here(replace(wild, log_every=1000), digits, tmp_path)
+    assert checkpoint.every(tmp_path) == []
+
+
+def test_times_add_up(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    outcome = train_here(small, digits, tmp_path, recorder := Recorder())
+    times = outcome.times
+    epochs = sum(record.row.metrics["epoch_s"] for record in recorder.epochs)
+    assert epochs == pytest.approx(times["time/training_s"])
+    assert times["time/epoch_mean_s"] == pytest.approx(epochs / 2)
+    assert times["images_per_s"] == pytest.approx(128 / times["time/iteration_mean_s"])
+    assert times["time/iteration_median_s"] <= times["time/iteration_p95_s"]
+    assert all(times[f"time/{phase}_s"] > 0 for phase in ("startup", "training", "evaluation", "checkpoint"))
+
+
+def test_only_one_process_trains_into_a_folder(
+    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_LOCK_WAIT_S", 0.1)
+    with checkpoint.lock(tmp_path), pytest.raises(CheckpointError, match="another process is training into"):
+        train_here(small, digits, tmp_path)
+
+
+def test_epochs_are_ordered_anew(small: TrainConfig, digits: Dataset) -> None:
+    first, second = (order.permutation(0, epoch, 1437).tolist() for epoch in (0, 1))
+    assert sum(itertools.starmap(int.__eq__, zip(first, second, strict=True))) < 20

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from cifar_ray import strict
+from cifar_ray.strict import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: int = 2
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str = "x"
+    rate: float = 0.5
+    count: int | None = None
+    mode: Literal["a", "b"] = "a"
+    fast: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
+        ({"inner": {"dept": 1}}, "unknown key 'inner.dept'; did you mean 'depth'?"),
+        ({"inner": 3}, "inner must be a mapping of its options, got 3"),
+        ({"name": 3}, "name must be text, got 3"),
+        ({"rate": "fast"}, "rate must be a finite number, got 'fast'"),
+        ({"rate": float("inf")}, "rate must be a finite number, got inf"),
+        ({"rate": True}, "rate must be a finite number, got True"),
+        ({"count": 1.5}, "count must be a whole number, got 1.5"),
+        ({"count": True}, "count must be a whole number, got True"),
+        ({"mode": "c"}, "mode must be a or b, got 'c'"),
+        ({"fast": 1}, "fast must be true or false, got 1"),
+        ({"inner": {"sizes": []}}, "inner.sizes must be a list of whole numbers, got []"),
+        ({"inner": {"sizes": [1, "b"]}}, "inner.sizes must be a whole number, got 'b'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        strict.build(Outer, values)
+    assert str(caught.value) == sentence
+
+
+def test_values_are_taken_over_and_the_rest_stays() -> None:
+    base = Outer(name="base", inner=Inner(depth=9))
+    built = strict.build(Outer, {"rate": "1e-3", "count": 4, "inner": {"sizes": [3]}}, base)
+    assert built == Outer(name="base", rate=1e-3, count=4, inner=Inner(depth=9, sizes=(3,)))
+
+
+def test_flags_and_mappings_give_the_same() -> None:
+    words = ["--rate=0.25", "--count", "7", "--fast", "--inner.sizes", "4", "5", "--mode", "b"]
+    assert strict.build(Outer, strict.parse_flags(Outer, words)) == Outer(
+        rate=0.25, count=7, fast=True, mode="b", inner=Inner(sizes=(4, 5))
+    )
+    assert strict.build(Outer, strict.parse_flags(Outer, ["--no-fast"]), Outer(fast=True)) == Outer()
+    assert strict.build(Outer, strict.parse_flags(Outer, ["--count", "None"]), Outer(count=1)) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nmae", "y"], "unknown flag --nmae; did you mean --name?"),
+        (["--inner.size", "y"], "unknown flag --inner.size; did you mean --inner.sizes?"),
+        (["--count"], "count takes one value, got 0"),
+        (["--count", "1", "2"], "count takes one value, got 2"),
+        (["count", "1"], "unexpected word 'count'"),
+    ],
+)
+def test_a_mistake_in_flags_is_one_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        strict.parse_flags(Outer, words)
+    assert str(caught.value) == sentence
+
+
+def test_flatten_joins_nested_keys() -> None:
+    assert strict.flatten(strict.to_plain(Outer())) == {
+        "name": "x",
+        "rate": 0.5,
+        "count": None,
+        "mode": "a",
+        "fast": False,
+        "inner.depth": 2,
+        "inner.sizes": [1, 2],
+    }

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from cifar_ray import topology
+from cifar_ray.topology import Node, Topology
+
+
+def node(name: str, cpus: float, gpus: float = 0) -> Node:
+    return Node(name, "10.0.0.1", cpus, gpus)
+
+
+def test_reads_and_writes_itself() -> None:
+    assert topology.parse("2x3") == Topology(2, 3)
+    assert str(topology.parse("2x3")) == "2x3"
+    assert topology.parse("2x3").world_size == 6
+
+
+@pytest.mark.parametrize("text", ["", "2", "x2", "2x", "0x2", "2x0", "axb", "-1x2", "2X2", " 1x2", "1x2 ", "01x2"])
+def test_refuses_what_is_not_nodes_by_workers(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be NODESxWORKERS .* such as 1x2"):
+        topology.parse(text)
+
+
+def test_chooses_exactly_so_many_workers_on_each_node() -> None:
+    nodes = [node("a", 4), node("b", 1), node("c", 2)]
+    assert topology.choose(Topology(2, 2), nodes, cpus_per_worker=1) == ["a", "a", "c", "c"]
+
+
+def test_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="2x2 needs 2 nodes with 4 CPUs each, but the cluster has 2 nodes") as caught:
+        topology.choose(Topology(2, 2), [node("a", 4), node("b", 2)], cpus_per_worker=2)
+    assert "(4 CPUs, 2 CPUs), of which 1 is large enough" in str(caught.value)
+    with pytest.raises(ValueError, match="needs 1 node with 1 CPUs and 1 GPUs each"):
+        topology.choose(Topology(1, 1), [node("a", 4)], cpus_per_worker=1, gpus_per_worker=1)
+    with pytest.raises(ValueError, match="0 nodes \\(none alive\\)"):
+        topology.choose(Topology(1, 1), [], cpus_per_worker=1)
+
+
+def test_gpus_count_as_much_as_cpus() -> None:
+    nodes = [node("a", 16, 1), node("b", 16, 4)]
+    assert topology.choose(Topology(1, 2), nodes, 1, gpus_per_worker=1) == ["b", "b"]
+
+
+def test_verifies_where_workers_really_are() -> None:
+    topology.verify(Topology(2, 2), ["a", "b", "a", "b"])
+    for wrong in (["a", "a", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "c", "d"]):
+        with pytest.raises(ValueError, match="topology 2x2 was asked for, but the workers were placed as"):
+            topology.verify(Topology(2, 2), wrong)

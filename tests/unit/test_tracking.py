@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking.run import finite
+from cifar_ray.tracking.sink import Sink
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+    store.connect(uri)
+    return uri
+
+
+@pytest.fixture
+def client(database: str) -> MlflowClient:
+    return store.connect(database)
+
+
+@pytest.fixture
+def run_id(client: MlflowClient) -> str:
+    return client.create_run(store.experiment_id(client, "test")).info.run_id
+
+
+def history(client: MlflowClient, run_id: str, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+
+def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.resolve_uri(None) == f"sqlite:///{home}/.cifar_ray/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert store.resolve_uri(None) == "http://tracking:5000"
+    assert store.resolve_uri("sqlite:////abs/m.db") == "sqlite:////abs/m.db"
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "sqlite:///mlflow.db", "file:///tmp/mlruns", "sqlite://"])
+def test_a_relative_store_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store.resolve_uri(uri)
+    assert caught.value.as_flag().startswith(
+        "--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db"
+    )
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port where connections are taken and never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_store_that_is_not_there_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not \(.*Connection refused\)"):
+        store.connect("http://127.0.0.1:9")
+
+
+def test_a_store_that_never_answers_is_refused_within_10_s(home: Path, silent: int) -> None:
+    refused = threading.Event()
+
+    def connect() -> None:
+        with contextlib.suppress(ConfigError):
+            store.connect(f"http://127.0.0.1:{silent}")
+        refused.set()
+
+    threading.Thread(target=connect, daemon=True).start()
+    assert refused.wait(10)
+
+
+def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.db").write_text("this is no database, it only has its name")
+    with pytest.raises(ConfigError, match="tracking_uri must be a store that answers"):
+        store.connect(f"sqlite:///{tmp_path}/m.db")
+
+
+def test_artifacts_lie_beside_the_database(client: MlflowClient, database: str) -> None:
+    experiment = client.get_experiment(store.experiment_id(client, "an experiment/with signs"))
+    assert (
+        experiment.artifact_location
+        == f"{Path(database.removeprefix('sqlite:///')).parent}/artifacts/an_experiment_with_signs"
+    )
+    assert store.experiment_id(client, "an experiment/with signs") == experiment.experiment_id
+
+
+def test_a_deleted_experiment_is_said(client: MlflowClient) -> None:
+    client.delete_experiment(store.experiment_id(client, "gone"))
+    with pytest.raises(ConfigError, match="experiment must not be a deleted one"):
+        store.experiment_id(client, "gone")
+
+
+def test_a_run_is_found_by_name_and_by_id(client: MlflowClient, tmp_path: Path) -> None:
+    experiment = store.experiment_id(client, "test")
+    tags = {store.KEY_TAG: "k1", store.FOLDER_TAG: str(tmp_path)}
+    made = client.create_run(experiment, run_name="mine", tags=tags)
+    client.create_run(experiment, run_name="foreign")
+    for by in ("mine", made.info.run_id):
+        assert store.find(client, by) == store.KnownRun(made.info.run_id, "mine", "k1", tmp_path, "RUNNING")
+    for absent in ("foreign", "nobody", "0" * 32, "it's"):
+        with pytest.raises(ConfigError, match="there is no run"):
+            store.find(client, absent)
+    twin = client.create_run(experiment, run_name="mine", tags={store.KEY_TAG: "k2"})
+    with pytest.raises(ConfigError, match=rf"there are 2 runs named 'mine'; .*{twin.info.run_id}"):
+        store.find(client, "mine")
+    found = store.find_key(client, "k1")
+    assert found is not None
+    assert found.info.run_id == made.info.run_id
+
+
+def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
+    first = Sink(client, run_id)
+    for step in (1, 2, 3):
+        first.metrics(step, 1000 + step, {"loss": step / 10})
+    assert first.close("KILLED", patience_s=20)
+    second = Sink(client, run_id)
+    for step in (2, 3, 4):
+        second.metrics(step, 9000 + step, {"loss": step / 10, "new": 1.0})
+    assert second.close("FINISHED", patience_s=20)
+    assert history(client, run_id, "loss") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [step for step, _ in history(client, run_id, "new")] == [2, 3, 4]
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) -> None:
+    for value in ("1x2", "1x4"):
+        sink = Sink(client, run_id)
+        sink.params({"topology": value, "seed": "0"})
+        assert sink.close("FINISHED", patience_s=20)
+    assert client.get_run(run_id).data.params == {"topology": "1x2", "seed": "0"}
+
+
+def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
+    sink = Sink(client, run_id)
+    sink.metrics(1, 1, {"a" * 300: 1.0})  # longer than MLflow takes
+    sink.tags({"later": "yes"})
+    assert not sink.close("FINISHED", patience_s=20)
+    assert len(sink.refused) == 1
+    assert client.get_run(run_id).data.tags["later"] == "yes"
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str) -> None:
+    """A job that fails as a connection does is repeated, in its place, until it succeeds."""
+    away, calls = threading.Event(), []
+
+    def job(client: MlflowClient, run_id: str) -> None:
+        calls.append(time.monotonic())
+        if not away.is_set():
+            raise ConnectionError("connection refused")
+
+    sink = Sink(client, run_id)
+    sink.call(job)
+    sink.tags({"after": "yes"})
+    while len(calls) < 2:
+        time.sleep(0.05)
+    assert sink.trouble == "connection refused"
+    assert "after" not in client.get_run(run_id).data.tags
+    away.set()
+    assert sink.close("FINISHED", patience_s=20)
+    assert client.get_run(run_id).data.tags["after"] == "yes"
+
+
+def test_a_store_that_stays_away_is_given_up_at_the_end(client: MlflowClient, run_id: str) -> None:
+    def job(client: MlflowClient, run_id: str) -> None:
+        raise ConnectionError("still away")
+
+    sink = Sink(client, run_id)
+    sink.call(job)
+    assert not sink.close("FINISHED", patience_s=0.5)
+    assert sink.trouble == "still away"
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_only_finite_numbers_are_recorded() -> None:
+    assert finite({"a": 1, "b": float("nan"), "c": float("-inf")}) == {"a": 1.0}
+
+
+def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> None:
+    for step, accuracy in ((10, 0.1), (20, 0.2), (10, 0.1)):
+        artifacts.log_checkpoint(client, run_id, {"step": step, "accuracy": accuracy})
+    assert [entry["step"] for entry in artifacts._checkpoints(client, run_id)] == [10, 20]
+
+
+def test_the_confusion_matrix_shows_every_count(tmp_path: Path) -> None:
+    figure = artifacts.confusion_figure([[5, 1], [0, 4]], ["cat", "dog"])
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == ["5", "1", "0", "4"]
+    figure.savefig(tmp_path / "c.png")
+    assert (tmp_path / "c.png").stat().st_size > 1000
+    crowded = artifacts.confusion_figure([[1] * 100] * 100, [str(i) for i in range(100)])
+    assert len(crowded.axes[0].texts) == 0
+
+
+DRIVER = """
+import sys, time
+from cifar_ray.tracking.guard import Guard
+guard = Guard(*sys.argv[1:4])
+print(guard._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def status_within(client: MlflowClient, run_id: str, status: str, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if client.get_run(run_id).info.status == status:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+@pytest.mark.fault
+def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run_id: str, database: str) -> None:
+    client.set_tag(run_id, store.SESSION_TAG, "s1")
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, database, run_id, "s1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    guard = int(driver.stdout.readline())
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    assert status_within(client, run_id, "KILLED", 30)
+    for _ in range(100):
+        if not Path(f"/proc/{guard}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the guard outlived its run")
+
+
+def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str, database: str) -> None:
+    client.set_tag(run_id, store.SESSION_TAG, "s1")
+    guard = Guard(database, run_id, "s1")
+    guard.dismiss()
+    assert guard._process.returncode == 0
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+
+@pytest.mark.fault
+def test_a_guard_leaves_a_run_alone_that_another_driver_has_taken_over(
+    client: MlflowClient, run_id: str, database: str
+) -> None:
+    client.set_tag(run_id, store.SESSION_TAG, "s2")
+    guard = Guard(database, run_id, "s1")
+    assert guard._process.stdin is not None
+    guard._process.stdin.close()
+    guard._process.wait(timeout=30)
+    assert client.get_run(run_id).info.status == "RUNNING"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.training import hardware, optimizer, recipe
+from cifar_ray.training.clock import Clock
+
+CPU = torch.device("cpu")
+
+
+def config(**values: object) -> TrainConfig:
+    plain = {"lr": 0.4, "warmup_epochs": 1.0, "epochs": 5, "batch_size": 128, "schedule": "cosine"}
+    return recipe.resolve(TrainConfig(**{**plain, **values}))  # type: ignore[arg-type]
+
+
+def test_the_learning_rate_rises_then_falls_along_a_cosine() -> None:
+    rates = [optimizer.learning_rate(config(), step, steps_per_epoch=10) for step in range(50)]
+    assert rates[:10] == pytest.approx([0.04 * step for step in range(1, 11)])
+    assert rates[10] == pytest.approx(0.4)
+    assert rates[30] == pytest.approx(0.2)
+    assert 0 < rates[49] < 0.001
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_constant_schedule_stays_at_its_peak() -> None:
+    rates = [optimizer.learning_rate(config(schedule="constant"), step, 10) for step in range(50)]
+    assert set(rates[10:]) == {0.4}
+
+
+def test_no_warm_up_begins_at_the_peak() -> None:
+    assert optimizer.learning_rate(config(warmup_epochs=0.0), 0, 10) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("sqrt", 2), ("linear", 4)])
+def test_scaling_follows_the_global_batch(rule: str, factor: float) -> None:
+    scaled = config(lr_scaling=rule, base_batch=128, topology="2x2")  # 512 images per step
+    assert optimizer.learning_rate(scaled, 10, 10) == pytest.approx(0.4 * factor)
+
+
+def test_vectors_do_not_decay() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    groups = optimizer.build(model, config(weight_decay=0.1)).param_groups
+    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
+
+
+def test_both_optimizers_are_built_as_configured() -> None:
+    model = nn.Linear(2, 2)
+    sgd = optimizer.build(model, config(optimizer="sgd", momentum=0.8))
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.8, True)
+    assert isinstance(optimizer.build(model, config(optimizer="adamw")), torch.optim.AdamW)
+
+
+def test_the_clock_keeps_phases_and_iterations_apart() -> None:
+    clock = Clock(CPU)
+    with clock.phase("evaluation"):
+        time.sleep(0.02)
+    clock.start()
+    for _ in range(4):
+        clock.lap()
+    assert clock.stop() == pytest.approx(clock.seconds["training"])
+    assert clock.seconds["evaluation"] >= 0.02
+    assert clock.seconds["checkpoint"] == 0
+    assert len(clock.state()["iterations"]) == 3  # the first of a process is left out
+    clock.start()
+    clock.lap()
+    clock.stop()
+    assert len(clock.state()["iterations"]) == 4
+
+
+def test_a_clock_continues_from_its_state() -> None:
+    first = Clock(CPU)
+    first.seconds["training"] = 5.0
+    first.start()
+    for _ in range(3):
+        first.lap()
+    first.stop()
+    second = Clock(CPU)
+    second.seconds["startup"] = 1.0
+    second.restore(first.state())
+    assert second.seconds["training"] >= 5.0
+    assert second.seconds["startup"] == 1.0
+    assert second.iterations().keys() == {"iteration_mean_s", "iteration_median_s", "iteration_p95_s"}
+
+
+def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:
+    clock = Clock(CPU)
+    clock.start()
+    clock.lap()
+    clock.stop()
+    assert clock.iterations() == {}
+
+
+def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = hardware.Place()
+    for fast, precision in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(hardware, "fast_at_bf16", lambda device, fast=fast: fast)
+        assert hardware.agree_on_precision("auto", place) == precision
+    assert hardware.agree_on_precision("fp32", place) == "fp32"
+
+
+def test_a_resolved_config_has_nothing_left_open() -> None:
+    resolved = config(optimizer=None)
+    learned = ("optimizer", "lr", "momentum", "weight_decay", "schedule", "warmup_epochs", "label_smoothing")
+    assert all(getattr(resolved, name) is not None for name in (*learned, "base_batch", "batch_size"))
+    assert replace(resolved, lr=1.0) != resolved
