@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from cifar_ray import data
 from cifar_ray.config import TrainConfig
 from cifar_ray.training import recipe
+from tests.person import ELSEWHERE, Person
 
 NO_DATA = "needs real data; set CIFAR_RAY_DATA_DIR to a folder with CIFAR-10 and MNIST"
 
@@ -30,29 +28,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
-    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+    for name in ELSEWHERE:
         monkeypatch.delenv(name, raising=False)
     return folder
 
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
 @pytest.fixture
-def cifar_ray(home: Path) -> Command:
-    """Runs ``cifar-ray WORDS...`` as a person would, with an empty home folder."""
+def person(tmp_path: Path) -> Person:
+    """Somebody with an empty home folder who runs ``cifar-ray``."""
+    return Person(tmp_path)
 
-    def run(*words: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cifar_ray.cli", *words],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, **variables},
-            cwd=home,
-        )
 
-    return run
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory: pytest.TempPathFactory) -> Person:
+    """A person whose home folder lasts for all tests of a module."""
+    return Person(tmp_path_factory.mktemp("resident"))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+import torch
+import torch.distributed as dist
+
+from cifar_ray import data, models
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,3 +60,51 @@ def train_here(
 ) -> Outcome:
     """The loop in this process, with no launcher."""
     return fit(config, dataset, folder, place or Place(), recorder or Recorder(), Launch(0.0, 0.0))
+
+
+def train_on_ranks(
+    config: TrainConfig, folder: Path, stop_after: int | None = None
+) -> list[tuple[Outcome | None, Recorder]]:
+    """The loop in one process per worker of ``config``, over gloo.
+
+    Returns:
+        Outcome (None when stopped) and what the observer heard, of every rank.
+    """
+    return _on_ranks(config, _train, folder, stop_after)
+
+
+def evaluate_on_ranks(config: TrainConfig) -> list[Evaluation]:
+    """The evaluation of the initial weights, in one process per worker of ``config``."""
+    return _on_ranks(config, _evaluate)
+
+
+def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.helpers"])
+    with tempfile.TemporaryDirectory() as meeting, context.Pool(config.world_size, maxtasksperchild=1) as pool:
+        tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]
+        return pool.starmap(_on_rank, tasks, chunksize=1)
+
+
+def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    if config.world_size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=config.world_size)
+    try:
+        return work(config, Place(rank, config.world_size, rank), *arguments)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _train(config: TrainConfig, place: Place, folder: Path, stop_after: int | None) -> tuple[Outcome | None, Recorder]:
+    recorder = Recorder(stop_after)
+    try:
+        return train_here(config, data.load(config.dataset), folder, recorder, place), recorder
+    except Stopped:
+        return None, recorder
+
+
+def _evaluate(config: TrainConfig, place: Place) -> Evaluation:
+    dataset = data.load(config.dataset)
+    torch.manual_seed(0)
+    return Evaluator(dataset, place, "fp32")(models.build(config, dataset.spec))

@@ -20,7 +20,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
-from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Placement
+from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, Placement
 from cifar_ray.strict import ConfigError
 from cifar_ray.training.observer import Launch, Outcome
 
@@ -112,7 +112,7 @@ def run(
                 max_failures=config.max_failures,
                 controller_failure_limit=int(config.start_timeout_s // _PLACEMENT_TRY_S),
             ),
-            callbacks=[Placement(config.placement, config.cpus_per_worker, gpus, mailbox)],
+            callbacks=[Placement(config.placement, config.cpus_per_worker, gpus, mailbox), Failures(mailbox)],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
         ),
     )

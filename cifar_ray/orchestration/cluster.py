@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,22 @@ def session(config: TrainConfig) -> Iterator[None]:
         ConfigError: when no cluster answers at the address, or this machine cannot start the nodes.
     """
     head = address(config)
+    if head and is_made_up(config):
+        raise ConfigError(
+            "local_nodes" if config.local_nodes > 1 else "oversubscribe",
+            f"is for a Ray started here, and RAY_ADDRESS names one to join ({head})",
+        )
     if ray.is_initialized():
         yield
     elif head:
-        try:
-            _join(head, config)
-            yield
-        finally:
-            ray.shutdown()
+        with _settings(_settings_to_join()):
+            try:
+                _join(head, config)
+                yield
+            finally:
+                ray.shutdown()
     else:
-        with _private_settings(), _local(config):
+        with _settings(_settings_to_start()), _loopback(), _local(config):
             yield
 
 
@@ -73,27 +79,36 @@ def is_made_up(config: TrainConfig) -> bool:
     return config.local_nodes > 1 or config.oversubscribe
 
 
-@contextmanager
-def _private_settings() -> Iterator[None]:
-    """Within it, what Ray starts listens on the loopback interface and asks for a token of its own.
-
-    By itself Ray would listen on every interface, and keep the token in a file that everyone can read.
-    """
-    before = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def _settings_to_start() -> dict[str, str]:
+    """For a Ray started here: a token of its own, which by itself it would keep in a file for all to read."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
     if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    # Ray's switch for machines on which it forms no clusters; it has read the variable already.
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return settings
+
+
+def _settings_to_join() -> dict[str, str]:
+    """For a Ray that is there: its token, as ``ray start`` would use it."""
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if "RAY_AUTH_MODE" not in os.environ and (named or (Path.home() / ".ray" / "auth_token").is_file()):
+        return {"RAY_AUTH_MODE": "token"}
+    return {}
+
+
+@contextmanager
+def _settings(values: Mapping[str, str]) -> Iterator[None]:
+    """Within it, Ray has these variables; it has read its environment when it was imported."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     _reread()
     try:
         yield
     finally:
-        for name in os.environ.keys() - before[0].keys():
-            del os.environ[name]
-        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
         _reread()
 
 
@@ -101,6 +116,17 @@ def _reread() -> None:
     """Have Ray's compiled part take its settings and its token from the environment again."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Within it, Ray listens on the loopback interface alone, by its switch for machines without clusters."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager
@@ -153,19 +179,11 @@ def _join(head: str, config: TrainConfig) -> None:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
-    if "RAY_AUTH_MODE" not in os.environ and _has_token():
-        # `ray start` turns authentication on when it finds a token; joining does not.
-        os.environ["RAY_AUTH_MODE"] = "token"
     try:
         ray.init(address=head, **_quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
-
-
-def _has_token() -> bool:
-    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(named) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

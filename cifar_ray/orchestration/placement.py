@@ -23,12 +23,13 @@ from cifar_ray.topology import Topology
 from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
+_LONGEST_REASON = 160
 _FINAL = (ConfigError, CheckpointError, DivergedError, torch.OutOfMemoryError)
 """Errors that the same run would meet again."""
 
 
-class Placement(ControllerCallback, UserCallback):
-    """Runs inside Ray Train's controller: names the nodes before each start, judges failures after.
+class Placement(ControllerCallback):
+    """Runs inside Ray Train's controller: names the nodes before each start of the workers.
 
     Ray packs or spreads, but has no "exactly W workers on each of N nodes"; one label selector per worker
     says it. They are renewed before every start, since after a failure other nodes may be alive.
@@ -50,8 +51,18 @@ class Placement(ControllerCallback, UserCallback):
         try:
             chosen = topology.choose(self._wanted, cluster.nodes(), self._cpus, self._gpus)
         except ValueError:
-            return  # too few nodes just now: the old selectors wait for the start's deadline
+            return  # too few nodes just now: this start times out, and the next one looks again
         self._scaling_config.label_selector = [{NODE_ID_LABEL: node_id} for node_id in chosen]
+
+
+class Failures(UserCallback):
+    """Runs inside Ray Train's controller: tells the driver of failed workers, and ends what is hopeless.
+
+    It is a class of its own because Ray Train asks a ``UserCallback`` for nothing else.
+    """
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = {rank: getattr(error, "_base_exc", error) for rank, error in worker_exceptions.items()}
@@ -64,7 +75,7 @@ class Placement(ControllerCallback, UserCallback):
 
 
 def _sentence(error: BaseException) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
     return (
         first
         if isinstance(error, (ConfigError, CheckpointError, DivergedError))

@@ -163,7 +163,7 @@ class _Work:
             if not self.record.end(status):
                 self.console.line(
                     f"MLflow at {self.record.uri} has not taken everything ({self.record.trouble}); "
-                    f"`cifar-ray resume {self.folder.name}` completes its record when it is back"
+                    f"`cifar-ray resume {self.folder.name}{self._store_flag()}` completes its record when it is back"
                 )
         return self._result(outcome)
 
@@ -241,6 +241,9 @@ class _Work:
             f"failure {self.failures} of at most {self.config.max_failures}"
         )
 
+    def _store_flag(self) -> str:
+        return f" --tracking-uri {self.record.uri}" if self.config.tracking_uri else ""
+
     def _result(self, outcome: Outcome) -> TrainResult:
         result = TrainResult(
             name=self.folder.name,
@@ -252,12 +255,11 @@ class _Work:
             weights_sha256=outcome.weights_sha256,
             checkpoint=Path(outcome.checkpoint),
         )
-        ui = "cifar-ray ui" + (f" --tracking-uri {self.record.uri}" if self.config.tracking_uri else "")
         places = [
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", str(result.folder)),
             ("weights sha256", result.weights_sha256),
-            ("look at it with", ui),
+            ("look at it with", f"cifar-ray ui{self._store_flag()}"),
         ]
         self.console.summary(result.metrics, result.times, places)
         return result

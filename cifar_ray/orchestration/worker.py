@@ -31,6 +31,7 @@ from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoin
 
 _PROGRESS_INTERVAL_S = 0.25
 _SAMPLE_INTERVAL_S = 5.0
+_FIRST_SAMPLE_S = 1.0
 
 
 def train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
@@ -135,7 +136,9 @@ def _sampling(mailbox: Any, place: Place) -> Iterator[None]:
 
     def sample() -> None:
         psutil.cpu_percent()  # the first call only sets the start of the interval
-        while not stop.wait(_SAMPLE_INTERVAL_S):
+        pause = _FIRST_SAMPLE_S  # a short run shall have one, too
+        while not stop.wait(pause):
+            pause = _SAMPLE_INTERVAL_S
             metrics = {f"{place.node[:8]}/{name}": value for name, value in _load().items()}
             mailbox.post.remote(SystemSample(time.time_ns() // 1_000_000, metrics))
 

@@ -24,10 +24,34 @@ _MODEL = "model"
 _MOST_LABELS = 20
 
 
-def log_checkpoint(client: MlflowClient, run_id: str, entry: Mapping[str, Any]) -> None:
-    """Add a reference to ``checkpoints.json``: where the checkpoint is, and its hash."""
-    entries = {known["step"]: known for known in [*_checkpoints(client, run_id), entry]}
-    client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
+class CheckpointList:
+    """``checkpoints.json``: where each checkpoint of a run is, and its hash.
+
+    Checkpoints may come faster than a store takes a file; each writing has all that came before it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Mapping[str, Any]] = {}
+        self._added, self._written = 0, 0
+        self._continued = False
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Note a checkpoint by its ``step``; one noted before is replaced."""
+        self._entries[entry["step"]] = entry
+        self._added += 1
+
+    def write(self, client: MlflowClient, run_id: str) -> None:
+        """Bring the artifact up to date, keeping what an earlier process wrote."""
+        if not self._continued:
+            earlier = {entry["step"]: entry for entry in _checkpoints(client, run_id)}
+            self._entries = {**earlier, **self._entries}
+            self._continued = True
+        added = self._added
+        if added > self._written:
+            client.log_dict(
+                run_id, {"checkpoints": [self._entries[step] for step in sorted(self._entries)]}, _CHECKPOINTS
+            )
+            self._written = added
 
 
 def _checkpoints(client: MlflowClient, run_id: str) -> list[Mapping[str, Any]]:

@@ -49,6 +49,7 @@ class RunRecord:
         self.run_id = run_id
         self.uri = client.tracking_uri
         self._started_ms = started_ms
+        self._checkpoints = artifacts.CheckpointList()
         session = uuid.uuid4().hex
         client.set_tag(run_id, store.SESSION_TAG, session)
         client.update_run(run_id, status="RUNNING")
@@ -123,14 +124,16 @@ class RunRecord:
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
         """A reference to a checkpoint; the files stay where they are."""
-        entry = {
-            "step": saved.step,
-            "epoch": saved.epoch,
-            "path": str(saved.path),
-            "weights_sha256": saved.weights_sha256,
-            "accuracy": saved.accuracy,
-        }
-        self._sink.call(lambda client, run_id: artifacts.log_checkpoint(client, run_id, entry))
+        self._checkpoints.add(
+            {
+                "step": saved.step,
+                "epoch": saved.epoch,
+                "path": str(saved.path),
+                "weights_sha256": saved.weights_sha256,
+                "accuracy": saved.accuracy,
+            }
+        )
+        self._sink.call(self._checkpoints.write)
         if saved.best:
             self._sink.tags({"cifar_ray.best_checkpoint": str(saved.path)})
 

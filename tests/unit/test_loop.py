@@ -132,6 +132,12 @@ def test_only_one_process_trains_into_a_folder(
         train_here(small, digits, tmp_path)
 
 
+def test_the_configured_number_of_threads_computes(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    for threads in (2, 1):
+        train_here(replace(small, epochs=1, cpus_per_worker=threads), digits, tmp_path / str(threads))
+        assert torch.get_num_threads() == threads
+
+
 def test_epochs_are_ordered_anew(small: TrainConfig, digits: Dataset) -> None:
     first, second = (order.permutation(0, epoch, 1437).tolist() for epoch in (0, 1))
     assert sum(itertools.starmap(int.__eq__, zip(first, second, strict=True))) < 20

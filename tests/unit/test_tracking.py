@@ -192,9 +192,13 @@ def test_only_finite_numbers_are_recorded() -> None:
 
 
 def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> None:
-    for step, accuracy in ((10, 0.1), (20, 0.2), (10, 0.1)):
-        artifacts.log_checkpoint(client, run_id, {"step": step, "accuracy": accuracy})
-    assert [entry["step"] for entry in artifacts._checkpoints(client, run_id)] == [10, 20]
+    for steps in ((10, 20), (20, 30)):  # two processes, the second resuming from before what the first wrote last
+        listed = artifacts.CheckpointList()
+        for step in steps:
+            listed.add({"step": step})
+        listed.write(client, run_id)
+        listed.write(client, run_id)
+    assert [entry["step"] for entry in artifacts._checkpoints(client, run_id)] == [10, 20, 30]
 
 
 def test_the_confusion_matrix_shows_every_count(tmp_path: Path) -> None:

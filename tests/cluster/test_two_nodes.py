@@ -1,0 +1,224 @@
+"""Several Ray nodes on this machine: placement, joining, and nodes that leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.person import Person
+
+pytestmark = pytest.mark.cluster
+
+WORDS = [
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "simple_cnn",
+    "--global-batch-size",
+    "64",
+    "--precision",
+    "fp32",
+    "--log-every",
+    "5",
+]
+HERE = ["--local-nodes", "2", "--oversubscribe"]
+
+
+def placement(person: Person, name: str) -> list[dict[str, object]]:
+    run = person.run_named(name)
+    return json.loads(Path(person.mlflow.download_artifacts(run.info.run_id, "placement.json")).read_text())
+
+
+def losses(person: Person, name: str) -> list[float]:
+    run_id = person.run_named(name).info.run_id
+    return [point.value for point in person.mlflow.get_metric_history(run_id, "train/loss")]
+
+
+def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> None:
+    for topology, extra in (("1x1", []), ("2x2", HERE)):
+        done = person.runs(*WORDS, "--epochs", "2", "--topology", topology, *extra, "--run-name", f"t{topology}")
+        assert done.returncode == 0, done.stderr
+    assert losses(person, "t2x2") == pytest.approx(losses(person, "t1x1"), rel=1e-4)
+    assert len(losses(person, "t2x2")) == 8
+    workers = placement(person, "t2x2")
+    assert Counter(Counter(worker["node_id"] for worker in workers).values()) == {2: 2}
+    tags = person.run_named("t2x2").data.tags
+    assert (tags["times_are_a_clusters"], tags["local_nodes"], tags["oversubscribe"]) == ("false", "2", "true")
+    assert "its times are not those of a cluster" in done.stdout
+    assert "counting more CPUs than it has" in done.stdout
+    assert person.leftovers() == []
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_real_cifar10_on_two_nodes_of_two(person: Person) -> None:
+    words = ["train", "--model", "simple_cnn", "--epochs", "2"]
+    for topology, extra in (("1x2", []), ("2x2", HERE)):
+        done = person.runs(*words, "--topology", topology, *extra, "--run-name", f"t{topology}", timeout=600)
+        assert done.returncode == 0, done.stderr
+        run = person.run_named(f"t{topology}")
+        assert run.info.status == "FINISHED"
+        assert run.data.metrics["test/images"] == 10_000
+        assert run.data.metrics["test/accuracy"] > 0.35
+        assert run.inputs.dataset_inputs[0].dataset.name == "cifar10"
+
+
+def test_a_topology_that_does_not_fit_is_refused_before_anything_is_recorded(person: Person) -> None:
+    for extra, lacking in (
+        ([], "2x9 needs 2 nodes with 9 CPUs each, but the cluster has 1 node "),
+        (["--cpus-per-worker", "400"], "needs 2 nodes with 3600 CPUs each"),
+    ):
+        done = person.runs(*WORDS[:5], "--batch-size", "8", "--topology", "2x9", *extra)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: --topology 2x9 needs ")
+        assert lacking in done.stderr
+        assert "--local-nodes 2 starts that many nodes on this machine" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert [experiment.name for experiment in person.mlflow.search_experiments()] == ["Default"]
+    assert list((person.home / ".cifar_ray" / "runs").iterdir()) == []
+    assert person.leftovers() == []
+
+
+class Head:
+    """A Ray cluster that is there before the command, and stays."""
+
+    def __init__(self, person: Person) -> None:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        self._environment = {**person.environment, "RAY_AUTH_TOKEN": "a" * 64, "RAY_AUTH_MODE": "token"}
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._start("head", "--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false")
+
+    def add(self, name: str) -> None:
+        """Another node, of one CPU."""
+        self._start(name, f"--address={self.address}", "--num-cpus=1")
+
+    def remove(self, name: str) -> None:
+        """Pull a node's plug."""
+        process = self._nodes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for name in list(self._nodes):
+            self.remove(name)
+
+    def says(self, code: str) -> str:
+        """What a driver of the cluster prints."""
+        script = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n{code}"
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=self._environment, timeout=60
+        )
+        return done.stdout.strip()
+
+    def until_nodes(self, count: int) -> None:
+        end = time.monotonic() + 60
+        while self.says("print(sum(node['Alive'] for node in ray.nodes()))") != str(count):
+            assert time.monotonic() < end
+            time.sleep(1)
+
+    def _start(self, name: str, *words: str) -> None:
+        self._nodes[name] = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ray.scripts.scripts",
+                "start",
+                "--block",
+                "--object-store-memory=300000000",
+                *words,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self._environment,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def head(person: Person) -> Iterator[Head]:
+    person.environment |= {"RAY_AUTH_TOKEN": "a" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    with contextlib.closing(Head(person)) as running:
+        running.until_nodes(1)
+        yield running
+
+
+def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head) -> None:
+    head.add("second")
+    head.until_nodes(2)
+    done = person.runs(*WORDS, "--epochs", "1", "--topology", "2x1", "--run-name", "joined", RAY_ADDRESS=head.address)
+    assert done.returncode == 0, done.stderr
+    assert "joining Ray" in done.stdout
+    assert len({worker["node_id"] for worker in placement(person, "joined")}) == 2
+    assert "times_are_a_clusters" not in person.run_named("joined").data.tags
+    assert head.says("print(int(ray.cluster_resources()['CPU']))") == "2"
+    refused = person.runs(*WORDS, "--local-nodes", "2", RAY_ADDRESS=head.address)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith(
+        "error: --local-nodes is for a Ray started here, and RAY_ADDRESS names one to join"
+    )
+
+
+@pytest.mark.fault
+def test_a_node_that_leaves_is_replaced_by_another(person: Person, head: Head) -> None:
+    """The selectors of the first start name a node that is gone; those of the second do not."""
+    head.add("second")
+    head.until_nodes(2)
+    long = [*WORDS, "--model", "resnet", "--epochs", "25", "--topology", "2x1", "--address", head.address]
+    with person.starts(*long, "--run-name", "moved") as run:
+        run.until("epoch 2/25")
+        before = {worker["node_id"] for worker in placement(person, "moved")}
+        head.remove("second")
+        head.add("third")
+        assert run.end() == 0, run.output
+        assert "failure 1 of at most 3" in run.output
+    after = {worker["node_id"] for worker in placement(person, "moved")}
+    assert len(after) == 2
+    assert len(before & after) == 1
+    run_id = person.run_named("moved").info.run_id
+    assert [point.step for point in person.mlflow.get_metric_history(run_id, "test/accuracy")] == list(range(1, 26))
+
+
+@pytest.mark.fault
+def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(person: Person, head: Head) -> None:
+    hold = "a = ray.remote(lambda: __import__('time').sleep(600)).remote(); print('held', flush=True); ray.get(a)"
+    occupant = subprocess.Popen(
+        [sys.executable, "-c", f"import ray; ray.init({head.address!r}, log_to_driver=False)\n{hold}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=person.environment | {"RAY_AUTH_MODE": "token"},
+    )
+    try:
+        assert occupant.stdout is not None
+        assert occupant.stdout.readline() == b"held\n"
+        waiting = ["--run-name", "waiting", "--start-timeout-s", "20", "--address", head.address]
+        done = person.runs(*WORDS, *waiting)
+    finally:
+        occupant.kill()
+        occupant.wait()
+    assert done.returncode == 1
+    assert "the workers of topology 1x1 could not be placed within 20 s" in done.stderr
+    assert person.run_named("waiting").info.status == "FAILED"
+
+
+def test_an_address_where_nothing_listens_is_refused(person: Person) -> None:
+    for address in ("127.0.0.1:9", "nowhere.invalid:6379", "localhost", "ray://127.0.0.1:10001"):
+        done = person.runs(*WORDS, "--address", address)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: --address must be ")
+        assert done.stderr.count("\n") == 1
+    assert list((person.home / ".cifar_ray" / "runs").iterdir()) == []

@@ -1,0 +1,284 @@
+"""What a run survives, and how truthfully it ends when it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.person import Person
+
+pytestmark = pytest.mark.fault
+
+# About 8 s of training on one worker per CPU, with something to lose at any moment.
+LONG = [
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "resnet",
+    "--resnet.blocks",
+    "1",
+    "1",
+    "--epochs",
+    "30",
+    "--batch-size",
+    "32",
+    "--topology",
+    "1x2",
+    "--checkpoint-every",
+    "7",
+    "--log-every",
+    "5",
+    "--run-name",
+    "victim",
+]
+EPOCHS = list(range(1, 31))
+ITERATIONS = list(range(5, 30 * 22 + 1, 5))
+
+
+def digest(person: Person, name: str) -> str:
+    return person.run_named(name).data.tags["cifar_ray.weights_sha256"]
+
+
+def steps(client: MlflowClient, run_id: str, name: str) -> list[int]:
+    return [point.step for point in client.get_metric_history(run_id, name)]
+
+
+def assert_complete(person: Person, name: str = "victim") -> None:
+    """The run is finished, and every figure is there exactly once."""
+    run = person.run_named(name)
+    assert run.info.status == "FINISHED"
+    assert steps(person.mlflow, run.info.run_id, "test/accuracy") == EPOCHS
+    assert steps(person.mlflow, run.info.run_id, "train/loss") == ITERATIONS
+
+
+def wait_for_status(person: Person, status: str, name: str = "victim") -> None:
+    end = time.monotonic() + 60
+    while person.run_named(name).info.status != status:
+        assert time.monotonic() < end, f"still {person.run_named(name).info.status}"
+        time.sleep(0.3)
+
+
+def wait_for_nothing_left(person: Person) -> None:
+    """Ray's own helpers notice the end of what they served after a while."""
+    end = time.monotonic() + 150
+    while left := person.leftovers():
+        assert time.monotonic() < end, left
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(resident: Person) -> str:
+    """SHA-256 of the weights of a run that nothing has happened to."""
+    done = resident.runs(*LONG[:-1], "calm")
+    assert done.returncode == 0, done.stderr
+    assert_complete(resident, "calm")
+    return digest(resident, "calm")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
+    seed: int, person: Person, undisturbed: str
+) -> None:
+    moment = random.Random(seed + time.time_ns()).uniform(0, 7)
+    with person.starts(*LONG) as run:
+        run.until("starting the workers")
+        if seed == 1:
+            run.until("epoch 1/30")
+        time.sleep(moment)
+        run.kill(signal.SIGKILL)
+        run.end()
+    wait_for_status(person, "KILLED")
+    first = person.run_named("victim").info.run_id
+    done = person.runs("resume", "victim")
+    assert done.returncode == 0, f"killed after {moment:.2f} s: {done.stdout}{done.stderr}"
+    assert digest(person, "victim") == undisturbed, f"killed after {moment:.2f} s"
+    assert person.run_named("victim").info.run_id == first
+    assert_complete(person)
+    wait_for_nothing_left(person)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
+    signum: int, status: int, person: Person, undisturbed: str
+) -> None:
+    with person.starts(*LONG) as run:
+        run.until("epoch 3/30")
+        run.kill(signum)
+        assert run.end() == status
+        assert f"error: interrupted by {signal.Signals(signum).name}" in run.output
+        assert "Traceback" not in run.output
+    assert person.run_named("victim").info.status == "KILLED"
+    wait_for_nothing_left(person)
+    done = person.runs("resume", person.run_named("victim").info.run_id)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step " in done.stdout
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+
+
+def worker_pids(person: Person) -> list[int]:
+    client = person.mlflow
+    run_id = person.run_named("victim").info.run_id
+    while not any(file.path == "placement.json" for file in client.list_artifacts(run_id)):
+        time.sleep(0.1)
+    workers = json.loads(Path(client.download_artifacts(run_id, "placement.json")).read_text())
+    return [worker["pid"] for worker in workers]
+
+
+def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -> None:
+    with person.starts(*LONG) as run:
+        run.until("epoch 2/30")
+        os.kill(worker_pids(person)[1], signal.SIGKILL)
+        assert run.end() == 0, run.output
+        assert "restarting from the newest checkpoint, failure 1 of at most 3" in run.output
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+    assert person.run_named("victim").data.tags["cifar_ray.worker_failures"] == "1"
+
+
+def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(person: Person) -> None:
+    with person.starts(*LONG, "--max-failures", "0") as run:
+        run.until("epoch 2/30")
+        os.kill(worker_pids(person)[0], signal.SIGKILL)
+        assert run.end() == 1
+        assert "Traceback" not in run.output
+        assert "error: rank 0: " in run.output
+    run_now = person.run_named("victim")
+    assert run_now.info.status == "FAILED"
+    assert "rank 0" in run_now.data.tags["cifar_ray.failure"]
+    assert max(steps(person.mlflow, run_now.info.run_id, "test/accuracy")) >= 2
+    wait_for_nothing_left(person)
+
+
+def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None:
+    done = person.runs(*LONG, "--lr", "1e30", "--warmup-epochs", "0")
+    assert done.returncode == 1
+    assert "error: " in done.stderr
+    assert "the loss is not a finite number at step " in done.stderr
+    assert "restarting" not in done.stdout
+    assert person.run_named("victim").info.status == "FAILED"
+
+
+def test_a_run_under_way_is_not_resumed_beside_itself(person: Person) -> None:
+    with person.starts(*LONG) as run:
+        run.until("epoch 1/30")
+        done = person.runs("resume", "victim")
+        assert done.returncode == 2
+        assert done.stderr == "error: run 'victim' is being trained by another process\n"
+        assert run.end() == 0, run.output
+    assert_complete(person)
+
+
+def test_damaged_checkpoints_are_passed_over_and_said_when_none_is_left(person: Person, undisturbed: str) -> None:
+    with person.starts(*LONG) as run:
+        run.until("epoch 4/30")
+        run.kill()
+        run.end()
+    wait_for_status(person, "KILLED")
+    folder = person.home / ".cifar_ray" / "runs" / "victim" / "checkpoints"
+    *_, newest = sorted(folder.glob("step-*"))
+    kept = (newest / "weights.safetensors").read_bytes()
+    (newest / "weights.safetensors").write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    manifests = {path: (path / "manifest.json").read_bytes() for path in folder.glob("step-*")}
+    for path in manifests:
+        (path / "manifest.json").write_text("{")
+    done = person.runs("resume", "victim")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: no usable checkpoint in {folder}: checkpoint ")
+    assert done.stderr.count("\n") == 1
+    for path, manifest in manifests.items():
+        (path / "manifest.json").write_bytes(manifest)
+    done = person.runs("resume", "victim")
+    assert done.returncode == 0, done.stderr
+    assert f"passed over: checkpoint file {newest}/weights.safetensors is damaged" in done.stdout
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+
+
+class Server:
+    """A real MLflow server on a port of its own, to be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = ["server", "--backend-store-uri", f"sqlite:///{self._folder}/m.db", "--port", str(self.port)]
+        words += ["--artifacts-destination", f"{self._folder}/artifacts", "--workers", "1"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )
+        end = time.monotonic() + 90
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.3)
+        raise TimeoutError(self.uri)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path, person: Person) -> Iterator[Server]:
+    running = Server(tmp_path)
+    running.start()
+    person.uri = running.uri
+    yield running
+    running.kill()
+
+
+def test_a_tracking_server_that_goes_away_and_comes_back_has_everything(
+    person: Person, server: Server, undisturbed: str
+) -> None:
+    with person.starts(*LONG, "--tracking-uri", server.uri) as run:
+        run.until("epoch 2/30")
+        server.kill()
+        run.until("MLflow does not answer")
+        run.until("epoch 12/30")
+        server.start()
+        assert run.end() == 0, run.output
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+
+
+def test_a_tracking_server_that_stays_away_does_not_stop_training(
+    person: Person, server: Server, undisturbed: str
+) -> None:
+    with person.starts(*LONG, "--tracking-uri", server.uri) as run:
+        run.until("epoch 2/30")
+        server.kill()
+        assert run.end() == 0, run.output
+        assert f" {undisturbed}\n" in run.output
+        assert "`cifar-ray resume victim --tracking-uri" in run.output
+    server.start()
+    done = person.runs("resume", "victim", "--tracking-uri", server.uri)
+    assert done.returncode == 0, done.stderr
+    assert_complete(person)
+    assert digest(person, "victim") == undisturbed

@@ -1,0 +1,115 @@
+"""Several workers over gloo, without a launcher: what must not depend on their number, and what may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.training import checkpoint, recipe
+from tests.helpers import evaluate_on_ranks, train_on_ranks
+
+
+def config(topology: str, **values: object) -> TrainConfig:
+    plain: dict[str, object] = {
+        "dataset": "digits",
+        "model": "simple_cnn",
+        "epochs": 2,
+        "global_batch_size": 96,
+        "precision": "fp32",
+        "log_every": 2,
+    }
+    return recipe.resolve(TrainConfig(topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+
+
+def losses(results: list) -> list[float]:
+    return [row.metrics["train/loss"] for row in results[0][1].rows]
+
+
+@pytest.mark.parametrize("topology", ["1x2", "1x3", "2x2"])
+def test_losses_are_those_of_one_worker(topology: str, tmp_path: Path) -> None:
+    """On a model without batch norm, with the same seed and global batch."""
+    one = losses(train_on_ranks(config("1x1"), tmp_path / "one"))
+    many = losses(train_on_ranks(config(topology), tmp_path / "many"))
+    assert len(one) == 14
+    assert many == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.data
+def test_an_evaluation_counts_exactly_10000_images_at_any_world_size() -> None:
+    reference = None
+    for world_size in (1, 2, 3):
+        wanted = config(f"1x{world_size}", dataset="cifar10", global_batch_size=None)
+        for evaluation in evaluate_on_ranks(wanted):
+            assert evaluation.images == 10_000
+            assert [sum(row) for row in evaluation.confusion] == [1000] * 10
+            reference = reference or evaluation
+            assert evaluation.confusion == reference.confusion
+            assert evaluation.metrics == pytest.approx(reference.metrics, rel=1e-6)
+
+
+def test_every_rank_ends_with_the_same_weights_and_figures(tmp_path: Path) -> None:
+    results = train_on_ranks(config("1x3", model="resnet", resnet=ResNetOptions((1, 1), 8)), tmp_path)
+    outcomes = [outcome for outcome, _ in results]
+    assert all(outcome is not None for outcome in outcomes)
+    assert len({outcome.weights_sha256 for outcome in outcomes if outcome}) == 1
+    assert len({str(outcome.confusion) for outcome in outcomes if outcome}) == 1
+    rows = results[0][1].rows
+    assert rows[0].metrics.keys() == {"train/loss", "train/lr", *(f"train/loss_rank{rank}" for rank in range(3))}
+    mean = sum(rows[0].metrics[f"train/loss_rank{rank}"] for rank in range(3)) / 3
+    assert rows[0].metrics["train/loss"] == pytest.approx(mean)
+
+
+MODELS = {
+    "resnet": {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)},
+    "vit": {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)},
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("topology", ["1x2", "2x2"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_an_interrupted_run_of_several_workers_equals_an_uninterrupted_one(
+    name: str, topology: str, precision: str, tmp_path: Path
+) -> None:
+    """To the last bit, with buckets small enough that DDP uses several and lays them out anew."""
+    wanted = config(topology, checkpoint_every=4, bucket_cap_mb=0.005, precision=precision, **MODELS[name])
+    whole, *_ = train_on_ranks(wanted, tmp_path / "whole")
+    for stop in (5, 17):
+        train_on_ranks(wanted, tmp_path / "parts", stop_after=stop)
+    parts, *_ = train_on_ranks(wanted, tmp_path / "parts")
+    assert whole[0] is not None
+    assert parts[0] is not None
+    assert parts[1].steps[0] == 17
+    assert parts[0].weights_sha256 == whole[0].weights_sha256
+    assert parts[0].confusion == whole[0].confusion
+
+
+def test_a_run_goes_on_at_another_world_size(tmp_path: Path) -> None:
+    """Nothing in a checkpoint belongs to a worker: the losses go on as those of the first topology would."""
+    whole = losses(train_on_ranks(config("1x2"), tmp_path / "whole"))
+    train_on_ranks(config("1x2", checkpoint_every=6), tmp_path / "parts", stop_after=7)
+    rest = train_on_ranks(config("1x3"), tmp_path / "parts")
+    assert rest[0][1].begun[0].step == 6
+    assert losses(rest) == pytest.approx(whole[3:], rel=1e-4)
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_all_ranks_alike(tmp_path: Path) -> None:
+    wanted = config("1x2", checkpoint_every=4)
+    whole, *_ = train_on_ranks(wanted, tmp_path / "whole")
+    train_on_ranks(wanted, tmp_path / "parts", stop_after=9)
+    (tmp_path / "parts" / "step-00000008" / checkpoint.WEIGHTS).write_bytes(b"")
+    rest, other = train_on_ranks(wanted, tmp_path / "parts")
+    assert rest[1].begun[0].step == 4
+    assert "step-00000008" in rest[1].begun[0].skipped[0]
+    assert rest[1].steps == other[1].steps == list(range(5, 29))
+    assert whole[0] is not None
+    assert rest[0] is not None
+    assert rest[0].weights_sha256 == whole[0].weights_sha256
+
+
+def test_accumulation_exchanges_gradients_once_per_step(tmp_path: Path) -> None:
+    once = losses(train_on_ranks(config("1x2"), tmp_path / "once"))
+    parts = losses(train_on_ranks(config("1x2", accumulate=4), tmp_path / "parts"))
+    assert parts == pytest.approx(once, rel=1e-4)

@@ -1,0 +1,113 @@
+"""Somebody who uses the command as it is meant to be used, and may pull the plug."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+ELSEWHERE = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+"""Variables that would lead a run elsewhere than to the home folder."""
+
+
+class Person:
+    """A home folder, and the ``cifar-ray`` command in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.uri = f"sqlite:///{self.home}/.cifar_ray/mlflow.db"
+        self.environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+        self.environment |= {"HOME": str(self.home), "COLUMNS": "200"}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "cifar_ray.cli", *words]
+
+    def runs(self, *words: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        return subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**self.environment, **variables},
+            cwd=self.home,
+        )
+
+    @contextlib.contextmanager
+    def starts(self, *words: str, **variables: str) -> Iterator[Started]:
+        """Start the command, to be watched and interfered with."""
+        with (self.home / f"output-{time.monotonic_ns()}.txt").open("w+") as output:
+            process = subprocess.Popen(
+                self.command(*words),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **variables},
+                cwd=self.home,
+                start_new_session=True,
+            )
+            try:
+                yield Started(process, Path(output.name))
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @property
+    def mlflow(self) -> MlflowClient:
+        return MlflowClient(tracking_uri=self.uri)
+
+    def run_named(self, name: str) -> Run:
+        """The one run of that name in MLflow."""
+        client = self.mlflow
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        (run,) = client.search_runs(experiments, f"attributes.run_name = '{name}'")
+        return run
+
+    def leftovers(self) -> list[str]:
+        """Processes that this person's commands have left running."""
+        mine = f"HOME={self.home}".encode()
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if mine in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                    found.append(" ".join(process.cmdline())[:100])
+        return found
+
+
+class Started:
+    """A command under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def until(self, text: str, timeout: float = 180) -> str:
+        """Wait until the output contains ``text``."""
+        end = time.monotonic() + timeout
+        while text not in self.output:
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {text!r}:\n{self.output}"
+            assert time.monotonic() < end, f"no {text!r} within {timeout} s:\n{self.output}"
+            time.sleep(0.05)
+        return self.output
+
+    def end(self, timeout: float = 240) -> int:
+        """Wait for the end; the exit status."""
+        return self.process.wait(timeout)
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to the command alone, not to what it has started."""
+        os.kill(self.process.pid, signum)
