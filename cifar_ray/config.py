@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cifar_ray import strict, topology
+from cifar_ray import strict
 from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Topology
+from cifar_ray.topology import parse as parse_topology
 
 CONFIG_VERSION = 1
 """The version of the YAML files written here. It changes when an old file would mean something else."""
@@ -213,9 +215,9 @@ class TrainConfig:
         _check(self)
 
     @property
-    def placement(self) -> topology.Topology:
+    def placement(self) -> Topology:
         """The parsed topology."""
-        return topology.parse(self.topology)
+        return parse_topology(self.topology)
 
     @property
     def world_size(self) -> int:
@@ -297,7 +299,7 @@ def _check(config: TrainConfig) -> None:
             raise ConfigError(group, f"options are for --model {model} only, and the model is {config.model}")
 
 
-def _check_batch(config: TrainConfig, placement: topology.Topology) -> None:
+def _check_batch(config: TrainConfig, placement: Topology) -> None:
     if config.global_batch_size is None:
         return
     ways = placement.world_size * config.accumulate

@@ -97,6 +97,8 @@ def predict(
         CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run, or a file is not an image.
     """
+    if not images:
+        raise ConfigError("", "there is no image to classify; name at least one file after the run")
     opened = [_open(image) for image in images]
     model, snapshot = classifier.restore(find_checkpoint(run, which, tracking_uri))
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names

@@ -30,6 +30,9 @@ class ConfigError(ValueError):
         self.problem = problem
         super().__init__(f"{key} {problem}" if key else problem)
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str]]:
+        return ConfigError, (self.key, self.problem)  # it travels between processes
+
     def as_flag(self) -> str:
         """The sentence with the field spelled as a command-line flag."""
         return f"{flag_of(self.key)} {self.problem}" if self.key else self.problem
@@ -59,7 +62,7 @@ def build(cls: type[T], values: Mapping[str, Any], base: T | None = None, prefix
     Raises:
         ConfigError: on an unknown key, a value of the wrong type, or one that ``cls`` refuses.
     """
-    known = field_types(cls)
+    known = field_types(typing.cast(Any, cls))
     fresh: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"

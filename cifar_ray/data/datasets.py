@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cifar_ray import files
 from cifar_ray.data import order
 from cifar_ray.strict import ConfigError
 
@@ -128,8 +129,8 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     _provide(name, root)
     train, test = (_read(name, root, train) for train in (True, False))
     names = tuple(str(label) for label in train.classes)
-    splits = (Split(to_model_size(spec, half.data), _labels(half.targets)) for half in (train, test))
-    return _dataset(spec, *splits, names)
+    train_split, test_split = (Split(to_model_size(spec, half.data), _labels(half.targets)) for half in (train, test))
+    return _dataset(spec, train_split, test_split, names)
 
 
 def present(name: str, data_dir: str | None = None) -> bool:
@@ -206,28 +207,13 @@ def _verify(name: str, root: Path) -> None:
         if not path.is_file():
             raise ConfigError("", f"data set {name} is incomplete: {path} is missing; {again}")
         try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, _md5).hexdigest() if _FILE_DIGEST else _md5_of(file)
+            found = files.digest(path, "md5")
         except OSError as error:
             raise ConfigError("", f"cannot read {path} of data set {name}: {error.strerror}") from None
         if found != md5:
             raise ConfigError(
                 "", f"data set {name} is corrupt: {path} has MD5 {found}, the published file {md5}; {again}"
             )
-
-
-_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
-
-
-def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)
-
-
-def _md5_of(file: Any) -> str:
-    digest = _md5()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _read(name: str, root: Path, train: bool) -> Any:

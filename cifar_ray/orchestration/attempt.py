@@ -56,6 +56,8 @@ def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
         chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
     except ValueError as error:
         raise ConfigError("topology", f"{error}{_advice(config)}") from None
+    if config.sync_batchnorm:
+        raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
     return replace(config, device="cpu"), chosen
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray._private.state import available_resources_per_node
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
 from cifar_ray.config import TrainConfig

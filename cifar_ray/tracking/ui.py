@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 
+from cifar_ray import tracking
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 
@@ -19,6 +20,7 @@ def serve(tracking_uri: str | None, port: int) -> None:
     uri = store.resolve_uri(tracking_uri)
     if uri.startswith(("http://", "https://")):
         raise ConfigError("tracking_uri", f"is a server already; open {uri} in a browser")
+    tracking.quieten(verbose=False)
     store.connect(uri)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

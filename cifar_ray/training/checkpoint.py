@@ -7,7 +7,6 @@ a checkpoint is either complete or absent. One that was damaged later is found b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from cifar_ray import config as configs
+from cifar_ray import files
 from cifar_ray.config import TrainConfig
 from cifar_ray.training import safetensors
 from cifar_ray.training.errors import CheckpointError
@@ -86,7 +86,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "history": [asdict(row) for row in snapshot.history],
         }
         torch.save(state, partial / STATE)
-        files = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
+        described = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
         manifest = {
             "format": FORMAT,
             "step": snapshot.step,
@@ -94,7 +94,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "accuracy": snapshot.accuracy,
             "class_names": list(snapshot.class_names),
             "config": configs.to_mapping(snapshot.config),
-            "files": files,
+            "files": described,
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for name in (WEIGHTS, STATE, MANIFEST):
@@ -107,7 +107,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         raise
     best = _prune(folder, snapshot.config.keep_checkpoints)
     return SavedCheckpoint(
-        target, snapshot.step, snapshot.epoch, files[WEIGHTS]["sha256"], snapshot.accuracy, best == target
+        target, snapshot.step, snapshot.epoch, described[WEIGHTS]["sha256"], snapshot.accuracy, best == target
     )
 
 
@@ -118,8 +118,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
         CheckpointError: when it is damaged, incomplete, or of another version.
     """
     manifest = read_manifest(path)
-    for name, described in manifest["files"].items():
-        _verify(path / name, described)
+    for name, expected in manifest["files"].items():
+        _verify(path / name, expected)
     try:
         weights = safetensors.load(path / WEIGHTS)
         state = torch.load(path / STATE, map_location=device, weights_only=True)
@@ -229,24 +229,16 @@ def _prune(folder: Path, keep: int) -> Path | None:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    return {"sha256": _sha256(path), "bytes": path.stat().st_size}
+    return {"sha256": files.digest(path, "sha256"), "bytes": path.stat().st_size}
 
 
-def _verify(path: Path, described: dict[str, Any]) -> None:
+def _verify(path: Path, expected: dict[str, Any]) -> None:
     try:
-        intact = path.stat().st_size == described["bytes"] and _sha256(path) == described["sha256"]
+        intact = path.stat().st_size == expected["bytes"] and files.digest(path, "sha256") == expected["sha256"]
     except OSError as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
     if not intact:
         raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -92,7 +92,7 @@ class Clock:
     def _mark(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,14 +80,11 @@ def load(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
 
-def _tensor(entry: Mapping[str, object], content: bytes, start: int) -> Tensor:
-    dtype, shape = _DTYPES[str(entry["dtype"])], [int(size) for size in entry["shape"]]  # type: ignore[attr-defined]
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
+def _tensor(entry: Mapping[str, Any], content: bytes, start: int) -> Tensor:
+    dtype, shape = _DTYPES[entry["dtype"]], [int(size) for size in entry["shape"]]
+    begin, end = (int(offset) for offset in entry["data_offsets"])
     if end - begin != math.prod(shape) * dtype.itemsize or start + end > len(content):
         raise ValueError("its offsets and shapes disagree")
-    raw = (
-        torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=torch.uint8)
-        if end > begin
-        else (torch.empty(0, dtype=torch.uint8))
-    )
-    return raw.view(dtype).reshape(shape)
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=dtype).reshape(shape)

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,7 +72,8 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
     """
     hardware.set_threads(config.cpus_per_worker)
     precision = hardware.agree_on_precision(config.precision, place)
-    config = dataclasses.replace(config, precision=precision, device=place.device.type)
+    decided: dict[str, Any] = {"precision": precision, "device": place.device.type}
+    config = dataclasses.replace(config, **decided)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if config.sync_batchnorm:

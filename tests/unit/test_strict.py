@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -78,6 +79,11 @@ def test_a_mistake_in_flags_is_one_sentence(words: list[str], sentence: str) -> 
     with pytest.raises(ConfigError) as caught:
         strict.parse_flags(Outer, words)
     assert str(caught.value) == sentence
+
+
+def test_a_mistake_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("batch_size", "must be at least 1, got 0")))
+    assert (error.key, str(error)) == ("batch_size", "batch_size must be at least 1, got 0")
 
 
 def test_flatten_joins_nested_keys() -> None:

@@ -1,0 +1,109 @@
+"""Mistakes that are found only when files, stores and clusters are looked at."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.person import Person
+
+DIGITS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1"]
+
+
+def refused(person: Person, *words: str, **variables: str) -> str:
+    """What is said on a mistake. Nothing is left behind by it: no process, no folder, no run."""
+    done = person.runs(*words, **variables)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert person.leftovers() == []
+    runs = person.home / ".cifar_ray" / "runs"
+    assert not runs.exists() or list(runs.iterdir()) == []
+    if Path(person.uri.removeprefix("sqlite:///")).exists():
+        client = person.mlflow
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        assert list(client.search_runs(experiments)) == []
+    return done.stderr.removeprefix("error: ").rstrip()
+
+
+def test_a_batch_larger_than_the_data_set(person: Person) -> None:
+    sentence = refused(person, *DIGITS, "--batch-size", "2000")
+    assert sentence.startswith("--batch-size must leave at least one step per epoch: 2000 x 1 workers")
+    assert sentence.endswith("and digits has 1437 training images")
+
+
+def test_no_network(person: Person) -> None:
+    """Proxies that lead nowhere stand for a missing network, wherever this test runs."""
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    sentence = refused(person, "train", "--data-dir", str(person.home / "data"), **nowhere, no_proxy="")
+    assert sentence.startswith(f"data set cifar10 is not in {person.home}/data and could not be downloaded (")
+    assert "--dataset digits, which needs no network" in sentence
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "sqlite:///mlflow.db", "./mlflow.db"])
+def test_a_relative_tracking_path(uri: str, person: Person) -> None:
+    assert refused(person, *DIGITS, "--tracking-uri", uri) == (
+        f"--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
+    )
+
+
+def test_a_tracking_server_that_is_not_there(person: Person) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sentence = refused(person, *DIGITS, "--tracking-uri", f"http://127.0.0.1:{port}")
+    assert re.fullmatch(
+        rf"--tracking-uri must be a store that answers; http://127.0.0.1:{port} does not \(.*Connection refused\)",
+        sentence,
+    )
+
+
+@pytest.mark.parametrize("words", [("resume",), ("evaluate",), ("predict",)])
+def test_a_run_that_does_not_exist(words: tuple[str], person: Person, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    images = [str(tmp_path / "image.png")] if words == ("predict",) else []
+    sentence = refused(person, *words, "nobody", *images)
+    assert sentence == f"there is no run 'nobody' in {person.uri}; a run is named by its name or MLflow id"
+
+
+def test_storage_that_cannot_be_written(person: Person) -> None:
+    (person.home / "file").write_text("")
+    for storage in (f"{person.home}/file", f"{person.home}/file/below", "/proc/none"):
+        assert refused(person, *DIGITS, "--storage", storage).startswith("--storage must be a folder")
+    assert refused(person, *DIGITS, "--storage", "s3://bucket/runs").startswith("--storage must be a folder")
+
+
+def test_sync_batchnorm_without_gpus(person: Person) -> None:
+    assert refused(person, *DIGITS, "--sync-batchnorm", "--device", "cpu") == (
+        "--sync-batchnorm needs GPUs; torch has no CPU version of it"
+    )
+
+
+def test_a_file_that_is_no_image(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    for name, reason in (("text.png", "it is not an image"), ("none.png", "No such file or directory")):
+        assert (
+            refused(person, "predict", "any", f"{tmp_path}/{name}") == f"cannot read image {tmp_path}/{name}: {reason}"
+        )
+
+
+def test_a_port_that_is_taken(person: Person) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refused(person, "ui", "--port", str(port)).startswith(f"--port must be a free port, and {port} is not")
+
+
+def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> None:
+    well = person.runs("doctor")
+    assert well.returncode == 0, well.stdout
+    assert "nothing stands in the way of a run" in well.stdout
+    assert not (person.home / ".cifar_ray").exists()
+    ill = person.runs("doctor", "--tracking-uri", "http://127.0.0.1:9", "--address", "127.0.0.1:9")
+    assert ill.returncode == 1
+    assert ill.stdout.count("!!  ") == 2
+    assert "Connection refused" in ill.stdout

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import cli
+from cifar_ray.config import TrainConfig
+
+
+def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says on a mistake: one sentence on standard error, and exit status 2."""
+    assert cli.main(words.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train --model lenet", "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11 or vit, got 'lenet'"),
+        ("train --dataset imagenet", "--dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
+        ("train --modle vit", "unknown flag --modle; did you mean --model?"),
+        ("train vit", "unexpected word 'vit'"),
+        ("train --epochs", "--epochs takes one value, got 0"),
+        ("train --epochs ten", "--epochs must be a whole number, got 'ten'"),
+        ("train --lr nan", "--lr must be a finite number, got 'nan'"),
+        (
+            "train --topology 0x2",
+            "--topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got '0x2'",
+        ),
+        (
+            "train --topology 2",
+            "--topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got '2'",
+        ),
+        (
+            "train --topology axb",
+            "--topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got 'axb'",
+        ),
+        ("train --batch-size 0", "--batch-size must be at least 1, got 0"),
+        (
+            "train --global-batch-size 100 --topology 1x3",
+            "--global-batch-size must be a multiple of workers x accumulation (3 x 1), got 100",
+        ),
+        ("train --vit.depth 2", "--vit options are for --model vit only, and the model is resnet"),
+        ("train --resnet.blocks 1 x", "--resnet.blocks must be a whole number, got 'x'"),
+        ("train --config", "--config must be followed by a YAML file"),
+        ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
+        ("trian", "unknown command 'trian'; it may be train, resume, evaluate, predict, ui or doctor"),
+        ("resume", "cifar-ray resume: needs more words; `cifar-ray resume --help` tells what it takes"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(words, capsys) == sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("evaluate a b", "cifar-ray evaluate: "),
+        ("predict", "cifar-ray predict: needs more words"),
+        ("predict run", "there is no image to classify"),
+        ("ui --port x", "cifar-ray ui: "),
+        ("doctor --nope", "cifar-ray doctor: "),
+    ],
+)
+def test_a_mistake_in_a_smaller_command_is_one_sentence_too(
+    words: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert part in complaint(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("modle: vit", "unknown key 'modle'; did you mean 'model'?"),
+        ("epochs: ten", "epochs must be a whole number, got 'ten'"),
+        ("version: 7", "version must be 1, got 7: the file was written by another version of cifar_ray"),
+        ("topology: 3", "topology must be text, got 3"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_and_the_key(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert complaint(f"train --config {file}", capsys) == f"{file}: {sentence}"
+
+
+def parsed(words: str, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """The config that a command line comes to, with nothing trained."""
+    seen: list[TrainConfig] = []
+    from cifar_ray.orchestration import trainer
+
+    monkeypatch.setattr(trainer, "train", lambda config, begun: seen.append(config))
+    assert cli.main(["train", *words.split()]) == 0
+    return seen[0]
+
+
+def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "vgg.yaml"
+    file.write_text("model: vgg11\nglobal_batch_size: 256\ntopology: 1x4\nepochs: 1\n")
+    assert parsed(f"--config {file}", monkeypatch) == TrainConfig(
+        model="vgg11", global_batch_size=256, topology="1x4", epochs=1
+    )
+    assert parsed(f"--config={file} --batch-size 32 --epochs 2", monkeypatch) == TrainConfig(
+        model="vgg11", batch_size=32, topology="1x4", epochs=2
+    )
+    file.write_text("batch_size: 64")
+    assert parsed(f"--global-batch-size 32 --config {file}", monkeypatch) == TrainConfig(global_batch_size=32)
+
+
+def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--model resnet --resnet.blocks 2 2 --no-augment --oversubscribe --lr 1e-3 --seed 3 --run-name a.b-c"
+    config = parsed(words, monkeypatch)
+    assert config.resnet.blocks == (2, 2)
+    assert (config.augment, config.oversubscribe, config.lr, config.seed, config.run_name) == (
+        False,
+        True,
+        1e-3,
+        3,
+        "a.b-c",
+    )
+
+
+def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for flag in ("--config", "--batch-size", "--vit.patch-size", "--resnet50.stem", "--local-nodes", "--verbose"):
+        assert flag in text
+    assert "YAML file with any of these options; flags override it." in " ".join(text.replace("│", " ").split())
+
+
+def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"]):
+        assert cli.main(words) == 0
+        text = capsys.readouterr().out
+        assert all(f"\n  {name} " in text for name in cli.COMMANDS)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("cifar-ray 0.")
