@@ -48,11 +48,6 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(bound: int, *words: int | Tensor) -> Tensor:
-    """Integers from 0 to ``bound - 1``, each a hash of ``words``; int64."""
-    return _shift(hash64(*words), 1) % bound
-
-
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, size: int) -> Tensor:
     """The order of samples 0 to ``size - 1`` in an epoch; int64, shape (size,).

@@ -23,11 +23,11 @@ class Classifier(nn.Module):
 
     def __init__(self, model: nn.Module, spec: DatasetSpec) -> None:
         super().__init__()
+        self.normalise = augment.Normalise(spec)
         self.model = model
-        self._spec = spec
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model(augment.normalise(images, self._spec)).float().softmax(1)
+        return self.model(self.normalise(images)).float().softmax(1)
 
 
 def restore(path: Path) -> tuple[nn.Module, Snapshot]:

@@ -39,6 +39,13 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def seed(value: int, device: torch.device) -> None:
+    """Start the generators that a model draws from on ``device``; ``torch.manual_seed`` asks every kind of device."""
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
 def fast_at_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 matrices faster than float32 ones.
 

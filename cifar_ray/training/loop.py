@@ -8,8 +8,8 @@ import torch
 
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.training import checkpoint, optimizer, record
-from cifar_ray.training.hardware import Place, autocast
+from cifar_ray.training import checkpoint, hardware, optimizer, record
+from cifar_ray.training.hardware import Place
 from cifar_ray.training.observer import Launch, Observer, Outcome
 from cifar_ray.training.setup import prepare
 
@@ -35,13 +35,13 @@ def fit(
     for epoch in range(job.step // steps, config.epochs):
         clock.start()
         for step_in_epoch in range(job.step % steps, steps):
-            torch.manual_seed(job.seeds[job.step])  # dropout depends on the step, not on what came before
+            hardware.seed(job.seeds[job.step], place.device)  # dropout depends on the step, not on what came before
             lr = optimizer.learning_rate(config, job.step, steps)
             optimizer.set_learning_rate(job.optimizer, lr)
             loss = torch.zeros((), device=place.device)
             for part, (images, labels) in enumerate(job.loader.micro_batches(epoch, step_in_epoch), start=1):
                 with strategy.accumulating(last=part == config.accumulate):
-                    with autocast(config.precision, place.device):
+                    with hardware.autocast(config.precision, place.device):
                         share = job.criterion(strategy.forward(images), labels) / config.accumulate
                     share.backward()
                 loss += share.detach()

@@ -24,8 +24,9 @@ def build(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
         {"params": vectors, "weight_decay": 0.0},
     ]
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+        return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    momentum = config.momentum
+    return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:

@@ -20,10 +20,10 @@ def one_by_one(images: torch.Tensor, samples: torch.Tensor, seed: int, epoch: in
     out = []
     for image, sample in zip(images, samples, strict=True):
         padded = F.pad(image.permute(2, 0, 1), (4, 4, 4, 4))
-        top = int(order.draw(9, seed, epoch, 1, sample))
-        left = int(order.draw(9, seed, epoch, 2, sample))
+        hashed = int(order.hash64(seed, epoch, sample)) & (2**64 - 1)
+        top, left = hashed % 2**20 % 9, hashed // 2**20 % 2**20 % 9
         crop = padded[:, top : top + 32, left : left + 32]
-        if flip and int(order.draw(2, seed, epoch, 3, sample)):
+        if flip and hashed // 2**40 % 2:
             crop = crop.flip(2)
         out.append(crop.permute(1, 2, 0))
     return torch.stack(out)
@@ -45,10 +45,18 @@ def test_a_sample_is_varied_the_same_in_any_batch_and_otherwise_in_another_epoch
     assert not torch.equal(together, augment.crop_and_flip(images, samples, 1, 0, flip=True))
 
 
+def test_draws_are_uniform_and_independent() -> None:
+    top, left, mirror = augment.draws(torch.arange(81_000), seed=1, epoch=2)
+    together = torch.bincount(18 * top + 2 * left + mirror, minlength=162)
+    assert together.sum() == 81_000
+    assert len(together) == 162
+    assert (together - 500).abs().max() < 115  # five standard deviations
+
+
 def test_normalised_images_are_channels_last_and_standardised() -> None:
     spec = SPECS["cifar10"]
     images = some_images(16)
-    out = augment.normalise(images, spec)
+    out = augment.Normalise(spec)(images)
     assert out.shape == (16, 3, 32, 32)
     assert out.is_contiguous(memory_format=torch.channels_last)
     expected = (images.permute(0, 3, 1, 2) / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(spec.std)[
@@ -79,7 +87,7 @@ def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment=False))
     (images, labels), *_ = TrainLoader(config, digits, 0, 1, CPU).micro_batches(0, 0)
     samples = order.global_batch(0, 0, 0, 1437, 32).numpy()
-    assert torch.equal(images, augment.normalise(torch.from_numpy(digits.train.images[samples]), digits.spec))
+    assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
     assert labels.tolist() == digits.train.labels[samples].tolist()
 
 

@@ -48,12 +48,12 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     decay = [p for p in model.parameters() if p.ndim > 1]
     keep = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": small.weight_decay}, {"params": keep, "weight_decay": 0.0}]
-    sgd = torch.optim.SGD(groups, lr=small.lr or 0, momentum=0.9, nesterov=True)
+    sgd = torch.optim.SGD(groups, lr=small.lr or 0, momentum=0.9, nesterov=True, fused=True)
     images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train.labels)
     for epoch in range(2):
         for step in range(11):
             batch = order.global_batch(0, epoch, step, 1437, 128)
-            inputs = augment.normalise(augment.crop_and_flip(images[batch], batch, 0, epoch, False), digits.spec)
+            inputs = augment.Normalise(digits.spec)(augment.crop_and_flip(images[batch], batch, 0, epoch, False))
             loss = torch.nn.functional.cross_entropy(model(inputs), labels[batch])
             sgd.zero_grad()
             loss.backward()
