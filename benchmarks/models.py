@@ -25,23 +25,25 @@ def words(model: str) -> list[str]:
     return f"train --model {model} --epochs {EPOCHS[model]} --topology 1x2 --global-batch-size 128".split()
 
 
-def find(client: MlflowClient, model: str) -> Run | None:
+def _find(client: MlflowClient, model: str) -> Run | None:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     query = f"attributes.run_name = '{model}' and attributes.status = 'FINISHED'"
     return next(iter(client.search_runs(experiments, query)), None)
 
 
 def run(folder: Path) -> None:
+    """Train every model whose finished run is not there yet."""
     uri = f"sqlite:///{folder.absolute()}/mlflow.db"
     for model in EPOCHS:
-        if find(MlflowClient(uri), model) is None:
+        if _find(MlflowClient(uri), model) is None:
             places = ["--run-name", model, "--storage", str(folder / "runs"), "--tracking-uri", uri]
             subprocess.run([sys.executable, "-m", "cifar_ray.cli", *words(model), *places], check=True)
 
 
 def table(folder: Path) -> None:
+    """Print the table of the runs that are there."""
     client = MlflowClient(f"sqlite:///{folder.absolute()}/mlflow.db")
-    rows = {model: found for model in EPOCHS if (found := find(client, model))}
+    rows = {model: found for model in EPOCHS if (found := _find(client, model))}
     print(
         "| command | test accuracy | macro F1 | training | start-up | images/s | iteration, median (p95) | peak memory of a worker |"
     )
