@@ -1,0 +1,33 @@
+# Every target stands alone: it makes the virtual environment first when there is none.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test test-all lint clean
+
+# Two workers on this machine, scikit-learn's digits, no network.
+quickstart: $(VENV)/installed
+	$(BIN)/cifar-ray train --config examples/digits.yaml
+
+# Needs no network and no data set; tests of real data run when CIFAR_RAY_DATA_DIR names a folder with it.
+test: $(VENV)/installed
+	$(BIN)/pytest -m "not slow and not cluster and not fault"
+
+# Also the tests that start clusters of several nodes, kill processes, and take minutes.
+test-all: $(VENV)/installed
+	$(BIN)/pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# constraints.txt has the exact versions that the tests have passed with.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

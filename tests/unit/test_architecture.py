@@ -1,0 +1,90 @@
+"""Who may import whom. The rooms and their order are those of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "cifar_ray"
+HEAVY = {"ray": "orchestration", "mlflow": "tracking"}
+# What each room may import of the package, besides itself.
+BELOW = {
+    "files": set(),
+    "strict": set(),
+    "topology": set(),
+    "config": {"strict", "topology"},
+    "data": {"config", "files", "strict"},
+    "models": {"config", "data"},
+    "strategies": {"config"},
+    "training": {"config", "data", "files", "models", "strategies", "strict"},
+    "tracking": {"config", "data", "strict", "training"},
+    "console": {"doctor", "results"},
+    "results": {"config", "data", "strict", "tracking", "training"},
+    "orchestration": {"config", "console", "data", "strict", "topology", "tracking", "training"},
+    "doctor": {"config", "data", "orchestration", "strict", "tracking", "training"},
+    "cli": {"config", "console", "doctor", "orchestration", "results", "strict", "tracking", "training"},
+}
+
+
+def modules() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere, dotted."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_every_module_has_a_room() -> None:
+    assert {room(path) for path in modules()} == set(BELOW)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("cifar_ray.")}
+    constants = {"IMPORTED_AT", "__version__"}
+    assert rooms - constants - {room(path)} <= BELOW[room(path)]
+
+
+@pytest.mark.parametrize(("library", "only"), HEAVY.items())
+def test_only_one_room_knows_it(library: str, only: str) -> None:
+    users = {room(path) for path in modules() if any(name.split(".")[0] == library for name in imports(path))}
+    assert users == {only}
+
+
+def test_modules_are_short_enough_to_have_one_subject() -> None:
+    assert {path.name: len(path.read_text().splitlines()) for path in modules()} == {
+        path.name: lines for path in modules() if (lines := len(path.read_text().splitlines())) <= 400
+    } | {"__init__.py": pytest.approx(0, abs=400), "__main__.py": pytest.approx(0, abs=400)}
+    loop = (PACKAGE / "training" / "loop.py").read_text().splitlines()
+    assert len(loop) < 80
+
+
+WITHOUT = """
+import sys
+for name in ("ray", "mlflow", "tyro", "rich", "yaml", "safetensors", "sklearn", "psutil", "pandas", "matplotlib"):
+    sys.modules[name] = None  # an import of it fails
+import runpy
+sys.argv = ["cifar_ray.training", "--model", "vit", "--epochs", "nonsense"]
+runpy.run_module("cifar_ray.training", run_name="__main__")
+"""
+
+
+def test_training_needs_torch_torchvision_and_torchmetrics_alone() -> None:
+    """Its whole import, up to where it reads its flags, with everything else out of reach."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "error: --epochs must be a whole number, got 'nonsense'\n")
