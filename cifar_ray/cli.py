@@ -172,6 +172,8 @@ def evaluate(words: Sequence[str]) -> int:
 def predict(words: Sequence[str]) -> int:
     """``cifar-ray predict``."""
     command = _read(PredictCommand, words, None, "predict")
+    if command.top < 1:
+        raise ConfigError("top", f"must be at least 1, got {command.top}")
     from cifar_ray import results
     from cifar_ray.console import Console
 
@@ -285,15 +287,22 @@ def _read(kind: type[T], words: Sequence[str], default: T | None, command: str) 
 
 def _config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The file named by ``--config``, and the words without it."""
-    rest = list(words)
-    for position, word in enumerate(rest):
-        if word.startswith("--config="):
-            return word.partition("=")[2], rest[:position] + rest[position + 1 :]
-        if word == "--config":
-            if position + 1 == len(rest):
-                raise ConfigError("config", "must be followed by a YAML file")
-            return rest[position + 1], rest[:position] + rest[position + 2 :]
-    return None, rest
+    file: str | None = None
+    rest: list[str] = []
+    position = 0
+    while position < len(words):
+        flag, equals, inline = words[position].partition("=")
+        position += 1
+        if flag != "--config":
+            rest.append(words[position - 1])
+            continue
+        if file is not None:
+            raise ConfigError("config", "may be given once")
+        if not equals and position == len(words):
+            raise ConfigError("config", "must be followed by a YAML file")
+        file = inline if equals else words[position]
+        position += not equals
+    return file, rest
 
 
 def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:

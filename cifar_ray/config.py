@@ -7,6 +7,7 @@ YAML file, and of the parameters that MLflow shows.
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,6 +232,29 @@ class TrainConfig:
         return self.batch_size * self.world_size * self.accumulate
 
 
+LEARNING = (
+    "dataset",
+    "model",
+    *MODEL_OPTIONS.values(),
+    "epochs",
+    "images_per_step",
+    "strategy",
+    "sync_batchnorm",
+    "precision",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "schedule",
+    "warmup_epochs",
+    "label_smoothing",
+    "lr_scaling",
+    "base_batch",
+    "augment",
+    "seed",
+)
+"""What decides the weights of a resolved config; a run keeps it from its first step to its last."""
+
 _AT_LEAST: dict[str, float] = {
     "epochs": 1,
     "batch_size": 1,
@@ -263,9 +287,12 @@ def _check(config: TrainConfig) -> None:
     """Refuse impossible values, each in a sentence that names the field and what it may be."""
     import re
 
+    for name, kind in strict.field_types(TrainConfig).items():
+        if dataclasses.is_dataclass(kind) and not isinstance(getattr(config, name), typing.cast(type, kind)):
+            raise ConfigError(name, f"must be a {kind.__name__}, got {getattr(config, name)!r}")  # type: ignore[union-attr]
     flat = strict.flatten(strict.to_plain(config))
     for key, kind in strict.flat_types(TrainConfig).items():
-        strict.convert(key, flat[key], kind)
+        strict.check(key, flat[key], kind)
     for key, least in _AT_LEAST.items():
         if flat[key] is not None and flat[key] < least:
             raise ConfigError(key, f"must be at least {least:g}, got {flat[key]}")
@@ -334,26 +361,11 @@ def load(path: str | Path) -> TrainConfig:
     """Read a YAML file; keys that it lacks keep their defaults.
 
     Raises:
-        ConfigError: when it cannot be read, is not a mapping, has an unknown key, a wrong type or an
-            impossible value, or was written by another version. The sentence starts with the path.
+        ConfigError: when it cannot be read, is not a mapping, has an unknown or a repeated key, a wrong type
+            or an impossible value, or was written by another version. The sentence names the file.
     """
-    import yaml
-
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError("", f"cannot read config file {path}: {reason}") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError("", f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise ConfigError("", f"{path} must be a mapping of keys to values")
-    try:
-        return from_mapping(values)
+        return from_mapping(strict.read_yaml(path))
     except ConfigError as error:
         raise ConfigError("", f"{path}: {error}") from None
 

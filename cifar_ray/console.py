@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -17,11 +19,18 @@ PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
 
+class _Output(Terminal):
+    def on_broken_pipe(self) -> None:
+        """The reader, such as ``head``, has gone: what is shown is lost, the run is not."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Console:
     """Shows the course of one run on standard output."""
 
     def __init__(self) -> None:
-        self._terminal = Terminal(highlight=False, soft_wrap=True)
+        self._terminal = _Output(highlight=False, soft_wrap=True)
         self._live: Progress | None = None
         self._task: TaskID | None = None
         self._epochs = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import data
+from cifar_ray import data, files
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.strict import ConfigError
@@ -37,9 +37,7 @@ def examine(config: TrainConfig) -> Iterator[Finding]:
     yield _guarded("GPUs", _gpus)
     yield _memory()
     for name in SPECS:
-        where = "bundled with scikit-learn" if name == "digits" else str(data.datasets.folder(config.data_dir))
-        found = data.datasets.present(name, config.data_dir)
-        yield Finding(f"data set {name}", where if found else f"not in {where}; downloaded at first use")
+        yield _guarded(f"data set {name}", lambda name=name: _dataset(name, config))  # type: ignore[misc]
     yield _storage(config)
     yield _guarded("tracking store", lambda: _store(config))
     yield _guarded("Ray", lambda: _ray(config))
@@ -48,9 +46,19 @@ def examine(config: TrainConfig) -> Iterator[Finding]:
 def _guarded(subject: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(subject, look())
-    except (ConfigError, ImportError, metadata.PackageNotFoundError) as error:
-        problem = error.as_flag() if isinstance(error, ConfigError) else f"{error}; install it"
-        return Finding(subject, "not usable", problem)
+    except ConfigError as error:
+        return Finding(subject, "not usable", error.as_flag())
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        return Finding(subject, "not usable", f"{error}; install it")
+    except OSError as error:
+        return Finding(subject, "not usable", str(error))
+
+
+def _dataset(name: str, config: TrainConfig) -> str:
+    if name == "digits":
+        return "bundled with scikit-learn"
+    where = str(data.datasets.folder(config.data_dir))
+    return where if data.datasets.present(name, config.data_dir) else f"not in {where}; downloaded at first use"
 
 
 def _processor() -> str:
@@ -83,9 +91,12 @@ def _memory() -> Finding:
 
 
 def _storage(config: TrainConfig) -> Finding:
-    path = Path(config.storage or "~/.cifar_ray/runs").expanduser().absolute()
+    try:
+        path = files.absolute("storage", config.storage or "~/.cifar_ray/runs")
+    except ConfigError as error:
+        return Finding("storage", str(config.storage), error.as_flag())
     there = path
-    while not there.exists():
+    while not os.path.lexists(there):
         there = there.parent
     free = shutil.disk_usage(there).free / 1e9
     state = f"{path}, {free:.1f} GB free"

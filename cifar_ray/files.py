@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
+
+from cifar_ray.strict import ConfigError
+
+
+def absolute(key: str, path: str) -> Path:
+    """A path that a person has given, without ``~`` and independent of the working folder.
+
+    Raises:
+        ConfigError: naming ``key`` when ``~`` stands for nobody's home folder.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is never seen half written.
+
+    Raises:
+        OSError: when it cannot be written; what was there before is untouched.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def digest(path: Path, algorithm: str) -> str:

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -86,26 +87,49 @@ def convert(key: str, value: Any, kind: Any) -> Any:
     Raises:
         ConfigError: naming ``key`` and what it may be.
     """
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        inner = next(option for option in options if option is not type(None))
-        if value is None or value == "None":
-            return None
-        return convert(key, value, inner)
+    inner = _without_none(kind)
+    if inner is not kind and (value is None or value == "None"):
+        return None
+    origin, options = typing.get_origin(inner), typing.get_args(inner)
+    refusal = ConfigError(key, f"must be {_expected(inner)}, got {value!r}")
     if origin is typing.Literal:
         if value in options:
             return value
-        raise ConfigError(key, f"must be {one_of(options)}, got {value!r}")
+        raise refusal
     if origin is tuple:
         if isinstance(value, str):
             value = value.replace(",", " ").split()
         if not isinstance(value, Sequence) or not value:
-            raise ConfigError(key, f"must be a list of {_PLURAL[options[0]]}, got {value!r}")
+            raise refusal
         return tuple(convert(key, item, options[0]) for item in value)
     try:
-        return _PARSERS[kind](value)
-    except (TypeError, ValueError):
-        raise ConfigError(key, f"must be {_NAMES[kind]}, got {value!r}") from None
+        return _PARSERS[inner](value)
+    except (TypeError, ValueError, OverflowError):
+        raise refusal from None
+
+
+def check(key: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not a ``kind`` as it stands: from Python, the text of a number is no number.
+
+    Raises:
+        ConfigError: naming ``key`` and what it may be.
+    """
+    if isinstance(value, str) and not isinstance(convert(key, value, kind), str):
+        raise ConfigError(key, f"must be {_expected(_without_none(kind))}, got {value!r}")
+    convert(key, value, kind)
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(option for option in typing.get_args(kind) if option is not type(None))
+    return kind
+
+
+def _expected(kind: Any) -> str:
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return one_of(options)
+    return f"a list of {_PLURAL[options[0]]}" if typing.get_origin(kind) is tuple else _NAMES[kind]
 
 
 def _as_bool(value: Any) -> bool:
@@ -151,6 +175,35 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
     near = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping.
+
+    Raises:
+        ConfigError: when it cannot be read, is not a mapping, or has a key twice; the sentence names the file.
+    """
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value]
+            for position, name in enumerate(names):
+                if name in names[:position]:
+                    raise ValueError(f"it has the key '{name}' twice")
+            return super().construct_mapping(node, deep)
+
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeys)  # noqa: S506  it is a SafeLoader
+    except OSError as error:
+        raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError("", f"cannot read config file {path}: it is not UTF-8 text") from None
+    except (yaml.YAMLError, ValueError, IndexError, RecursionError) as error:
+        raise ConfigError("", f"cannot read config file {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict | None):
+        raise ConfigError("", f"{path} must be a mapping of keys to values")
+    return values or {}
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -203,6 +256,8 @@ def parse_flags(cls: type, words: Sequence[str]) -> dict[str, Any]:
         while not equals and position < len(words) and not words[position].startswith("--"):
             given.append(words[position])
             position += 1
+        if negated and given:
+            raise ConfigError("", f"{flag} takes no value, got {given[0]!r}")
         if kinds[key] is bool and not given:
             given = ["false" if negated else "true"]
         many = typing.get_origin(kinds[key]) is tuple

@@ -1,6 +1,6 @@
 """Two runs that differ in one thing, from Python: the same 64 images per step on one worker and on two.
 
-    python examples/from_python.py
+python examples/from_python.py
 """
 
 from dataclasses import replace

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from cifar_ray import data, models
+from cifar_ray import data, models, strategies
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.data.loader import TrainLoader
+from cifar_ray.strict import ConfigError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
@@ -33,6 +39,7 @@ class Recorder:
     epochs: list[EpochRecord] = field(default_factory=list)
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def started(self, event: Started) -> None:
         self.begun.append(event)
@@ -78,12 +85,23 @@ def evaluate_on_ranks(config: TrainConfig) -> list[Evaluation]:
     return _on_ranks(config, _evaluate)
 
 
+def exchanges_on_ranks(config: TrainConfig) -> list[list[int]]:
+    """Gradient buckets exchanged in each micro-batch of one step, of every rank."""
+    return _on_ranks(config, _exchanges)
+
+
+def refusals_on_ranks(config: TrainConfig, folder: Path) -> list[str]:
+    """What each rank says to a folder of its own."""
+    return _on_ranks(config, _refusal, folder)
+
+
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.helpers"])
     with tempfile.TemporaryDirectory() as meeting, context.Pool(config.world_size, maxtasksperchild=1) as pool:
         tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]
-        return pool.starmap(_on_rank, tasks, chunksize=1)
+        # A rank that is killed would never answer.
+        return pool.starmap_async(_on_rank, tasks, chunksize=1).get(timeout=600)
 
 
 def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
@@ -99,9 +117,50 @@ def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T],
 def _train(config: TrainConfig, place: Place, folder: Path, stop_after: int | None) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
     try:
-        return train_here(config, data.load(config.dataset), folder, recorder, place), recorder
+        with _watching(recorder):
+            return train_here(config, data.load(config.dataset), folder, recorder, place), recorder
     except Stopped:
         return None, recorder
+
+
+@contextmanager
+def _watching(recorder: Recorder) -> Iterator[None]:
+    """Within it, the recorder has this rank's own weights at every evaluation, which a checkpoint does not tell."""
+    evaluate = Evaluator.__call__
+
+    def watched(self: Evaluator, model: nn.Module) -> Evaluation:
+        recorder.weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        return evaluate(self, model)
+
+    with mock.patch.object(Evaluator, "__call__", watched):
+        yield
+
+
+def _exchanges(config: TrainConfig, place: Place) -> list[int]:
+    """Buckets exchanged in each micro-batch of one step."""
+    dataset = data.load(config.dataset)
+    strategy = strategies.build(models.build(config, dataset.spec), config, place.device)
+    counts: list[int] = []
+
+    def counting(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        counts[-1] += 1
+        return allreduce_hook(None, bucket)
+
+    strategy._replica.register_comm_hook(None, counting)  # type: ignore[attr-defined]
+    loader = TrainLoader(config, dataset, place.rank, place.world_size, place.device)
+    for part, (images, _) in enumerate(loader.micro_batches(0, 0), start=1):
+        counts.append(0)
+        with strategy.accumulating(last=part == config.accumulate):
+            strategy.forward(images).sum().backward()
+    return counts
+
+
+def _refusal(config: TrainConfig, place: Place, folder: Path) -> str:
+    try:
+        train_here(config, data.load(config.dataset), folder / str(place.rank), place=place)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _evaluate(config: TrainConfig, place: Place) -> Evaluation:

@@ -110,7 +110,7 @@ _DOWNLOAD_TIMEOUT_S = 30.0
 def folder(data_dir: str | None) -> Path:
     """The folder of the data sets: the one given, ``CIFAR_RAY_DATA_DIR``, or a cache in the home folder."""
     chosen = data_dir or os.environ.get("CIFAR_RAY_DATA_DIR") or "~/.cache/cifar_ray"
-    return Path(chosen).expanduser().absolute()
+    return files.absolute("data_dir", chosen)
 
 
 def load(name: str, data_dir: str | None = None) -> Dataset:
@@ -182,6 +182,7 @@ def _provide(name: str, root: Path) -> None:
 
 def _download(name: str, root: Path) -> None:
     """Fetch into a folder beside the final one and move it in at the end: all files are there, or none."""
+    from http.client import HTTPException
     from urllib.error import URLError
 
     partial = root / f".{name}.partial"
@@ -189,7 +190,7 @@ def _download(name: str, root: Path) -> None:
     try:
         with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
             _reader(name)(str(partial), train=True, download=True)
-    except (URLError, RuntimeError, OSError) as error:
+    except (URLError, HTTPException, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             "",

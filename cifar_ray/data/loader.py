@@ -25,6 +25,7 @@ class TrainLoader:
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared.
         self._normalise = augment.Normalise(dataset.spec).to(device)
         self._images, self._labels = (tensor.to(device) for tensor in as_tensors(dataset.train))
+        self._order: tuple[int, Tensor] = (-1, self._labels)
         self.steps_per_epoch = order.steps_per_epoch(len(self._labels), config.images_per_step)
 
     def micro_batches(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -34,13 +35,19 @@ class TrainLoader:
             Normalised float32 images (B, C, H, W) and int64 labels (B,), on the device.
         """
         config = self._config
-        batch = order.global_batch(config.seed, epoch, step, len(self._labels), config.images_per_step)
+        batch = order.global_batch(self._permutation(epoch), step, config.images_per_step)
         for samples in order.rank_slice(batch, self._rank, self._world_size).chunk(config.accumulate):
-            samples = samples.to(self._images.device)
             images = self._images[samples]
             if config.augment:
                 images = augment.crop_and_flip(images, samples, config.seed, epoch, self._spec.flip)
             yield self._normalise(images), self._labels[samples]
+
+    def _permutation(self, epoch: int) -> Tensor:
+        """The epoch's order on the device: a copy in every step would have the host wait for the GPU."""
+        if self._order[0] != epoch:
+            samples = order.permutation(self._config.seed, epoch, len(self._labels))
+            self._order = (epoch, samples.to(self._labels.device))
+        return self._order[1]
 
 
 def evaluation_batches(

@@ -3,13 +3,12 @@
 Nothing here depends on the number of workers except the slice that each rank takes of a
 global batch, so the union of what the workers see in a step is the same at any world size.
 
-Every random choice is a hash of what it is for. A hash needs no state to save or restore,
-and it gives the same numbers on a CPU and on a GPU, in any version of any library.
+Every random choice is a hash of the numbers that it depends on. A hash needs no state to save or restore,
+and it gives the same numbers on a CPU and on a GPU, in any version of any library. A sample's place in its
+epoch and its augmentation come from one hash: the place from its highest bits, the augmentation from others.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -48,12 +47,8 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-@lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, size: int) -> Tensor:
-    """The order of samples 0 to ``size - 1`` in an epoch; int64, shape (size,).
-
-    Samples sorted by their hash. The result is cached: do not write to it.
-    """
+    """The order of samples 0 to ``size - 1`` in an epoch, sorted by their hash; int64, shape (size,)."""
     return torch.argsort(hash64(seed, epoch, torch.arange(size)), stable=True)
 
 
@@ -62,9 +57,9 @@ def steps_per_epoch(size: int, global_batch: int) -> int:
     return size // global_batch
 
 
-def global_batch(seed: int, epoch: int, step: int, size: int, batch: int) -> Tensor:
-    """The samples of global batch ``step`` of ``epoch``; int64, shape (batch,)."""
-    return permutation(seed, epoch, size)[step * batch : (step + 1) * batch]
+def global_batch(epoch_order: Tensor, step: int, batch: int) -> Tensor:
+    """The samples of global batch ``step`` of the epoch with that order; int64, shape (batch,)."""
+    return epoch_order[step * batch : (step + 1) * batch]
 
 
 def rank_slice(samples: Tensor, rank: int, world_size: int) -> Tensor:
@@ -78,6 +73,6 @@ def evaluation_range(size: int, rank: int, world_size: int) -> range:
     return range(size * rank // world_size, size * (rank + 1) // world_size)
 
 
-def step_seeds(seed: int, steps: int, rank: int) -> list[int]:
-    """Seeds of torch's generators (dropout) on ``rank`` for steps 0 to ``steps - 1``; each from 0 to 2**63 - 1."""
-    return _shift(hash64(seed, torch.arange(steps), rank), 1).tolist()
+def step_seeds(seed: int, steps: range, rank: int) -> list[int]:
+    """Seeds of torch's generators (dropout) on ``rank`` for consecutive ``steps``; each from 0 to 2**63 - 1."""
+    return _shift(hash64(seed, torch.arange(steps.start, steps.stop), rank), 1).tolist()

@@ -19,14 +19,15 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster, events
-from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
-from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, Placement
+from cifar_ray.orchestration.events import ControllerUp, Inbox, WorkersFailed
+from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
 from cifar_ray.strict import ConfigError
-from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.observer import Launch, Outcome, Started
 
 _POLL_S = 0.2
 _PLACEMENT_TRY_S = 15.0
 _COLLECTIVE_TIMEOUT_S = 600
+_CONTROLLER_START_S = 10.0
 
 Listener = Callable[[Any], None]
 
@@ -91,13 +92,13 @@ def run(
     sharing = time.perf_counter()
     reference = ray.put(dataset)
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-    mailbox = events.open_mailbox(launch)
+    inbox = events.open_mailbox(launch)
     gpus = 1 if config.device == "cuda" else 0
     payload = {
         "config": configs.to_mapping(config),
         "dataset": reference,
         "folder": str(folder),
-        "mailbox": mailbox,
+        "mailbox": inbox.actor,
     }
     # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
@@ -112,9 +113,12 @@ def run(
             storage_path=str(folder.parent / "ray_train"),
             failure_config=ray.train.FailureConfig(
                 max_failures=config.max_failures,
-                controller_failure_limit=int(config.start_timeout_s // _PLACEMENT_TRY_S),
+                controller_failure_limit=-1,  # of starts; the deadline is Placement's
             ),
-            callbacks=[Placement(config.placement, config.cpus_per_worker, gpus, mailbox), Failures(mailbox)],
+            callbacks=[
+                Placement(config.placement, config.cpus_per_worker, gpus, config.start_timeout_s, inbox.actor),
+                Failures(inbox.actor),
+            ],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
         ),
     )
@@ -122,23 +126,33 @@ def run(
     last_failure: WorkersFailed | None = None
     controller: Any = None
     try:
-        for event in _until_done(fitting, mailbox):
+        for event in _until_done(fitting, inbox):
             if isinstance(event, ControllerUp):
                 controller = event.actor
             elif isinstance(event, WorkersFailed):
                 last_failure = event
+            elif isinstance(event, Started):
+                last_failure = None
             listen(event)
     except BaseException:
-        if controller is not None:
-            ray.kill(controller)  # its workers end with it
+        _end(controller, inbox)
         raise
     if fitting.error is not None:
-        raise RunFailedError(_reason(fitting.error, last_failure, config)) from fitting.error
+        raise RunFailedError(_reason(fitting.error, last_failure)) from fitting.error
     assert fitting.outcome is not None, "rank 0 returns the outcome"
-    return Outcome(**fitting.outcome)
+    return fitting.outcome
 
 
-def _train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
+def _end(controller: Any, inbox: Inbox) -> None:
+    """End the controller, and with it its workers, though it may only just be starting."""
+    deadline = time.monotonic() + _CONTROLLER_START_S
+    while controller is None and time.monotonic() < deadline:
+        controller = next((event.actor for event in inbox.take(1) if isinstance(event, ControllerUp)), None)
+    if controller is not None:
+        ray.kill(controller)
+
+
+def _train_loop(payload: dict[str, Any]) -> Outcome | None:
     # Imported in the worker alone: the driver and Ray's controller have no use for what it loads.
     from cifar_ray.orchestration.worker import train_loop
 
@@ -162,7 +176,7 @@ class _Fitting:
     """``trainer.fit()`` in a thread, so that the main thread can show and record what happens."""
 
     trainer: TorchTrainer
-    outcome: dict[str, Any] | None = None
+    outcome: Outcome | None = None
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -176,20 +190,18 @@ class _Fitting:
             self.error = error
 
 
-def _until_done(fitting: _Fitting, mailbox: Any) -> Iterator[Any]:
+def _until_done(fitting: _Fitting, inbox: Inbox) -> Iterator[Any]:
     while fitting.thread.is_alive():
         fitting.thread.join(_POLL_S)
-        yield from events.take(mailbox, timeout_s=5)
-    yield from events.take(mailbox, timeout_s=5)
+        yield from inbox.take(timeout_s=5)
+    yield from inbox.take(timeout_s=30)
 
 
-def _reason(error: BaseException, failure: WorkersFailed | None, config: TrainConfig) -> str:
+def _reason(error: BaseException, failure: WorkersFailed | None) -> str:
+    cause = getattr(error, "controller_failure", None)
+    if isinstance(cause, NotPlacedError):
+        return str(cause)
     text = str(error)
-    if "worker group startup timed out" in text:
-        return (
-            f"the workers of topology {config.topology} could not be placed within {config.start_timeout_s:g} s; "
-            "the cluster is busy, or a node has left (--start-timeout-s)"
-        )
     if failure is not None:
         return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failure.reasons.items()))
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -39,6 +39,11 @@ def session(config: TrainConfig) -> Iterator[None]:
             f"is for a Ray started here, and RAY_ADDRESS names one to join ({head})",
         )
     if ray.is_initialized():
+        if is_made_up(config):
+            raise ConfigError(
+                "local_nodes" if config.local_nodes > 1 else "oversubscribe",
+                "is for a Ray started here, and this process has one already",
+            )
         yield
     elif head:
         with _settings(_settings_to_join()):
@@ -53,8 +58,9 @@ def session(config: TrainConfig) -> Iterator[None]:
 
 
 def address(config: TrainConfig) -> str | None:
-    """The Ray cluster to join; None when Ray is to be started here."""
-    return config.address or os.environ.get("RAY_ADDRESS") or None
+    """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``."""
+    chosen = config.address or os.environ.get("RAY_ADDRESS")
+    return None if chosen in (None, "", "local") else chosen
 
 
 def nodes() -> list[Node]:
@@ -173,7 +179,7 @@ def _cpus_per_node(config: TrainConfig) -> int:
 def _join(head: str, config: TrainConfig) -> None:
     if "://" in head:
         raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
-    if head not in ("auto", "local"):
+    if head != "auto":
         host, _, port = head.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()

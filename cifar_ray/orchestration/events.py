@@ -98,7 +98,31 @@ class _Mailbox:
         return events
 
 
-def open_mailbox(launch: Launch) -> Any:
+@dataclass
+class Inbox:
+    """The driver's end of a mailbox.
+
+    Attributes:
+        actor: the mailbox, to be given to those who post.
+    """
+
+    actor: Any
+    _asked: Any = None
+
+    def take(self, timeout_s: float) -> Sequence[Any]:
+        """All events since the last call; none when the mailbox is lost, or slower than this: they come later."""
+        self._asked = self._asked or self.actor.take.remote()
+        try:
+            events = ray.get(self._asked, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            return []
+        except ray.exceptions.RayError:
+            events = []
+        self._asked = None
+        return events
+
+
+def open_mailbox(launch: Launch) -> Inbox:
     """A new mailbox on the driver's node; it ends with the driver.
 
     Args:
@@ -106,12 +130,4 @@ def open_mailbox(launch: Launch) -> Any:
             they are told begins with the failure.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote(launch)
-
-
-def take(mailbox: Any, timeout_s: float) -> Sequence[Any]:
-    """All events since the last call; none when the mailbox does not answer in time."""
-    try:
-        return ray.get(mailbox.take.remote(), timeout=timeout_s)
-    except ray.exceptions.RayError:
-        return []
+    return Inbox(ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote(launch))

@@ -14,6 +14,7 @@ from ray.train import UserCallback
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.controller.state import RunningState
 
 from cifar_ray import topology
 from cifar_ray.orchestration import cluster
@@ -28,24 +29,43 @@ _FINAL = (ConfigError, CheckpointError, DivergedError, torch.OutOfMemoryError)
 """Errors that the same run would meet again."""
 
 
+class NotPlacedError(RuntimeError):
+    """The workers have not been given their places in time."""
+
+
 class Placement(ControllerCallback):
     """Runs inside Ray Train's controller: names the nodes before each start of the workers.
 
     Ray packs or spreads, but has no "exactly W workers on each of N nodes"; one label selector per worker
-    says it. They are renewed before every start, since after a failure other nodes may be alive.
+    says it. They are renewed before every start, since after a failure other nodes may be alive. Ray tries to
+    start them again and again; this ends it when ``start_timeout_s`` seconds have passed since the first try.
     """
 
-    def __init__(self, wanted: Topology, cpus_per_worker: int, gpus_per_worker: int, mailbox: Any) -> None:
+    def __init__(
+        self, wanted: Topology, cpus_per_worker: int, gpus_per_worker: int, start_timeout_s: float, mailbox: Any
+    ) -> None:
         self._wanted = wanted
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
+        self._timeout_s = start_timeout_s
         self._mailbox = mailbox
         self._scaling_config: Any = None
+        self._trying_since: float | None = None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         self._scaling_config = train_run_context.scaling_config
         self._mailbox.post.remote(ControllerUp(ray.get_runtime_context().current_actor))
 
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        if isinstance(current_state, RunningState):
+            self._trying_since = None
+
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
+        self._trying_since = self._trying_since or time.monotonic()
+        if time.monotonic() - self._trying_since >= self._timeout_s:
+            raise NotPlacedError(  # Ray Train retries its own errors only
+                f"the workers of topology {self._wanted} could not be placed within {self._timeout_s:g} s; "
+                "the cluster is busy, or a node has left (--start-timeout-s)"
+            )
         if self._wanted.nodes == 1:
             return  # STRICT_PACK finds the node by itself, a free one if there is any
         try:

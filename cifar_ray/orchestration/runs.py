@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cifar_ray import config as configs
+from cifar_ray import files
 from cifar_ray.config import TrainConfig
 from cifar_ray.strict import ConfigError
 
@@ -49,7 +50,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Keep the config; the file starts the same run again."""
-        (self.path / _CONFIG).write_text(configs.to_yaml(config), encoding="utf-8")
+        files.write_whole(self.path / _CONFIG, configs.to_yaml(config))
 
     def lock(self) -> FileLock:
         """Make this driver the only one that works on the run, until it ends or releases the lock.
@@ -80,7 +81,7 @@ def create(config: TrainConfig) -> RunFolder:
         folder = RunFolder(path, uuid.uuid4().hex)
         folder.write_config(config)
         description = {"key": folder.key, "name": name}
-        (path / _DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+        files.write_whole(path / _DESCRIPTION, json.dumps(description))
     except FileExistsError:
         if path.exists():
             raise ConfigError(
@@ -108,7 +109,7 @@ def open_existing(path: Path) -> RunFolder:
 def _storage(given: str | None) -> Path:
     if given is not None and "://" in given:
         raise ConfigError("storage", f"must be a folder, on this machine or mounted here, got {given!r}")
-    return Path(given or "~/.cifar_ray/runs").expanduser().absolute()
+    return files.absolute("storage", given or "~/.cifar_ray/runs")
 
 
 def _name(config: TrainConfig) -> str:

@@ -22,7 +22,6 @@ from cifar_ray.orchestration import attempt, cluster, runs
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample, WorkersFailed
 from cifar_ray.orchestration.runs import RunFolder
-from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
@@ -76,9 +75,10 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     """
     begun = begun or time.time()
     config = recipe.resolve(config)
-    with Console() as console:
+    with _signals(), Console() as console:
         client = _connect(config.tracking_uri, config.verbose)
         folder = runs.create(config)
+        record = None
         try:
             with folder.lock():
                 dataset, data_s = _read(config, console)
@@ -87,9 +87,9 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.path, dataset)
                     work = _Work(config, placement, dataset, folder, record, console)
                     return work.run(Launch(begun, data_s))
-        except ConfigError:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            raise
+        finally:
+            if record is None:  # nothing has begun, and the name is free again
+                shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
@@ -116,13 +116,15 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     if known.status == "FINISHED":
         return None
     folder = runs.open_existing(known.folder)
-    with folder.lock(), Console() as console:
+    with _signals(), folder.lock(), Console() as console:
         newest = checkpoint.latest(folder.checkpoints)
         config = _moved(newest[1].config if newest else folder.config(), changes)
         dataset, data_s = _read(config, console)
         with _session(config, console):
             config, placement = attempt.with_device(config)
-            record = RunRecord.reopen(client, known.run_id)
+            record = RunRecord.reopen(client, config, known.run_id)
+            for saved in checkpoint.existing(folder.checkpoints):  # the store may have been away when they were made
+                record.checkpoint(saved)
             work = _Work(config, placement, dataset, folder, record, console)
             return work.run(Launch(begun, data_s))
 
@@ -146,25 +148,26 @@ class _Work:
         self._announce()
         status = "FAILED"
         try:
-            with _signals():
-                outcome = attempt.run(
-                    self.config, self.placement, self.dataset, self.folder.checkpoints, launch, self.listen
-                )
-                self.console.doing("recording the result")
-                self.record.result(outcome, self.dataset)
+            outcome = attempt.run(
+                self.config, self.placement, self.dataset, self.folder.checkpoints, launch, self.listen
+            )
+            self.console.doing("recording the result")
+            self.record.result(outcome, self.dataset)
             status = "FINISHED"
         except (InterruptedRunError, KeyboardInterrupt):
             status = "KILLED"
             raise
         except RunFailedError as error:
-            self.record.tags({"cifar_ray.failure": str(error)})
+            self.record.failed(str(error))
             raise
         finally:
             if not self.record.end(status):
                 self.console.line(
-                    f"MLflow at {self.record.uri} has not taken everything ({self.record.trouble}); "
+                    f"MLflow at {self.record.uri} does not answer ({self.record.trouble}); "
                     f"`cifar-ray resume {self.folder.name}{self._store_flag()}` completes its record when it is back"
                 )
+            for reason in self.record.refused:
+                self.console.line(f"MLflow at {self.record.uri} has not taken something: {reason}")
         return self._result(outcome)
 
     def listen(self, event: Any) -> None:
@@ -259,7 +262,7 @@ class _Work:
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", str(result.folder)),
             ("weights sha256", result.weights_sha256),
-            ("look at it with", f"cifar-ray ui{self._store_flag()}"),
+            ("look at it", self.record.page or f"with cifar-ray ui{self._store_flag()}"),
         ]
         self.console.summary(result.metrics, result.times, places)
         return result

@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,35 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample
+from cifar_ray.strict import ConfigError
 from cifar_ray.training import hardware
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
 _PROGRESS_INTERVAL_S = 0.25
 _SAMPLE_INTERVAL_S = 5.0
 _FIRST_SAMPLE_S = 1.0
 
 
-def train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
+def train_loop(payload: dict[str, Any]) -> Outcome | None:
     """Ray Train's ``train_loop_per_worker``.
 
     Args:
         payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``.
 
     Returns:
-        The outcome as plain values on rank 0, None elsewhere.
+        The outcome on rank 0, None elsewhere.
+
+    Raises:
+        ConfigError: when this node does not see the run's folder.
     """
     config = configs.from_mapping(payload["config"])
+    folder = Path(payload["folder"])
+    if not folder.parent.is_dir():
+        raise ConfigError(
+            "storage", f"must be a folder that all nodes share; {socket.gethostname()} lacks {folder.parent}"
+        )
     mailbox = payload["mailbox"]
     launch: Launch = ray.get(mailbox.launch.remote())
     waiting = time.perf_counter()
@@ -52,9 +61,9 @@ def train_loop(payload: dict[str, Any]) -> dict[str, Any] | None:
     place = _place(config, mailbox)
     observer = MailboxObserver(mailbox, place.rank)
     with _sampling(mailbox, place):
-        outcome = fit(config, dataset, Path(payload["folder"]), place, observer, launch)
+        outcome = fit(config, dataset, folder, place, observer, launch)
     observer.flush()
-    return asdict(outcome) if place.rank == 0 else None
+    return outcome if place.rank == 0 else None
 
 
 class MailboxObserver:
@@ -64,6 +73,7 @@ class MailboxObserver:
         self._mailbox = mailbox
         self._rank = rank
         self._images_per_step = 0
+        self._step = 0
         self._shown = (time.perf_counter(), 0)
         self._last: Any = None
 
@@ -75,6 +85,7 @@ class MailboxObserver:
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         if self._rank != 0:
             return
+        self._step = step
         if row is not None:
             self._post(row)
         now = time.perf_counter()
@@ -88,7 +99,7 @@ class MailboxObserver:
             self._post(record)
         # A barrier over all ranks, and what Ray Tune's callbacks hear of.
         ray.train.report({"epoch": record.row.step, **record.row.metrics})
-        self._shown = (time.perf_counter(), self._shown[1])
+        self._shown = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self._post(saved)
@@ -160,8 +171,9 @@ def _load() -> dict[str, float]:
     }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            load[f"gpu_{index}_memory_usage_megabytes"] = (total - free) / 1e6
-            load[f"gpu_{index}_memory_usage_percentage"] = 100 * (total - free) / total
-            load[f"gpu_{index}_utilization_percentage"] = float(torch.cuda.utilization(index))
+            with suppress(Exception):  # a part of a GPU, or an old driver, does not tell
+                used, total = torch.cuda.device_memory_used(index), torch.cuda.get_device_properties(index).total_memory
+                load[f"gpu_{index}_memory_usage_megabytes"] = used / 1e6
+                load[f"gpu_{index}_memory_usage_percentage"] = 100 * used / total
+                load[f"gpu_{index}_utilization_percentage"] = float(torch.cuda.utilization(index))
     return load

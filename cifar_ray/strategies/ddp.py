@@ -3,7 +3,7 @@
 Label: close. The mean gradient is that of one worker with the whole global batch, added up in another
 order; batch-norm statistics are those of each worker's own images unless ``--sync-batchnorm``.
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
-Cost per step: one all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB), of all gradients together.
+Cost per step: one all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB), which together hold every gradient once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class DDP:
                 bucket_cap_mb=config.bucket_cap_mb,
                 gradient_as_bucket_view=True,
             )
+            # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
+            self._replica.broadcast_buffers = False
 
     def forward(self, images: Tensor) -> Tensor:
         return (self._replica or self._model)(images)

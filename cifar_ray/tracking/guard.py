@@ -1,16 +1,21 @@
-"""Marks a run KILLED when its driver vanishes without a word, even by ``kill -9``.
+"""Ends a run in MLflow when its driver cannot: because it was killed, even by ``kill -9``, or because the
+store did not answer.
 
-A small process beside the driver waits on a pipe. The driver writes a word into it at its end; a pipe
-that closes without the word means that the driver is gone.
+A small process beside the driver waits on a pipe. At its end the driver writes a word into it: either that
+all is said, or the status that the run shall have. A pipe that closes without a word means that the driver
+was killed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import IO
 
-_WORD = b"done"
+_DONE, _KILLED = "done", "KILLED"
+_TRIES_S = 300.0
+_PAUSE_S = 5.0
 
 
 class Guard:
@@ -27,28 +32,50 @@ class Guard:
 
     def dismiss(self) -> None:
         """The driver has ended the run itself."""
+        self._say(_DONE)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def hand_over(self, status: str) -> None:
+        """The driver could not end the run with this status; the guard tries for some minutes more."""
+        self._say(status)
+
+    def _say(self, word: str) -> None:
         pipe: IO[bytes] = self._process.stdin  # type: ignore[assignment]
         try:
-            pipe.write(_WORD)
+            pipe.write(word.encode())
             pipe.close()
-            self._process.wait(timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
+        except OSError:  # the guard was killed
+            pass
 
 
 def main(uri: str, run_id: str, session: str) -> None:
     """Wait for the driver's word or its end."""
-    if sys.stdin.buffer.read() == _WORD:
+    word = sys.stdin.buffer.read().decode()
+    if word == _DONE:
         return
+    end = time.monotonic() + _TRIES_S
+    while not _ended(uri, run_id, session, word or _KILLED) and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+
+
+def _ended(uri: str, run_id: str, session: str, status: str) -> bool:
+    """Try to end the run; True when that is done, or not called for any more."""
     from mlflow import MlflowClient  # a second and 100 MB, spent only now
 
     from cifar_ray.tracking.store import SESSION_TAG
 
-    client = MlflowClient(tracking_uri=uri)
-    run = client.get_run(run_id)
-    # A later driver may have taken the run over already.
-    if run.info.status == "RUNNING" and run.data.tags.get(SESSION_TAG) == session:
-        client.set_terminated(run_id, "KILLED")
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        run = client.get_run(run_id)
+        # A later driver may have taken the run over already.
+        if run.info.status == "RUNNING" and run.data.tags.get(SESSION_TAG) == session:
+            client.set_terminated(run_id, status)
+    except Exception:  # whatever keeps the store from answering
+        return False
+    return True
 
 
 if __name__ == "__main__":

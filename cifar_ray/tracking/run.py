@@ -15,13 +15,12 @@ from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
-from mlflow.entities import DatasetInput, InputTag
+from mlflow.entities import DatasetInput, InputTag, Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import config as configs
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
@@ -29,6 +28,7 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
 _CONFIG_FILE = "config.yaml"
+_FAILURE_TAG = "cifar_ray.failure"
 _HOMES = {
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
     "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -38,23 +38,22 @@ _HOMES = {
 
 
 class RunRecord:
-    """What one driver process writes about one run. No method waits or raises but the constructors.
+    """What one driver process writes about one run. But for its making and its end, nothing waits or raises.
 
     Attributes:
         run_id: MLflow's id of the run.
         uri: the tracking store.
+        page: address of the run's page, when the store is a server that has pages.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, started_ms: int) -> None:
-        self.run_id = run_id
+    def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
+        self.run_id = run.info.run_id
         self.uri = client.tracking_uri
-        self._started_ms = started_ms
+        self.page = store.page(self.uri, run)
+        self._started_ms = run.info.start_time
         self._checkpoints = artifacts.CheckpointList()
-        session = uuid.uuid4().hex
-        client.set_tag(run_id, store.SESSION_TAG, session)
-        client.update_run(run_id, status="RUNNING")
-        self._sink = Sink(client, run_id)
-        self._guard = Guard(self.uri, run_id, session)
+        self._guard = Guard(self.uri, self.run_id, session)
+        self._sink = Sink(client, self.run_id)
 
     @classmethod
     def create(
@@ -65,11 +64,12 @@ class RunRecord:
         Raises:
             ConfigError: when the store refuses it.
         """
-        tags = {store.KEY_TAG: key, store.FOLDER_TAG: str(folder), **_tags(config)}
+        session = uuid.uuid4().hex
+        known = {store.KEY_TAG: key, store.FOLDER_TAG: str(folder), store.SESSION_TAG: session}
         try:
             experiment = store.experiment_id(client, config.experiment)
             try:
-                run = client.create_run(experiment, tags=tags, run_name=name)
+                run = client.create_run(experiment, tags={**known, **_tags(config)}, run_name=name)
             except MlflowException:
                 # The request may have arrived though its answer did not.
                 found = store.find_key(client, key)
@@ -77,24 +77,43 @@ class RunRecord:
                     raise
                 run = found
         except MlflowException as error:
-            raise ConfigError(
-                "tracking_uri", f"must be a store that takes runs; {client.tracking_uri} does not ({error})"
-            ) from None
-        record = cls(client, run.info.run_id, run.info.start_time)
+            raise store.refusal(client.tracking_uri, error) from None
+        record = cls(client, run, session)
         record._sink.params({k: v for k, v in configs.params(config).items() if k not in ("precision", "device")})
         record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[_input(dataset)]))
         record.config_file(config)
         return record
 
     @classmethod
-    def reopen(cls, client: MlflowClient, run_id: str) -> RunRecord:
-        """A run that an earlier driver began; it is RUNNING again."""
-        return cls(client, run_id, client.get_run(run_id).info.start_time)
+    def reopen(cls, client: MlflowClient, config: TrainConfig, run_id: str) -> RunRecord:
+        """A run that an earlier driver began; it is RUNNING again.
+
+        Tags are those of ``config`` and this machine from now on; what they were is kept as
+        ``cifar_ray.earlier.NAME``.
+
+        Raises:
+            ConfigError: when the store refuses it.
+        """
+        session = uuid.uuid4().hex
+        try:
+            run = client.get_run(run_id)
+            record = cls(client, run, session)
+            client.set_tag(run_id, store.SESSION_TAG, session)
+            client.update_run(run_id, status="RUNNING")
+        except MlflowException as error:
+            raise store.refusal(client.tracking_uri, error) from None
+        record.tags(_changed(run.data.tags, _tags(config)))
+        return record
 
     @property
     def trouble(self) -> str:
         """Why MLflow cannot be written to just now; empty when it can."""
         return self._sink.trouble
+
+    @property
+    def refused(self) -> Sequence[str]:
+        """Why MLflow has not taken something for good."""
+        return self._sink.refused
 
     def config_file(self, config: TrainConfig) -> None:
         """The config as an artifact that starts the same run again."""
@@ -104,6 +123,10 @@ class RunRecord:
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         self._sink.tags(dict(values))
+
+    def failed(self, reason: str) -> None:
+        """Why the run is about to end as FAILED."""
+        self._sink.tags({_FAILURE_TAG: reason})
 
     def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Where every worker stands, as an artifact."""
@@ -144,6 +167,8 @@ class RunRecord:
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
         """The outcome: final figures, confusion matrix, per-class table, and the model."""
+        for row in outcome.history:  # what was lost on its way here
+            self.row(row)
         last = outcome.epochs
         final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
         now = Row.now("epoch", last, finite(final))
@@ -159,14 +184,20 @@ class RunRecord:
         )
 
     def end(self, status: str) -> bool:
-        """End the run as FINISHED, FAILED or KILLED.
+        """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.
 
         Returns:
-            Whether everything has been written.
+            Whether that was done. If not, the store did not answer; the guard goes on trying to end the run
+            for some minutes, and never as FINISHED, since its record is not complete.
         """
-        complete = self._sink.close(status, _PATIENCE_S)
-        self._guard.dismiss()
-        return complete
+        if status == "FINISHED":
+            self._sink.call(_forget_failure)
+        written = self._sink.close(status, _PATIENCE_S)
+        if written:
+            self._guard.dismiss()
+        else:
+            self._guard.hand_over("KILLED" if status == "FINISHED" else status)
+        return written
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -205,6 +236,23 @@ def _tags(config: TrainConfig) -> dict[str, str]:
     if commit := git_commit():
         tags["mlflow.source.git.commit"] = commit
     return tags
+
+
+def _forget_failure(client: MlflowClient, run_id: str) -> None:
+    """Remove what an earlier attempt had failed for."""
+    if _FAILURE_TAG in client.get_run(run_id).data.tags:
+        client.delete_tag(run_id, _FAILURE_TAG)
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The tags that differ now, with what they were."""
+    changed = {}
+    for name, value in now.items():
+        if before.get(name) != value:
+            changed[name] = value
+            earlier = f"cifar_ray.earlier.{name}"
+            changed[earlier] = ", ".join(filter(None, (before.get(earlier), before.get(name))))
+    return changed
 
 
 def _version(package: str) -> str:

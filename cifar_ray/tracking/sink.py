@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 _BATCH = 1000  # MLflow's limit of metrics in one request
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
-_MOST_WAITING = 200_000  # metrics held while the store is away, about 50 MB
+_TRIES = 3  # of a job that fails though the store answers
 
 Job = Callable[[MlflowClient, str], None]
 
@@ -22,11 +22,12 @@ class Sink:
     """Everything that is recorded of one run passes through here, in order.
 
     A store that stops answering is tried again until :meth:`close`; what could not be written by then is
-    lost to MLflow but not to the run, whose checkpoints hold every row.
+    lost to MLflow but not to the run, whose checkpoints hold every row. What fails though the store answers,
+    such as an artifact for which it has no room, is given up after a few tries and does not hold up the rest.
 
     Attributes:
-        trouble: the latest error, empty when all is well.
-        refused: what the store would not take.
+        trouble: why the store cannot be written to just now; empty when it can.
+        refused: why something was given up.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
@@ -47,8 +48,7 @@ class Sink:
         """Record figures of one moment; one that is recorded already under this step is left alone."""
         points = [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
         with self._lock:
-            if len(self._metrics) + len(points) <= _MOST_WAITING:
-                self._metrics += points
+            self._metrics += points
         self._jobs.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
@@ -72,17 +72,27 @@ class Sink:
         self._jobs.put(job)
 
     def close(self, status: str, patience_s: float) -> bool:
-        """Write what is left and end the run with ``status``.
+        """Write what is left and end the run with ``status``, however long that takes.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            patience_s: seconds after which a store that does not answer is given up.
 
         Returns:
-            Whether everything was written within ``patience_s`` seconds.
+            Whether the status was written; ``refused`` tells whether all the rest was.
         """
-        self.call(lambda client, run_id: client.set_terminated(run_id, status))
+        ended = threading.Event()
+
+        def end(client: MlflowClient, run_id: str) -> None:
+            client.set_terminated(run_id, status)
+            ended.set()
+
+        self.call(end)
         self._jobs.put(None)
         self._deadline = time.monotonic() + patience_s
         self._closing.set()
-        self._thread.join(patience_s + 10)
-        return not self._thread.is_alive() and not self.trouble and not self.refused
+        self._thread.join()
+        return ended.is_set()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -91,21 +101,32 @@ class Sink:
 
     def _insist(self, job: Job) -> bool:
         """Do one job, trying again while the store is away. False when the time to close is over."""
-        pause = _FIRST_RETRY_S
+        pause, failed_while_there = _FIRST_RETRY_S, 0
         while True:
             try:
                 job(self._client, self._run_id)
                 self.trouble = ""
                 return True
             except Exception as error:  # tracking must not end a run, whatever happens to it
-                self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
-                if _is_refusal(error):
-                    self.refused.append(self.trouble)
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                there = self._answers()
+                failed_while_there += there
+                if _is_refusal(error) or failed_while_there >= _TRIES:
+                    self.refused.append(reason)
                     return True
-            if time.monotonic() + pause > self._deadline:
+                self.trouble = "" if there else reason
+            if not there and time.monotonic() + pause > self._deadline:
                 return False
             self._closing.wait(pause) if not self._closing.is_set() else time.sleep(pause)
             pause = _FIRST_RETRY_S if self._closing.is_set() else min(2 * pause, _LAST_RETRY_S)
+
+    def _answers(self) -> bool:
+        """Whether the store knows the run just now."""
+        try:
+            self._client.get_run(self._run_id)
+        except Exception:  # whatever keeps it from answering
+            return False
+        return True
 
     def _flush(self, client: MlflowClient, run_id: str) -> None:
         with self._lock:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -27,6 +30,7 @@ SESSION_TAG = "cifar_ray.session"
 
 
 _CONNECT_TIMEOUT_S = "5"
+_REMOTE_TIMEOUT_S = 9.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,20 @@ def resolve_uri(given: str | None) -> str:
     """The tracking URI: the one given, ``MLFLOW_TRACKING_URI``, or SQLite at one place in the home folder.
 
     Raises:
-        ConfigError: when it is relative, since it would then mean another place in every process.
+        ConfigError: when it is relative, since it would then mean another place in every process, or has a
+            password in it, which would be shown wherever the address is.
     """
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
     scheme = uri.split(":", 1)[0] if "://" in uri else ""
-    if not scheme or scheme == "file" or (scheme == "sqlite" and _sqlite_path(uri) is None):
+    if _has_password(uri):
+        raise ConfigError(
+            "tracking_uri",
+            "must not have a password in it; give it to a server as MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and to a database in the way of its own, such as ~/.pgpass",
+        )
+    if not scheme or scheme == "file" or (scheme.startswith("sqlite") and _sqlite_path(uri) is None):
         raise ConfigError(
             "tracking_uri", f"must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
         )
@@ -65,16 +76,50 @@ def connect(uri: str) -> MlflowClient:
     """
     path = _sqlite_path(uri)
     try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if path is None:
+            return _within(_REMOTE_TIMEOUT_S, lambda: _ask(uri))
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that meet a new database would both create its tables.
-        with _impatience(), FileLock(f"{path}.lock", timeout=60) if path is not None else nullcontext():
-            client = MlflowClient(tracking_uri=uri)
-            client.search_experiments(max_results=1)
+        with FileLock(f"{path}.lock", timeout=60):
+            # MLflow itself would try for minutes to open what is no database.
+            with closing(sqlite3.connect(path, timeout=5)) as database:
+                database.execute("PRAGMA schema_version").fetchone()
+            return _ask(uri)
     except Exception as error:  # whatever a store's driver raises, the store is not usable
-        reason = " ".join(str(_root(error)).split())[:200]
-        raise ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason})") from None
+        raise refusal(uri, error) from None
+
+
+def refusal(uri: str, error: Exception) -> ConfigError:
+    """What to say of a store that has raised."""
+    reason = " ".join(str(_root(error)).split())[:200]
+    return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason})")
+
+
+def _ask(uri: str) -> MlflowClient:
+    with _impatience():
+        client = MlflowClient(tracking_uri=uri)
+        client.search_experiments(max_results=1)
     return client
+
+
+def _within(seconds: float, work: Callable[[], MlflowClient]) -> MlflowClient:
+    """The result of ``work`` if it comes in time; a database driver may wait for minutes."""
+    results: list[MlflowClient | Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
@@ -111,18 +156,12 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     """A run of this program by its name or MLflow id.
 
     Raises:
-        ConfigError: when there is none, or several of that name.
+        ConfigError: when there is none, or several of that name, or the store does not answer.
     """
-    matches: list[Run] = []
-    if re.fullmatch(r"[0-9a-f]{32}", run):
-        try:
-            matches = [client.get_run(run)]
-        except MlflowException:
-            matches = []
-    if not matches:
-        quoted = run.replace("'", "")
-        matches = list(client.search_runs(_all_experiments(client), f"attributes.run_name = '{quoted}'"))
-    matches = [match for match in matches if KEY_TAG in match.data.tags]
+    try:
+        matches = _matching(client, run)
+    except MlflowException as error:
+        raise refusal(client.tracking_uri, error) from None
     if not matches:
         raise ConfigError(
             "", f"there is no run {run!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
@@ -131,6 +170,27 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         ids = ", ".join(match.info.run_id for match in matches)
         raise ConfigError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
     return _known(matches[0])
+
+
+def _matching(client: MlflowClient, run: str) -> list[Run]:
+    """Runs of this program with that name or id; deleted ones do not count."""
+    experiments = _all_experiments(client)
+    quoted = run.replace("'", "")
+    found = list(client.search_runs(experiments, f"attributes.run_id = '{quoted}'"))
+    found = found or list(client.search_runs(experiments, f"attributes.run_name = '{quoted}'"))
+    return [match for match in found if KEY_TAG in match.data.tags]
+
+
+def page(uri: str, run: Run) -> str | None:
+    """Address of a run's page on a tracking server; None for a store that needs ``cifar-ray ui``."""
+    if not is_server(uri):
+        return None
+    return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+
+
+def is_server(uri: str) -> bool:
+    """Whether a tracking URI is that of a server."""
+    return uri.startswith(("http://", "https://"))
 
 
 def _known(run: Run) -> KnownRun:
@@ -171,6 +231,13 @@ def _sqlite_path(uri: str) -> Path | None:
     """The file of an absolute SQLite URI; None for any other URI."""
     match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)
     return Path(match[1]) if match else None
+
+
+def _has_password(uri: str) -> bool:
+    try:
+        return urlsplit(uri).password is not None
+    except ValueError:  # it is no address at all, and refused as such
+        return False
 
 
 def _safe(name: str) -> str:

@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 2 -m cifar_ray.training --dataset digits --model resnet --epochs 2
 
-takes the flags of ``cifar-ray train`` that concern training; the workers are those that torchrun starts,
-and ``--topology`` follows from them. Checkpoints go to ``--storage``, and the same command continues
-from them.
+takes the flags of ``cifar-ray train`` but for those that concern Ray and MLflow; the workers are those that
+torchrun starts. Checkpoints go to ``--storage``, and the same command continues from them.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from cifar_ray import IMPORTED_AT, data, strict
+from cifar_ray import IMPORTED_AT, data, files, strict
 from cifar_ray import config as configs
 from cifar_ray.config import TrainConfig
 from cifar_ray.training import recipe
@@ -25,6 +23,18 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+
+_NOT_HERE = (
+    "topology",
+    "address",
+    "local_nodes",
+    "oversubscribe",
+    "max_failures",
+    "start_timeout_s",
+    "experiment",
+    "tracking_uri",
+    "verbose",
+)
 
 
 class Printer:
@@ -56,22 +66,26 @@ def main(words: list[str], begun: float) -> Outcome:
     """Run one worker; the process group is torchrun's."""
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     values = strict.parse_flags(TrainConfig, words)
-    values["topology"] = f"{nodes}x{world_size // nodes}"
+    for key in _NOT_HERE:
+        if key in values:
+            raise strict.ConfigError(
+                key, "is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"
+            )
+    values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
     config = recipe.resolve(configs.merge(TrainConfig(), values))
-    use_gpu = config.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
-    if use_gpu:
+    device = _device(config, local_rank, local_world_size)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if use_gpu else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         loading = time.time()
         dataset = data.load(config.dataset, config.data_dir)
         launch = Launch(begun, time.time() - loading)
         name = config.run_name or f"{config.model}-{config.dataset}-{config.topology}-seed{config.seed}"
-        folder = Path(config.storage or "~/.cifar_ray/runs").expanduser().absolute() / name / "checkpoints"
+        folder = files.absolute("storage", config.storage or "~/.cifar_ray/runs") / name / "checkpoints"
         place = Place(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
         outcome = fit(config, dataset, folder, place, Printer(rank), launch)
         if rank == 0:
@@ -81,6 +95,18 @@ def main(words: list[str], begun: float) -> Outcome:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torch.device:
+    """A GPU for each worker of the node, or for none."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device != "cpu" and gpus >= local_world_size:
+        return torch.device("cuda", local_rank)
+    if config.device == "cuda":
+        raise strict.ConfigError(
+            "device", f"must be cpu or auto here: {local_world_size} workers need as many GPUs, and there are {gpus}"
+        )
+    return torch.device("cpu")
 
 
 def _complain(sentence: str, status: int) -> int:

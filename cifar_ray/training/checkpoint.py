@@ -49,7 +49,7 @@ class Snapshot:
         weights: the model's parameters and buffers by name.
         optimizer: the optimizer's state.
         clock: the clock's state.
-        epoch_loss: sum over ranks and steps of the losses since the epoch began.
+        epoch_loss: sum over the epoch's steps so far of the losses' mean over ranks.
         history: every row recorded so far.
     """
 
@@ -74,8 +74,9 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         OSError: when it cannot be written; earlier checkpoints are untouched.
     """
     target = folder / f"step-{snapshot.step:08d}"
-    partial = folder / f".{target.name}.{os.getpid()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for unfinished in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
+        shutil.rmtree(unfinished, ignore_errors=True)
+    partial = folder / f".{target.name}.partial"
     partial.mkdir(parents=True)
     try:
         safetensors.save(snapshot.weights, partial / WEIGHTS)
@@ -105,7 +106,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    best = _prune(folder, snapshot.config.keep_checkpoints)
+    best = _prune(folder, snapshot.step, snapshot.config.keep_checkpoints)
     return SavedCheckpoint(
         target, snapshot.step, snapshot.epoch, described[WEIGHTS]["sha256"], snapshot.accuracy, best == target
     )
@@ -118,9 +119,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
         CheckpointError: when it is damaged, incomplete, or of another version.
     """
     manifest = read_manifest(path)
-    for name, expected in manifest["files"].items():
-        _verify(path / name, expected)
     try:
+        for name in (WEIGHTS, STATE):
+            _verify(path / name, manifest["files"][name])
         weights = safetensors.load(path / WEIGHTS)
         state = torch.load(path / STATE, map_location=device, weights_only=True)
         return Snapshot(
@@ -135,7 +136,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
             epoch_loss=state["epoch_loss"],
             history=[Row(**row) for row in state["history"]],
         )
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
 
 
@@ -165,11 +168,14 @@ def every(folder: Path) -> list[Path]:
     """The checkpoint folders below ``folder``, oldest first, readable or not."""
     if not folder.is_dir():
         return []
-    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
 
 
-def latest(folder: Path, device: torch.device | str = "cpu") -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def latest(folder: Path) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     """The newest checkpoint that can be used, with sentences about newer ones that cannot.
 
     Returns:
@@ -181,12 +187,28 @@ def latest(folder: Path, device: torch.device | str = "cpu") -> tuple[Path, Snap
     problems: list[str] = []
     for path in reversed(every(folder)):
         try:
-            return path, load(path, device), tuple(problems)
+            return path, load(path), tuple(problems)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError(f"no usable checkpoint in {folder}: {problems[0]}")
     return None
+
+
+def existing(folder: Path) -> list[SavedCheckpoint]:
+    """What there is below ``folder``, oldest first, as it was told when it was saved; damaged ones are left out."""
+    top = best(folder)
+    found = []
+    for path in every(folder):
+        try:
+            manifest = read_manifest(path)
+            digest = manifest["files"][WEIGHTS]["sha256"]
+        except (CheckpointError, KeyError, TypeError):
+            continue
+        found.append(
+            SavedCheckpoint(path, manifest["step"], manifest["epoch"], digest, manifest["accuracy"], path == top)
+        )
+    return found
 
 
 def best(folder: Path) -> Path | None:
@@ -208,21 +230,26 @@ def lock(folder: Path) -> FileLock:
     A process that was just told to die may still hold it, so some time is given.
 
     Raises:
-        CheckpointError: when another process keeps it.
+        CheckpointError: when another process keeps it, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    held = FileLock(folder / ".lock")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = FileLock(folder / ".lock")
         held.acquire(timeout=_LOCK_WAIT_S)
     except Timeout:
         raise CheckpointError(f"another process is training into {folder}") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from None
     return held
 
 
-def _prune(folder: Path, keep: int) -> Path | None:
-    """Remove what need not be kept; returns the best checkpoint."""
+def _prune(folder: Path, step: int, keep: int) -> Path | None:
+    """Remove what need not be kept; returns the best checkpoint.
+
+    Later ones than that of ``step``, the newest, were passed over as damaged and do not count.
+    """
     top = best(folder)
-    for path in every(folder)[:-keep]:
+    for path in [path for path in every(folder) if _step(path) <= step][:-keep]:
         if path != top:
             shutil.rmtree(path, ignore_errors=True)
     return top

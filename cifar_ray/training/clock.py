@@ -49,12 +49,8 @@ class Clock:
         """A step has ended, or on a GPU: has been queued."""
         self._marks.append(self._mark())
 
-    def stop(self) -> float:
-        """Steps pause here.
-
-        Returns:
-            Seconds since :meth:`start`.
-        """
+    def stop(self) -> None:
+        """Steps pause here."""
         self._wait()
         laps = [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
         self.seconds["training"] += sum(laps)
@@ -62,7 +58,6 @@ class Clock:
             self._iterations += laps[1:] if self._fresh else laps
             self._fresh = False
         self._marks = []
-        return sum(laps)
 
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.
@@ -74,7 +69,7 @@ class Clock:
         times = torch.tensor(self._iterations, dtype=torch.float64)
         return {
             "iteration_mean_s": times.mean().item(),
-            "iteration_median_s": times.median().item(),
+            "iteration_median_s": times.quantile(0.5).item(),
             "iteration_p95_s": times.quantile(0.95).item(),
         }
 
@@ -82,12 +77,18 @@ class Clock:
         """Everything that a later process continues from."""
         return {"seconds": dict(self.seconds), "iterations": torch.tensor(self._iterations, dtype=torch.float32)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`; what this process has measured so far is added."""
+    def restore(self, state: dict[str, Any], same_workers: bool) -> None:
+        """Continue from :meth:`state`; what this process has measured so far is added.
+
+        Args:
+            state: as an earlier process has saved it.
+            same_workers: whether it ran on as many workers, so that its iterations compare with those to come.
+        """
         for name, seconds in state["seconds"].items():
             self.seconds[name] += seconds
         saved: Tensor = state["iterations"]
-        self._iterations = saved.tolist() + self._iterations
+        if same_workers:
+            self._iterations = saved.tolist() + self._iterations
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":

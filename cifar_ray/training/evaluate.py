@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -65,8 +65,8 @@ class Evaluator:
                 **rates,
             }
         ).to(place.device)
-        # A sum of 10,000 float32 losses loses digits.
-        self._loss = MeanMetric().set_dtype(torch.float64).to(place.device)
+        # A sum of 10,000 float32 losses loses digits; and a loss that is no number must show.
+        self._loss = SumMetric(nan_strategy="disable").set_dtype(torch.float64).to(place.device)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Evaluation:
@@ -83,10 +83,10 @@ class Evaluator:
         for images, labels in batches:
             with autocast(self._precision, place.device):
                 logits = model(images)
-            self._loss.update(F.cross_entropy(logits.double(), labels), weight=len(labels))
+            self._loss.update(F.cross_entropy(logits.double(), labels, reduction="sum"))
             self._scores.update(logits.argmax(1), labels)
         model.train(was_training)
-        return self._read(self._scores.compute(), self._loss.compute())
+        return self._read(self._scores.compute(), self._loss.compute() / len(self._dataset.test.labels))
 
     def _read(self, scores: dict[str, Tensor], loss: Tensor) -> Evaluation:
         macro = {name: float(scores[f"{name}_macro"]) for name in _RATES}

@@ -67,6 +67,11 @@ def agree_on_precision(choice: str, place: Place) -> str:
     return "bf16" if fast.item() else "fp32"
 
 
+def use_precision(precision: str) -> None:
+    """Have ``fp32`` mean float32: by itself, cuDNN rounds the inputs of convolutions to TF32."""
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Around a forward pass: matrix products and convolutions in bfloat16 when ``precision`` says so."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -33,9 +33,10 @@ def fit(
     if place.rank == 0:
         observer.started(job.started)
     for epoch in range(job.step // steps, config.epochs):
+        seeds = job.seeds(epoch)  # dropout depends on the step, not on what came before
         clock.start()
         for step_in_epoch in range(job.step % steps, steps):
-            hardware.seed(job.seeds[job.step], place.device)  # dropout depends on the step, not on what came before
+            hardware.seed(seeds[step_in_epoch], place.device)
             lr = optimizer.learning_rate(config, job.step, steps)
             optimizer.set_learning_rate(job.optimizer, lr)
             loss = torch.zeros((), device=place.device)

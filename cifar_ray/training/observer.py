@@ -131,6 +131,7 @@ class Outcome:
         checkpoint: folder of the final checkpoint.
         per_class: metric name -> one number per class, of the last epoch.
         confusion: test images by true class (row) and predicted class (column), of the last epoch.
+        history: every row of the run.
     """
 
     epochs: int
@@ -140,3 +141,4 @@ class Outcome:
     checkpoint: str
     per_class: dict[str, list[float]]
     confusion: list[list[int]]
+    history: tuple[Row, ...]

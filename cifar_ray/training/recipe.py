@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from cifar_ray import models
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
@@ -34,7 +36,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     )
     if resolved.images_per_step > spec.train_size:
         raise ConfigError(
-            "batch_size",
+            "batch_size" if config.global_batch_size is None else "global_batch_size",
             f"must leave at least one step per epoch: {resolved.batch_size} x {resolved.world_size} workers x "
             f"{resolved.accumulate} micro-batches is {resolved.images_per_step} images per step, and "
             f"{spec.name} has {spec.train_size} training images",
@@ -45,4 +47,20 @@ def resolve(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
         )
+    if resolved.batch_size == 1:
+        _check_single_image(resolved)
     return resolved
+
+
+def _check_single_image(config: TrainConfig) -> None:
+    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
+    with torch.device("meta"):
+        spec = SPECS[config.dataset]
+        model = models.build(config, spec)
+        try:
+            model(torch.empty(1, spec.channels, spec.image_size, spec.image_size))
+        except ValueError:
+            raise ConfigError(
+                "batch_size",
+                f"must be at least 2 for this {config.model}, whose batch norm needs several values, got 1",
+            ) from None

@@ -37,10 +37,12 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
     """Write a checkpoint of this moment, on rank 0.
 
     Raises:
-        DivergedError: on every rank alike, when the state is not worth keeping.
+        DivergedError: on every rank alike, when a loss or a weight is not finite.
         OSError: when the checkpoint cannot be written.
     """
     total = _sum_losses(job)
+    if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
+        raise DivergedError(job.step)
     if job.place.rank != 0:
         return
     snapshot = Snapshot(
@@ -52,7 +54,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         weights=job.model.state_dict(),
         optimizer=job.optimizer.state_dict(),
         clock=job.clock.state(),
-        epoch_loss=total,
+        epoch_loss=total / job.place.world_size,
         history=job.history,
     )
     with job.clock.phase("checkpoint"):
@@ -64,8 +66,10 @@ def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observe
     """Record an epoch that has just been evaluated, keep a checkpoint of it, and tell the observer.
 
     Raises:
-        DivergedError: on every rank alike, when the epoch's loss is not finite.
+        DivergedError: on every rank alike, when the epoch's loss or the test loss is not finite.
     """
+    if not math.isfinite(evaluation.metrics["loss"]):
+        raise DivergedError(job.step)
     steps = job.loader.steps_per_epoch
     earlier = sum(row.metrics["epoch_s"] for row in job.history if row.kind == "epoch")
     epoch_s = job.clock.seconds["training"] - earlier
@@ -73,7 +77,7 @@ def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observe
     job.epoch_loss.zero_()
     metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
     metrics["test/images"] = float(evaluation.images)
-    metrics["train/epoch_loss"] = float(torch.tensor(loss))
+    metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
     metrics["epoch_images_per_s"] = steps * job.config.images_per_step / epoch_s
     row = Row.now("epoch", epoch + 1, metrics)
@@ -108,6 +112,7 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
         checkpoint=str(path),
         per_class=evaluation.per_class,
         confusion=evaluation.confusion,
+        history=tuple(job.history),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ class Job:
         step: optimizer steps done.
         epoch_loss: this rank's sum of losses since the epoch began; float64, on the device.
         history: every row recorded so far.
-        seeds: seed of torch's generators for every step.
     """
 
     config: TrainConfig
@@ -48,12 +48,16 @@ class Job:
     loader: TrainLoader
     evaluator: Evaluator
     clock: Clock
-    seeds: list[int]
     class_names: tuple[str, ...]
     started: Started
     epoch_loss: Tensor
     step: int = 0
     history: list[Row] = dataclasses.field(default_factory=list)
+
+    def seeds(self, epoch: int) -> list[int]:
+        """Seed of torch's generators on this rank for every step of ``epoch``."""
+        steps = self.loader.steps_per_epoch
+        return order.step_seeds(self.config.seed, range(epoch * steps, (epoch + 1) * steps), self.place.rank)
 
 
 def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, launch: Launch) -> Job:
@@ -67,11 +71,13 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
         launch: what happened before; what is left of the time since then is start-up time.
 
     Raises:
-        CheckpointError: when there are checkpoints and none can be used.
-        ConfigError: when the config needs hardware that is not there.
+        CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
+        ConfigError: when the config needs hardware that is not there, or ``folder`` is not shared.
     """
+    _check_shared(folder, place)
     hardware.set_threads(config.cpus_per_worker)
     precision = hardware.agree_on_precision(config.precision, place)
+    hardware.use_precision(precision)
     decided: dict[str, Any] = {"precision": precision, "device": place.device.type}
     config = dataclasses.replace(config, **decided)
     torch.manual_seed(config.seed)
@@ -97,7 +103,6 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
         loader=loader,
         evaluator=Evaluator(dataset, place, precision),
         clock=clock,
-        seeds=order.step_seeds(config.seed, config.epochs * loader.steps_per_epoch, place.rank),
         class_names=dataset.class_names,
         started=Started(
             configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(place.device)
@@ -108,6 +113,26 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return job
+
+
+def _check_shared(folder: Path, place: Place) -> None:
+    """Refuse a folder that some rank does not see; it would be noticed at the end, or after a failure."""
+    if place.world_size == 1:
+        return
+    token: list[Any] = [uuid.uuid4().hex]
+    mark = folder / ".shared"
+    if place.rank == 0:
+        mark.write_text(token[0], encoding="utf-8")
+    dist.broadcast_object_list(token, src=0, device=place.device)
+    try:
+        sees = mark.read_text(encoding="utf-8") == token[0]
+    except OSError:
+        sees = False
+    everyone: list[Any] = [None] * place.world_size
+    dist.all_gather_object(everyone, sees)
+    if not all(everyone):
+        blind = ", ".join(str(rank) for rank, found in enumerate(everyone) if not found)
+        raise ConfigError("storage", f"must be a folder that all nodes share; rank {blind} does not see {folder}")
 
 
 def _warm_up(
@@ -143,13 +168,14 @@ def _restore(job: Job) -> None:
         return
     path, skipped = found
     snapshot = checkpoint.load(Path(path), place.device)
+    _check_same(snapshot.config, job.config, path)
     job.model.load_state_dict(snapshot.weights)
     job.optimizer.load_state_dict(snapshot.optimizer)
-    job.clock.restore(snapshot.clock)
+    job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
     job.step = snapshot.step
     job.history = list(snapshot.history)
     if place.rank == 0:  # it holds the sum over all ranks
-        job.epoch_loss.fill_(snapshot.epoch_loss)
+        job.epoch_loss.fill_(snapshot.epoch_loss * place.world_size)
     job.started = dataclasses.replace(
         job.started,
         step=snapshot.step,
@@ -157,6 +183,16 @@ def _restore(job: Job) -> None:
         skipped=tuple(skipped),
         history=tuple(snapshot.history),
     )
+
+
+def _check_same(before: TrainConfig, now: TrainConfig, path: str) -> None:
+    """Refuse to go on with a run that learns something else, or otherwise."""
+    for name in configs.LEARNING:
+        made, wanted = getattr(before, name), getattr(now, name)
+        if made != wanted:
+            raise CheckpointError(
+                f"checkpoint {path} was made with {name} {made}, and this run has {wanted}; take another run name"
+            )
 
 
 def _agree(folder: Path, place: Place) -> tuple[str, list[str]] | None:

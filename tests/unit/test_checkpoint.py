@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,7 +150,34 @@ def test_loading_executes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.load(path)
     assert not (tmp_path / "exploded").exists()
-    pickle.dumps(CheckpointError("travels between processes"))
+
+
+@pytest.mark.parametrize(
+    "files", [None, [], {}, {WEIGHTS: {}}, {WEIGHTS: {"sha256": "0"}, STATE: {"sha256": "0", "bytes": "x"}}]
+)
+def test_a_manifest_that_lacks_something_is_passed_over(files: object, tmp_path: Path) -> None:
+    checkpoint.save(snapshot(10), tmp_path)
+    path = checkpoint.save(snapshot(20), tmp_path).path
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "files": files}))
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    assert newest[1].step == 10
+    assert str(path) in newest[2][0]
+
+
+def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000005.partial").mkdir()
+    checkpoint.save(snapshot(10), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+
+
+def test_a_damaged_newer_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
+    for step in (10, 30):
+        checkpoint.save(replace(snapshot(step), accuracy=None), tmp_path)
+    only = replace(snapshot(20), accuracy=None, config=replace(snapshot(20).config, keep_checkpoints=1))
+    checkpoint.save(only, tmp_path)
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000020", "step-00000030"]
 
 
 def test_a_write_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import ray
 import yaml
+from ray.autoscaler._private.aws import config as aws_config
 from ray.autoscaler._private.util import prepare_config, validate_config
-
-from cifar_ray import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,20 +31,26 @@ def test_it_says_that_it_is_not_yet_proven() -> None:
 
 def test_versions_are_pinned_to_those_of_the_tests(cluster: dict) -> None:
     setup = " ".join(cluster["setup_commands"])
-    assert f"'cifar-ray=={__version__}'" in setup
-    assert f"'ray[default,train,tune]=={ray.__version__}'" in setup
+    assert f"'ray[default]=={ray.__version__}'" in setup
+    assert "-c ~/cifar_ray/constraints.txt ~/cifar_ray " in setup
+    assert f"\nray=={ray.__version__}" in (ROOT / "constraints.txt").read_text()
 
 
-def test_only_ssh_is_open_and_not_to_everyone(cluster: dict) -> None:
-    (rule,) = cluster["provider"]["security_group"]["IpPermissions"]
-    assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
-    assert all(not entry["CidrIp"].endswith("/0") for entry in rule["IpRanges"])
+def test_the_security_group_is_not_one_that_ray_opens_to_everyone(cluster: dict) -> None:
+    """Ray adds SSH from 0.0.0.0/0 to every group that it makes, and leaves those alone that are named."""
+    (rule,) = aws_config._create_default_ssh_inbound_rules()
+    assert rule["IpRanges"] == [{"CidrIp": "0.0.0.0/0"}]
+    assert "security_group" not in cluster["provider"]
+    assert all(kind["node_config"]["SecurityGroupIds"] for kind in cluster["available_node_types"].values())
+
+
+def test_ray_wants_its_token_and_shows_its_pages_to_the_head_alone(cluster: dict) -> None:
     starts = cluster["head_start_ray_commands"] + cluster["worker_start_ray_commands"]
     assert all("RAY_AUTH_MODE=token" in command for command in starts if " ray start" in command.replace("/", " "))
     assert "--dashboard-host=127.0.0.1" in " ".join(starts)
 
 
 def test_every_command_is_shell(cluster: dict) -> None:
-    keys = ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
+    keys = ("initialization_commands", "setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
     for command in (command for key in keys for command in cluster[key]):
         subprocess.run(["bash", "-n", "-c", command], check=True)

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from cifar_ray import models
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.evaluate import Evaluation, Evaluator
 from tests.helpers import Recorder, Stopped, train_here
 
 
@@ -30,13 +31,22 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
 
 
 def test_the_last_epoch_is_the_result_even_when_another_was_better(
-    small: TrainConfig, digits: Dataset, tmp_path: Path
+    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rates = iter([0.3, 0.9, 0.6])
+    evaluate = Evaluator.__call__
+
+    def scored(self: Evaluator, model: nn.Module) -> Evaluation:
+        real = evaluate(self, model)
+        return replace(real, metrics={**real.metrics, "accuracy": next(rates)})
+
+    monkeypatch.setattr(Evaluator, "__call__", scored)
     recorder = Recorder()
-    outcome = train_here(replace(small, lr=1.0, schedule="constant", epochs=4), digits, tmp_path, recorder)
-    last = recorder.epochs[-1].row.metrics["test/accuracy"]
-    assert outcome.metrics["test/accuracy"] == last
-    assert outcome.metrics["best/accuracy"] >= last
+    outcome = train_here(replace(small, epochs=3, keep_checkpoints=1), digits, tmp_path, recorder)
+    assert outcome.metrics["test/accuracy"] == 0.6
+    assert (outcome.metrics["best/accuracy"], outcome.metrics["best/epoch"]) == (0.9, 2.0)
+    assert [saved.best for saved in recorder.checkpoints] == [True, True, False]
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000022", "step-00000033"]
 
 
 def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
@@ -52,7 +62,7 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train.labels)
     for epoch in range(2):
         for step in range(11):
-            batch = order.global_batch(0, epoch, step, 1437, 128)
+            batch = order.global_batch(order.permutation(0, epoch, 1437), step, 128)
             inputs = augment.Normalise(digits.spec)(augment.crop_and_flip(images[batch], batch, 0, epoch, False))
             loss = torch.nn.functional.cross_entropy(model(inputs), labels[batch])
             sgd.zero_grad()
@@ -110,7 +120,18 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
         train_here(wild, digits, tmp_path)
     with pytest.raises(DivergedError, match="at step 11"):
         train_here(replace(wild, log_every=1000), digits, tmp_path)
+    whole = replace(wild, batch_size=1437, log_every=1000, epochs=1)  # one step: its loss is that of before it
+    with pytest.raises(DivergedError, match="at step 1"):
+        train_here(whole, digits, tmp_path)
     assert checkpoint.every(tmp_path) == []
+
+
+def test_a_run_is_not_continued_as_another(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    train_here(small, digits, tmp_path)
+    for other, name in ((replace(small, lr=0.01), "lr"), (replace(small, batch_size=64), "images_per_step")):
+        with pytest.raises(CheckpointError, match=f"was made with {name} .*, and this run has "):
+            train_here(other, digits, tmp_path)
+    train_here(replace(small, batch_size=32, accumulate=4), digits, tmp_path)  # the same images per step
 
 
 def test_times_add_up(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
@@ -136,8 +157,3 @@ def test_the_configured_number_of_threads_computes(small: TrainConfig, digits: D
     for threads in (2, 1):
         train_here(replace(small, epochs=1, cpus_per_worker=threads), digits, tmp_path / str(threads))
         assert torch.get_num_threads() == threads
-
-
-def test_epochs_are_ordered_anew(small: TrainConfig, digits: Dataset) -> None:
-    first, second = (order.permutation(0, epoch, 1437).tolist() for epoch in (0, 1))
-    assert sum(itertools.starmap(int.__eq__, zip(first, second, strict=True))) < 20

@@ -57,21 +57,24 @@ def test_both_optimizers_are_built_as_configured() -> None:
     assert isinstance(optimizer.build(model, config(optimizer="adamw")), torch.optim.AdamW)
 
 
-def test_the_clock_keeps_phases_and_iterations_apart() -> None:
+def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 12.0, 20.0, 25.0, 26.0, 28.0, 40.0, 43.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     clock = Clock(CPU)
-    with clock.phase("evaluation"):
-        time.sleep(0.02)
-    clock.start()
-    for _ in range(4):
-        clock.lap()
-    assert clock.stop() == pytest.approx(clock.seconds["training"])
-    assert clock.seconds["evaluation"] >= 0.02
-    assert clock.seconds["checkpoint"] == 0
-    assert len(clock.state()["iterations"]) == 3  # the first of a process is left out
-    clock.start()
-    clock.lap()
+    with clock.phase("evaluation"):  # 10 to 12
+        pass
+    clock.start()  # 20
+    for _ in range(3):
+        clock.lap()  # 25, 26, 28
     clock.stop()
-    assert len(clock.state()["iterations"]) == 4
+    assert clock.seconds == {"startup": 0, "data": 0, "training": 8, "evaluation": 2, "checkpoint": 0}
+    assert clock.state()["iterations"].tolist() == [1, 2]  # the first of a process is left out
+    clock.start()  # 40
+    clock.lap()  # 43
+    clock.stop()
+    assert clock.seconds["training"] == 11
+    assert clock.state()["iterations"].tolist() == [1, 2, 3]
+    assert clock.iterations() == pytest.approx({"iteration_mean_s": 2, "iteration_median_s": 2, "iteration_p95_s": 2.9})
 
 
 def test_a_clock_continues_from_its_state() -> None:
@@ -83,10 +86,14 @@ def test_a_clock_continues_from_its_state() -> None:
     first.stop()
     second = Clock(CPU)
     second.seconds["startup"] = 1.0
-    second.restore(first.state())
-    assert second.seconds["training"] >= 5.0
+    second.restore(first.state(), same_workers=True)
+    assert second.seconds["training"] == first.seconds["training"]
     assert second.seconds["startup"] == 1.0
     assert second.iterations().keys() == {"iteration_mean_s", "iteration_median_s", "iteration_p95_s"}
+    elsewhere = Clock(CPU)
+    elsewhere.restore(first.state(), same_workers=False)  # on other workers, other iterations
+    assert elsewhere.seconds == first.seconds
+    assert elsewhere.iterations() == {}
 
 
 def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:

@@ -1,0 +1,85 @@
+"""What the documents say is what the program is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import cli, models, strict
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_exist(page: Path) -> None:
+    known = {strict.flag_of(key) for key in strict.flat_types(TrainConfig)} | {"--config", "--help", "--no-augment"}
+    others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
+    others |= {"--nproc-per-node"}  # torchrun's
+    found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
+    assert found - known - others == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_train_commands_are_read(page: Path) -> None:
+    """Every complete ``cifar-ray train`` command, as the program reads it."""
+    for line in re.findall(r"(?:^|`)cifar-ray train([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
+        words = shlex.split(line)
+        if words == ["--help"]:
+            continue
+        file, given = cli._config_file(words)
+        assert file is None or (ROOT / file).is_file()
+        strict.build(TrainConfig, strict.parse_flags(TrainConfig, given))
+
+
+def test_quick_start_is_two_commands() -> None:
+    block = re.search(r"## Quick start\n.*?```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert block is not None
+    assert block[1].splitlines() == ["make quickstart", "make test"]
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table whose first column is titled ``heading``: code in the first cell -> the other cells."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    table = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+        table[first.strip("`")] = rest
+    return table
+
+
+def test_the_table_of_models_is_the_registry() -> None:
+    table = rows("models.md", "`--model`")
+    assert set(table) == set(models.REGISTRY)
+    for name, (_, size, optimizer, lr, decay, warmup, smoothing) in table.items():
+        recipe = models.REGISTRY[name].recipe
+        network = models.build(TrainConfig(model=name), SPECS["cifar10"])  # type: ignore[arg-type]
+        assert int(size.replace(",", "")) == sum(parameter.numel() for parameter in network.parameters())
+        assert optimizer == recipe.optimizer
+        stated = (float(lr), float(decay), float(warmup.split()[0]), float(smoothing))
+        assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
+        assert (recipe.schedule, recipe.base_batch, recipe.momentum) == ("cosine", 128, 0.9)
+
+
+def test_the_table_of_data_sets_is_the_registry() -> None:
+    table = rows("models.md", "`--dataset`")
+    assert set(table) == set(SPECS)
+    for name, (train, test, published, _, mirrored) in table.items():
+        spec = SPECS[name]
+        assert (int(train.replace(",", "")), int(test.replace(",", ""))) == (spec.train_size, spec.test_size)
+        assert published.startswith(f"{spec.native_size}x{spec.native_size} {'grey' if spec.grey else 'colour'}")
+        assert mirrored == ("yes" if spec.flip else "no")
