@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from cifar_ray.strict import ConfigError
@@ -29,7 +28,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def digest(path: Path, algorithm: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.person import Person
 
@@ -107,3 +110,33 @@ def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> N
     assert ill.returncode == 1
     assert ill.stdout.count("!!  ") == 2
     assert "Connection refused" in ill.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--topology 1x2", "--topology is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"),
+        ("--tracking-uri http://x", "--tracking-uri is for `cifar-ray train`; "),
+        ("--device cuda", "--device must be cpu or auto here: 1 workers need as many GPUs, and there are 0"),
+        ("--dataset digits --storage /proc/none", "checkpoints cannot be written to /proc/none/"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_mistakes_under_torchrun(words: str, sentence: str, person: Person) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cifar_ray.training", *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=person.environment,
+        cwd=person.home,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {sentence}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_password_is_not_repeated(person: Person) -> None:
+    sentence = refused(person, *DIGITS, "--tracking-uri", "https://me:hunter2@tracking")
+    assert sentence.startswith("--tracking-uri must not have a password in it")
+    assert "hunter2" not in sentence

@@ -88,23 +88,26 @@ def undisturbed(resident: Person) -> str:
     return digest(resident, "calm")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("seed", "where"), [(1, ()), (2, ()), (3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"))]
+)
 def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
-    seed: int, person: Person, undisturbed: str
+    seed: int, where: tuple[str, ...], person: Person, undisturbed: str
 ) -> None:
-    moment = random.Random(seed + time.time_ns()).uniform(0, 7)
-    with person.starts(*LONG) as run:
-        run.until("starting the workers")
-        if seed == 1:
-            run.until("epoch 1/30")
+    random_numbers = random.Random(seed + time.time_ns())
+    epoch = random_numbers.randint(1, 20)
+    until = "starting the workers" if seed == 2 else f"epoch {epoch}/30"
+    moment = random_numbers.uniform(0, 0.3)
+    with person.starts(*LONG, *where) as run:
+        run.until(until)
         time.sleep(moment)
         run.kill(signal.SIGKILL)
         run.end()
     wait_for_status(person, "KILLED")
     first = person.run_named("victim").info.run_id
     done = person.runs("resume", "victim")
-    assert done.returncode == 0, f"killed after {moment:.2f} s: {done.stdout}{done.stderr}"
-    assert digest(person, "victim") == undisturbed, f"killed after {moment:.2f} s"
+    assert done.returncode == 0, f"killed {moment:.2f} s after {until!r}: {done.stdout}{done.stderr}"
+    assert digest(person, "victim") == undisturbed, f"killed {moment:.2f} s after {until!r}"
     assert person.run_named("victim").info.run_id == first
     assert_complete(person)
     wait_for_nothing_left(person)
@@ -132,7 +135,9 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(
 def worker_pids(person: Person) -> list[int]:
     client = person.mlflow
     run_id = person.run_named("victim").info.run_id
+    end = time.monotonic() + 60
     while not any(file.path == "placement.json" for file in client.list_artifacts(run_id)):
+        assert time.monotonic() < end, "no placement.json"
         time.sleep(0.1)
     workers = json.loads(Path(client.download_artifacts(run_id, "placement.json")).read_text())
     return [worker["pid"] for worker in workers]
@@ -173,12 +178,33 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None
 
 
 def test_a_run_under_way_is_not_resumed_beside_itself(person: Person) -> None:
-    with person.starts(*LONG) as run:
-        run.until("epoch 1/30")
+    with person.starts(*LONG, "--epochs", "100000") as run:
+        run.until("epoch 1/")
         done = person.runs("resume", "victim")
         assert done.returncode == 2
         assert done.stderr == "error: run 'victim' is being trained by another process\n"
-        assert run.end() == 0, run.output
+        assert run.process.poll() is None
+        assert person.run_named("victim").info.status == "RUNNING"
+
+
+def test_an_interruption_before_the_first_step_leaves_the_name_free(person: Person) -> None:
+    with person.starts(*LONG) as run:
+        run.until("starting Ray")
+        run.kill(signal.SIGTERM)
+        assert run.end() == 143
+        assert "error: interrupted by SIGTERM" in run.output
+    assert list((person.home / ".cifar_ray" / "runs").iterdir()) == []
+    wait_for_nothing_left(person)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(person: Person) -> None:
+    command = subprocess.Popen(
+        person.command(*LONG), stdout=subprocess.PIPE, env=person.environment, cwd=person.home, start_new_session=True
+    )
+    assert command.stdout is not None
+    command.stdout.readline()
+    command.stdout.close()
+    assert command.wait(timeout=240) == 0
     assert_complete(person)
 
 

@@ -124,7 +124,6 @@ def test_mlflow_has_metrics_once_per_epoch_and_logged_iteration(run: Run, reside
     for phase in ("startup", "data", "training", "evaluation", "checkpoint"):
         assert metrics[f"time/{phase}_s"] > 0
     assert metrics["images_per_s"] == pytest.approx(64 / metrics["time/iteration_mean_s"])
-    assert metrics["time/startup_s"] > metrics["time/data_s"]
 
 
 def test_mlflow_has_the_load_of_the_node(run: Run) -> None:

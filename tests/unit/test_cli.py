@@ -48,6 +48,14 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --vit.depth 2", "--vit options are for --model vit only, and the model is resnet"),
         ("train --resnet.blocks 1 x", "--resnet.blocks must be a whole number, got 'x'"),
         ("train --config", "--config must be followed by a YAML file"),
+        ("train --config a.yaml --epochs 1 --config=b.yaml", "--config may be given once"),
+        ("train --no-augment true", "--no-augment takes no value, got 'true'"),
+        ("predict run image.png --top 0", "--top must be at least 1, got 0"),
+        ("ui --port 0", "--port must be from 1 to 65535, got 0"),
+        (
+            "train --storage ~nobody-at-all/runs",
+            "--storage must begin with the home folder of somebody who has one, got '~nobody-at-all/runs'",
+        ),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         ("trian", "unknown command 'trian'; it may be train, resume, evaluate, predict, ui or doctor"),
         ("resume", "cifar-ray resume: needs more words; `cifar-ray resume --help` tells what it takes"),
@@ -88,6 +96,14 @@ def test_a_mistake_in_a_file_names_the_file_and_the_key(
     file = tmp_path / "run.yaml"
     file.write_text(text)
     assert complaint(f"train --config {file}", capsys) == f"{file}: {sentence}"
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 3\nseed: 1\nepochs: 5")
+    assert (
+        complaint(f"train --config {file}", capsys) == f"cannot read config file {file}: it has the key 'epochs' twice"
+    )
 
 
 def parsed(words: str, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:

@@ -125,9 +125,9 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
         ("epochs: 3\nmodle: vit\n", "unknown key 'modle'; did you mean 'model'?"),
         ("epochs: many\n", "epochs must be a whole number, got 'many'"),
         ("- epochs\n", "must be a mapping of keys to values"),
-        ("epochs: [1\n", "is not YAML"),
+        ("epochs: [1\n", "cannot read config file"),
         ("version: 99\n", "version must be 1, got 99: the file was written by another version"),
-        ("!!python/object/apply:os.system ['true']\n", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']\n", "cannot read config file"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str) -> None:
@@ -138,6 +138,54 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str)
     assert str(path) in str(caught.value)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["run_name: 2025-02-30", "lr: !!float abc", 'epochs: !!int ""', "a: &a [*a]\n? [x]\n: 1"]
+)
+def test_a_file_that_yaml_itself_cannot_make_sense_of_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        configs.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
+        ({"lr": "1e-3"}, "lr must be a finite number, got '1e-3'"),
+        ({"augment": "false"}, "augment must be true or false, got 'false'"),
+        ({"vit": {"depth": 3}}, "vit must be a ViTOptions, got {'depth': 3}"),
+        ({"vit": None}, "vit must be a ViTOptions, got None"),
+        ({"resnet": ResNetOptions(blocks="1 1")}, "resnet.blocks must be a list of whole numbers, got '1 1'"),  # type: ignore[arg-type]
+    ],
+)
+def test_from_python_a_value_has_its_type(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(**values)  # type: ignore[arg-type]
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "resnet50"},
+        {"model": "resnet", "resnet": ResNetOptions((1,) * 6, 1)},
+    ],
+)
+def test_batch_norm_over_a_single_value_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="batch_size must be at least 2 for this resnet"):
+        recipe.resolve(TrainConfig(batch_size=1, **values))  # type: ignore[arg-type]
+    assert recipe.resolve(TrainConfig(batch_size=1, model="vit")).batch_size == 1
+    assert recipe.resolve(TrainConfig(batch_size=1)).batch_size == 1
+
+
+def test_what_decides_the_weights_is_named_among_the_fields() -> None:
+    names = {field.name for field in fields(TrainConfig)}
+    assert set(configs.LEARNING) - {"images_per_step"} <= names
 
 
 def test_a_missing_file_is_named() -> None:

@@ -42,6 +42,7 @@ class Outer:
         ({"fast": 1}, "fast must be true or false, got 1"),
         ({"inner": {"sizes": []}}, "inner.sizes must be a list of whole numbers, got []"),
         ({"inner": {"sizes": [1, "b"]}}, "inner.sizes must be a whole number, got 'b'"),
+        ({"rate": 10**400}, f"rate must be a finite number, got {10**400}"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(values: dict[str, object], sentence: str) -> None:

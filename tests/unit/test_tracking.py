@@ -51,13 +51,23 @@ def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
     assert store.resolve_uri("sqlite:////abs/m.db") == "sqlite:////abs/m.db"
 
 
-@pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "sqlite:///mlflow.db", "file:///tmp/mlruns", "sqlite://"])
+@pytest.mark.parametrize(
+    "uri", ["mlruns", "./mlruns", "sqlite:///mlflow.db", "sqlite+pysqlite:///m.db", "file:///tmp/mlruns", "sqlite://"]
+)
 def test_a_relative_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError) as caught:
         store.resolve_uri(uri)
     assert caught.value.as_flag().startswith(
         "--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db"
     )
+
+
+@pytest.mark.parametrize("uri", ["https://me:secret@host:5000", "postgresql://me:secret@host/mlflow"])
+def test_a_password_in_the_address_is_refused_and_not_repeated(uri: str) -> None:
+    with pytest.raises(ConfigError, match="must not have a password in it") as caught:
+        store.resolve_uri(uri)
+    assert "secret" not in str(caught.value)
+    assert store.resolve_uri("postgresql://me@host/mlflow") == "postgresql://me@host/mlflow"
 
 
 @pytest.fixture
@@ -86,8 +96,10 @@ def test_a_store_that_never_answers_is_refused_within_10_s(home: Path, silent: i
 
 def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.db").write_text("this is no database, it only has its name")
-    with pytest.raises(ConfigError, match="tracking_uri must be a store that answers"):
-        store.connect(f"sqlite:///{tmp_path}/m.db")
+    (tmp_path / "folder").mkdir()
+    for name in ("m.db", "folder"):
+        with pytest.raises(ConfigError, match="tracking_uri must be a store that answers"):
+            store.connect(f"sqlite:///{tmp_path}/{name}")
 
 
 def test_artifacts_lie_beside_the_database(client: MlflowClient, database: str) -> None:
@@ -121,6 +133,10 @@ def test_a_run_is_found_by_name_and_by_id(client: MlflowClient, tmp_path: Path) 
     found = store.find_key(client, "k1")
     assert found is not None
     assert found.info.run_id == made.info.run_id
+    client.delete_run(twin.info.run_id)
+    assert store.find(client, "mine").run_id == made.info.run_id
+    with pytest.raises(ConfigError, match="there is no run"):
+        store.find(client, twin.info.run_id)
 
 
 def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
@@ -149,42 +165,82 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, 
     sink = Sink(client, run_id)
     sink.metrics(1, 1, {"a" * 300: 1.0})  # longer than MLflow takes
     sink.tags({"later": "yes"})
-    assert not sink.close("FINISHED", patience_s=20)
+    assert sink.close("FINISHED", patience_s=20)
     assert len(sink.refused) == 1
     assert client.get_run(run_id).data.tags["later"] == "yes"
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
-def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str) -> None:
-    """A job that fails as a connection does is repeated, in its place, until it succeeds."""
-    away, calls = threading.Event(), []
+def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written is tried again, in its place, until it can be."""
+    asked = threading.Semaphore(0)
+
+    def away(*_: object) -> None:
+        asked.release()
+        raise ConnectionError("connection refused")
+
+    flaky = MlflowClient(client.tracking_uri)
+    monkeypatch.setattr(flaky, "get_run", away)
+    calls = []
 
     def job(client: MlflowClient, run_id: str) -> None:
-        calls.append(time.monotonic())
-        if not away.is_set():
-            raise ConnectionError("connection refused")
+        calls.append(run_id)
+        client.get_run(run_id)
 
-    sink = Sink(client, run_id)
+    sink = Sink(flaky, run_id)
     sink.call(job)
     sink.tags({"after": "yes"})
-    while len(calls) < 2:
-        time.sleep(0.05)
+    for _ in range(6):  # more often than what fails though the store answers is tried
+        assert asked.acquire(timeout=60)
     assert sink.trouble == "connection refused"
     assert "after" not in client.get_run(run_id).data.tags
-    away.set()
-    assert sink.close("FINISHED", patience_s=20)
+    monkeypatch.undo()
+    assert sink.close("FINISHED", patience_s=60)
+    assert len(calls) >= 4
+    assert sink.refused == []
     assert client.get_run(run_id).data.tags["after"] == "yes"
 
 
-def test_a_store_that_stays_away_is_given_up_at_the_end(client: MlflowClient, run_id: str) -> None:
-    def job(client: MlflowClient, run_id: str) -> None:
-        raise ConnectionError("still away")
-
-    sink = Sink(client, run_id)
-    sink.call(job)
+def test_a_store_that_stays_away_is_given_up_at_the_end(
+    client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = MlflowClient(client.tracking_uri)
+    for name in ("get_run", "log_batch", "set_terminated"):
+        monkeypatch.setattr(away, name, absent)
+    sink = Sink(away, run_id)
+    sink.tags({"never": "seen"})
     assert not sink.close("FINISHED", patience_s=0.5)
     assert sink.trouble == "still away"
     assert client.get_run(run_id).info.status == "RUNNING"
+
+
+def absent(*_: object, **__: object) -> None:
+    raise ConnectionError("still away")
+
+
+def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
+    """Such as an artifact for which there is no room."""
+    calls = []
+
+    def job(client: MlflowClient, run_id: str) -> None:
+        calls.append(run_id)
+        raise OSError("no space left on device")
+
+    sink = Sink(client, run_id)
+    sink.call(job)
+    sink.metrics(1, 1, {"loss": 0.5})
+    assert sink.close("FINISHED", patience_s=0.5)
+    assert (len(calls), sink.refused) == (3, ["no space left on device"])
+    assert history(client, run_id, "loss") == [(1, 0.5)]
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_what_is_slow_is_waited_for(client: MlflowClient, run_id: str) -> None:
+    sink = Sink(client, run_id)
+    sink.call(lambda client, run_id: time.sleep(0.5))
+    sink.tags({"after": "yes"})
+    assert sink.close("FINISHED", patience_s=0.1)
+    assert client.get_run(run_id).data.tags["after"] == "yes"
 
 
 def test_only_finite_numbers_are_recorded() -> None:
@@ -248,6 +304,22 @@ def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run
             return
         time.sleep(0.1)
     pytest.fail("the guard outlived its run")
+
+
+@pytest.mark.fault
+def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient, run_id: str, database: str) -> None:
+    client.set_tag(run_id, store.SESSION_TAG, "s1")
+    file = Path(database.removeprefix("sqlite:///"))
+    guard = Guard(database, run_id, "s1")
+    away = file.rename(file.with_suffix(".away"))
+    file.mkdir()  # what answers is no database
+    guard.hand_over("FAILED")
+    time.sleep(8)
+    assert guard._process.poll() is None
+    file.rmdir()
+    away.rename(file)
+    assert status_within(client, run_id, "FAILED", 60)
+    assert guard._process.wait(30) == 0
 
 
 def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str, database: str) -> None:
