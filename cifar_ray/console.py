@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
@@ -67,6 +68,18 @@ class Console:
             self._live.update(self._task, description=text)
         else:
             self.line(text)
+
+    @contextmanager
+    def aside(self, text: str) -> Iterator[None]:
+        """Within it, the terminal is left to a bar of somebody else's."""
+        self.line(text)
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.start()
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """The first step is next."""

@@ -57,8 +57,8 @@ def _guarded(subject: str, look: Callable[[], str]) -> Finding:
 def _dataset(name: str, config: TrainConfig) -> str:
     if name == "digits":
         return "bundled with scikit-learn"
-    where = str(data.datasets.folder(config.data_dir))
-    return where if data.datasets.present(name, config.data_dir) else f"not in {where}; downloaded at first use"
+    where = str(data.folder(config.data_dir))
+    return where if data.present(name, config.data_dir) else f"not in {where}; downloaded at first use"
 
 
 def _processor() -> str:

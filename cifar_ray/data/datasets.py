@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +190,7 @@ def _download(name: str, root: Path) -> None:
     partial = root / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
+        with _socket_timeout(_DOWNLOAD_TIMEOUT_S), _bar_in_a_terminal_only():
             _reader(name)(str(partial), train=True, download=True)
     except (URLError, HTTPException, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
@@ -279,6 +281,16 @@ def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
         # Memory shared between processes is read-only; nothing here writes to it.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(split.images), torch.from_numpy(split.labels)
+
+
+@contextmanager
+def _bar_in_a_terminal_only() -> Iterator[None]:
+    """Within it, torchvision's progress bar is kept out of files, where it would be thousands of lines."""
+    if sys.stderr.isatty():
+        yield
+        return
+    with redirect_stderr(io.StringIO()):
+        yield
 
 
 @contextmanager

@@ -275,9 +275,13 @@ def _connect(tracking_uri: str | None, verbose: bool) -> Any:
 
 def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
     """The data set, and the seconds that it took."""
-    console.doing(f"reading {config.dataset}")
     begin = time.perf_counter()
-    dataset = data.load(config.dataset, config.data_dir)
+    if data.present(config.dataset, config.data_dir):
+        console.doing(f"reading {config.dataset}")
+        dataset = data.load(config.dataset, config.data_dir)
+    else:
+        with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
+            dataset = data.load(config.dataset, config.data_dir)
     return dataset, time.perf_counter() - begin
 
 
