@@ -7,17 +7,26 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
-    from cifar_ray.doctor import Finding
     from cifar_ray.results import Prediction, Scored
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; ``problem`` says what to do when it is not as it should be."""
+
+    subject: str
+    state: str
+    problem: str = ""
 
 
 class _Output(Terminal):

@@ -6,25 +6,16 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from cifar_ray import data, files
 from cifar_ray.config import TrainConfig
+from cifar_ray.console import Finding
 from cifar_ray.data import SPECS
 from cifar_ray.strict import ConfigError
 
 _LEAST_FREE_GB = 2.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; ``problem`` says what to do when it is not as it should be."""
-
-    subject: str
-    state: str
-    problem: str = ""
 
 
 def examine(config: TrainConfig) -> Iterator[Finding]:

@@ -22,10 +22,10 @@ BELOW = {
     "strategies": {"config"},
     "training": {"config", "data", "files", "models", "strategies", "strict"},
     "tracking": {"config", "data", "strict", "training"},
-    "console": {"doctor", "results"},
+    "console": {"results"},
     "results": {"config", "data", "strict", "tracking", "training"},
     "orchestration": {"config", "console", "data", "files", "strict", "topology", "tracking", "training"},
-    "doctor": {"config", "data", "files", "orchestration", "strict", "tracking", "training"},
+    "doctor": {"config", "console", "data", "files", "orchestration", "strict", "tracking", "training"},
     "cli": {"config", "console", "doctor", "orchestration", "results", "strict", "tracking", "training"},
 }
 
