@@ -132,12 +132,21 @@ class Sink:
         with self._lock:
             points = list(self._metrics)
         fresh = self._unwritten(client, points)
-        for start in range(0, len(fresh), _BATCH):
-            client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
-            for point in fresh[start : start + _BATCH]:
-                self._written.setdefault(point.key, set()).add(point.step)
+        try:
+            for start in range(0, len(fresh), _BATCH):
+                client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
+                for point in fresh[start : start + _BATCH]:
+                    self._written.setdefault(point.key, set()).add(point.step)
+        except MlflowException as error:
+            if not _is_refusal(error):
+                raise
+            self._forget(len(points))  # or they would be refused again with all that comes
+            raise
+        self._forget(len(points))
+
+    def _forget(self, count: int) -> None:
         with self._lock:
-            del self._metrics[: len(points)]
+            del self._metrics[:count]
 
     def _unwritten(self, client: MlflowClient, points: Iterable[Metric]) -> list[Metric]:
         """Those whose step has no value yet: a resumed run repeats rows that an earlier process wrote."""

@@ -165,8 +165,13 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, 
     sink = Sink(client, run_id)
     sink.metrics(1, 1, {"a" * 300: 1.0})  # longer than MLflow takes
     sink.tags({"later": "yes"})
+    while not sink.refused:
+        time.sleep(0.05)
+        assert sink._thread.is_alive()
+    sink.metrics(2, 2, {"loss": 0.5})
     assert sink.close("FINISHED", patience_s=20)
     assert len(sink.refused) == 1
+    assert history(client, run_id, "loss") == [(2, 0.5)]
     assert client.get_run(run_id).data.tags["later"] == "yes"
     assert client.get_run(run_id).info.status == "FINISHED"
 
