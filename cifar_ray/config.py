@@ -364,8 +364,9 @@ def load(path: str | Path) -> TrainConfig:
         ConfigError: when it cannot be read, is not a mapping, has an unknown or a repeated key, a wrong type
             or an impossible value, or was written by another version. The sentence names the file.
     """
+    values = strict.read_yaml(path)
     try:
-        return from_mapping(strict.read_yaml(path))
+        return from_mapping(values)
     except ConfigError as error:
         raise ConfigError("", f"{path}: {error}") from None
 

@@ -79,6 +79,9 @@ def test_storage_that_cannot_be_written(person: Person) -> None:
     for storage in (f"{person.home}/file", f"{person.home}/file/below", "/proc/none"):
         assert refused(person, *DIGITS, "--storage", storage).startswith("--storage must be a folder")
     assert refused(person, *DIGITS, "--storage", "s3://bucket/runs").startswith("--storage must be a folder")
+    assert refused(person, *DIGITS, "--storage", "~nobody-at-all/runs") == (
+        "--storage must begin with the home folder of somebody who has one, got '~nobody-at-all/runs'"
+    )
 
 
 def test_sync_batchnorm_without_gpus(person: Person) -> None:

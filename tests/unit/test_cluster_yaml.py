@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import ray
 import yaml
-from ray.autoscaler._private.aws import config as aws_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +37,6 @@ def test_versions_are_pinned_to_those_of_the_tests(cluster: dict) -> None:
 
 def test_the_security_group_is_not_one_that_ray_opens_to_everyone(cluster: dict) -> None:
     """Ray adds SSH from 0.0.0.0/0 to every group that it makes, and leaves those alone that are named."""
-    (rule,) = aws_config._create_default_ssh_inbound_rules()
-    assert rule["IpRanges"] == [{"CidrIp": "0.0.0.0/0"}]
     assert "security_group" not in cluster["provider"]
     assert all(kind["node_config"]["SecurityGroupIds"] for kind in cluster["available_node_types"].values())
 
