@@ -66,7 +66,7 @@ def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]],
     """``confusion_matrix.png``, and the counts as ``confusion_matrix.json``."""
     client.log_dict(run_id, {"classes": list(names), "counts": confusion}, "confusion_matrix.json")
     figure = confusion_figure(confusion, names)
-    client.log_figure(run_id, figure, "confusion_matrix.png")
+    client.log_figure(run_id, figure, "confusion_matrix.png", save_kwargs={"bbox_inches": "tight"})
 
 
 def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:

@@ -29,6 +29,8 @@ SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
 
+# MLflow's pages open as those for training, and not as those for chat agents.
+_KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 _CONNECT_TIMEOUT_S = "5"
 _REMOTE_TIMEOUT_S = 9.0
 
@@ -134,7 +136,7 @@ def experiment_id(client: MlflowClient, name: str) -> str:
         # MLflow's own default for a database is a folder relative to the working folder.
         location = str(path.parent / "artifacts" / _safe(name)) if path is not None else None
         try:
-            return client.create_experiment(name, artifact_location=location)
+            return client.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND})
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another process was first
             if found is None:
