@@ -63,6 +63,9 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_live()
+
+    def _end_live(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -74,7 +77,7 @@ class Console:
     def doing(self, text: str) -> None:
         """What is going on before the first step."""
         if self._live is not None and self._task is not None:
-            self._live.update(self._task, description=text)
+            self._live.update(self._task, description=text, figures="")
         else:
             self.line(text)
 
@@ -142,6 +145,7 @@ class Console:
             rows.append(("throughput", f"{times['images_per_s']:,.0f} images/s"))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
         rows.append(("", ""))
+        self._end_live()
         self._table([*rows, *places])
 
     def scores(self, scored: Scored) -> None:
