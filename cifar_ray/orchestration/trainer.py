@@ -288,7 +288,7 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
 @contextmanager
 def _session(config: TrainConfig, console: Console) -> Iterator[None]:
     console.doing("joining Ray" if cluster.address(config) else "starting Ray")
-    with cluster.session(config):
+    with cluster.session(config), _signals():  # again, since Ray has set its own handlers
         yield
 
 
