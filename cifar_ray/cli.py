@@ -164,7 +164,7 @@ def evaluate(words: Sequence[str]) -> int:
     from cifar_ray import results
     from cifar_ray.console import Console
 
-    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri)
+    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, _note)
     Console().scores(scored)
     return 0
 
@@ -177,7 +177,7 @@ def predict(words: Sequence[str]) -> int:
     from cifar_ray import results
     from cifar_ray.console import Console
 
-    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri)
+    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, _note)
     Console().predictions(predictions, command.top)
     return 0
 
@@ -251,6 +251,10 @@ def _explain(error: BaseException) -> int:
     if trainer is not None and isinstance(error, trainer.InterruptedRunError):
         return _complain(str(error), 128 + error.signum)
     raise error
+
+
+def _note(sentence: str) -> None:
+    print(f"note: {sentence}", file=sys.stderr)
 
 
 def _complain(sentence: str, status: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,11 @@ class Prediction:
     classes: list[tuple[str, float]]
 
 
-def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None) -> Path:
+Note = Callable[[str], None]
+"""Is told what a person should know beside the result."""
+
+
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Path:
     """A run's newest usable checkpoint, or the one with the highest test accuracy.
 
     Raises:
@@ -57,18 +62,18 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None) 
         ConfigError: when there is no such run.
     """
     tracking.quieten(verbose=False)
-    known = store.find(store.connect(store.resolve_uri(tracking_uri)), run)
+    _, known = store.open_run(store.resolve_uri(tracking_uri), run)
     folder = known.folder / "checkpoints"
     newest = checkpoint.latest(folder)
     best = checkpoint.best(folder) if which == "best" else None
     if newest is None:
         raise CheckpointError(f"run {run!r} has no checkpoint in {folder}")
+    for problem in newest[2]:
+        note(f"passed over: {problem}")
     return best or newest[0]
 
 
-def evaluate(
-    run: str, which: WhichCheckpoint = "last", data_dir: str | None = None, tracking_uri: str | None = None
-) -> Scored:
+def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
     """Evaluate a run's model on every test image, in this process, with the run's precision.
 
     Raises:
@@ -77,7 +82,7 @@ def evaluate(
     """
     from cifar_ray.training.evaluate import Evaluator
 
-    path = find_checkpoint(run, which, tracking_uri)
+    path = find_checkpoint(run, which, tracking_uri, note)
     model, snapshot = classifier.restore(path)
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,7 +92,7 @@ def evaluate(
 
 
 def predict(
-    run: str, images: Sequence[Path], which: WhichCheckpoint = "last", tracking_uri: str | None = None
+    run: str, images: Sequence[Path], which: WhichCheckpoint, tracking_uri: str | None, note: Note
 ) -> list[Prediction]:
     """Classify image files with a run's model.
 
@@ -100,7 +105,7 @@ def predict(
     if not images:
         raise ConfigError("", "there is no image to classify; name at least one file after the run")
     opened = [_open(image) for image in images]
-    model, snapshot = classifier.restore(find_checkpoint(run, which, tracking_uri))
+    model, snapshot = classifier.restore(find_checkpoint(run, which, tracking_uri, note))
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
     size = (spec.native_size, spec.native_size)
     pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in opened]
@@ -116,9 +121,13 @@ def predict(
 
 def _open(path: Path) -> Image.Image:
     try:
-        image = Image.open(path)
-        image.load()
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it is large, but not too large
+            image = Image.open(path)
+            image.load()
+    except Image.DecompressionBombError:
+        raise ConfigError("", f"cannot read image {path}: it has too many pixels") from None
+    except (OSError, UnidentifiedImageError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an image"
         raise ConfigError("", f"cannot read image {path}: {reason}") from None
     return image

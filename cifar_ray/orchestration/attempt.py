@@ -27,7 +27,7 @@ from cifar_ray.training.observer import Launch, Outcome, Started
 _POLL_S = 0.2
 _PLACEMENT_TRY_S = 15.0
 _COLLECTIVE_TIMEOUT_S = 600
-_CONTROLLER_START_S = 10.0
+_CONTROLLER_START_S = 5.0
 
 Listener = Callable[[Any], None]
 
@@ -74,7 +74,13 @@ def _advice(config: TrainConfig) -> str:
 
 
 def run(
-    config: TrainConfig, placement: list[str], dataset: Dataset, folder: Path, launch: Launch, listen: Listener
+    config: TrainConfig,
+    placement: list[str],
+    dataset: Dataset,
+    folder: Path,
+    launch: Launch,
+    listen: Listener,
+    check: Callable[[], None],
 ) -> Outcome:
     """Train on the connected cluster.
 
@@ -85,6 +91,7 @@ def run(
         folder: where the checkpoints go.
         launch: what the driver has done so far.
         listen: called in this thread with every event of ``events`` and ``training.observer``.
+        check: called in this thread several times a second; what it raises ends the run.
 
     Raises:
         RunFailedError: when training fails, for whatever reason.
@@ -126,7 +133,7 @@ def run(
     last_failure: WorkersFailed | None = None
     controller: Any = None
     try:
-        for event in _until_done(fitting, inbox):
+        for event in _until_done(fitting, inbox, check):
             if isinstance(event, ControllerUp):
                 controller = event.actor
             elif isinstance(event, WorkersFailed):
@@ -190,8 +197,9 @@ class _Fitting:
             self.error = error
 
 
-def _until_done(fitting: _Fitting, inbox: Inbox) -> Iterator[Any]:
+def _until_done(fitting: _Fitting, inbox: Inbox, check: Callable[[], None]) -> Iterator[Any]:
     while fitting.thread.is_alive():
+        check()
         fitting.thread.join(_POLL_S)
         yield from inbox.take(timeout_s=5)
     yield from inbox.take(timeout_s=30)

@@ -181,9 +181,11 @@ def _join(head: str, config: TrainConfig) -> None:
         raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
     if head != "auto":
         host, _, port = head.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError) as error:
             raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
     try:
         ray.init(address=head, **_quiet(config))

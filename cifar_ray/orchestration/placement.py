@@ -13,6 +13,7 @@ import torch
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.controller.state import RunningState
 
@@ -95,6 +96,8 @@ class Failures(UserCallback):
 
 
 def _sentence(error: BaseException) -> str:
+    if isinstance(error, WorkerHealthCheckFailedError):
+        return "its process has died or does not answer"
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
     return (
         first

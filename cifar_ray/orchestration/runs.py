@@ -93,16 +93,18 @@ def create(config: TrainConfig) -> RunFolder:
     return folder
 
 
-def open_existing(path: Path) -> RunFolder:
-    """The folder of a run made earlier.
+def open_existing(path: Path, key: str) -> RunFolder:
+    """The folder of the run with that key, made earlier.
 
     Raises:
-        ConfigError: when it is gone.
+        ConfigError: when it is gone, or another run's.
     """
     try:
         description = json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))
-        return RunFolder(path, description["key"])
-    except (OSError, ValueError, KeyError):
+        if description["key"] != key:
+            raise KeyError(key)
+        return RunFolder(path, key)
+    except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError("", f"the folder of the run, {path}, is gone or damaged") from None
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -76,16 +76,17 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     begun = begun or time.time()
     config = recipe.resolve(config)
     with _signals(), Console() as console:
-        client = _connect(config.tracking_uri, config.verbose)
+        tracking.quieten(config.verbose)
+        client = store.connect(store.resolve_uri(config.tracking_uri))
         folder = runs.create(config)
         record = None
         try:
             with folder.lock():
                 dataset, data_s = _read(config, console)
-                with _session(config, console):
+                with _session(config, console) as check:
                     config, placement = attempt.with_device(config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.path, dataset)
-                    work = _Work(config, placement, dataset, folder, record, console)
+                    work = _Work(config, placement, dataset, folder, record, console, check)
                     return work.run(Launch(begun, data_s))
         finally:
             if record is None:  # nothing has begun, and the name is free again
@@ -111,21 +112,21 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     """
     begun = begun or time.time()
     changes = dict(changes or {})
-    client = _connect(changes.get("tracking_uri"), changes.get("verbose", False))
-    known = store.find(client, run)
+    tracking.quieten(changes.get("verbose", False))
+    client, known = store.open_run(store.resolve_uri(changes.get("tracking_uri")), run)
     if known.status == "FINISHED":
         return None
-    folder = runs.open_existing(known.folder)
+    folder = runs.open_existing(known.folder, known.key)
     with _signals(), folder.lock(), Console() as console:
         newest = checkpoint.latest(folder.checkpoints)
         config = _moved(newest[1].config if newest else folder.config(), changes)
         dataset, data_s = _read(config, console)
-        with _session(config, console):
+        with _session(config, console) as check:
             config, placement = attempt.with_device(config)
             record = RunRecord.reopen(client, config, known.run_id)
             for saved in checkpoint.existing(folder.checkpoints):  # the store may have been away when they were made
                 record.checkpoint(saved)
-            work = _Work(config, placement, dataset, folder, record, console)
+            work = _Work(config, placement, dataset, folder, record, console, check)
             return work.run(Launch(begun, data_s))
 
 
@@ -139,6 +140,7 @@ class _Work:
     folder: RunFolder
     record: RunRecord
     console: Console
+    check: Callable[[], None]
     placed: dict[int, Placed] = field(default_factory=dict)
     failures: int = 0
     trouble_told: bool = False
@@ -149,7 +151,7 @@ class _Work:
         status = "FAILED"
         try:
             outcome = attempt.run(
-                self.config, self.placement, self.dataset, self.folder.checkpoints, launch, self.listen
+                self.config, self.placement, self.dataset, self.folder.checkpoints, launch, self.listen, self.check
             )
             self.console.doing("recording the result")
             self.record.result(outcome, self.dataset)
@@ -268,11 +270,6 @@ class _Work:
         return result
 
 
-def _connect(tracking_uri: str | None, verbose: bool) -> Any:
-    tracking.quieten(verbose)
-    return store.connect(store.resolve_uri(tracking_uri))
-
-
 def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
     """The data set, and the seconds that it took."""
     begin = time.perf_counter()
@@ -286,10 +283,21 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
 
 
 @contextmanager
-def _session(config: TrainConfig, console: Console) -> Iterator[None]:
+def _session(config: TrainConfig, console: Console) -> Iterator[Callable[[], None]]:
+    """Ray for the run, and what to call now and then to be interrupted by a signal.
+
+    An exception out of a signal handler is not safe inside Ray's compiled code.
+    """
     console.doing("joining Ray" if cluster.address(config) else "starting Ray")
-    with cluster.session(config), _signals():  # again, since Ray has set its own handlers
-        yield
+    pending: list[int] = []
+
+    def check() -> None:
+        if pending:
+            console.line("interrupted; stopping the workers")
+            raise InterruptedRunError(pending[0])
+
+    with cluster.session(config), _signals(pending):  # again, since Ray has set its own handlers
+        yield check
 
 
 def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
@@ -300,14 +308,19 @@ def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Within it, SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread."""
+def _signals(pending: list[int] | None = None) -> Iterator[None]:
+    """Within it, SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread.
+
+    With a list, the first signal is only noted in it, and the second raises.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, _: FrameType | None) -> None:
-        raise InterruptedRunError(signum)
+        if pending is None or pending:
+            raise InterruptedRunError(signum)
+        pending.append(signum)
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -154,6 +154,22 @@ def find_key(client: MlflowClient, key: str) -> Run | None:
     return runs[0] if runs else None
 
 
+def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
+    """A run by its name or MLflow id, and the client of its store, which is not made when it is not there.
+
+    Raises:
+        ConfigError: as :func:`connect` and :func:`find`.
+    """
+    if not exists(uri):
+        raise _no_such_run(uri, run)
+    client = connect(uri)
+    return client, find(client, run)
+
+
+def _no_such_run(uri: str, run: str) -> ConfigError:
+    return ConfigError("", f"there is no run {run!r} in {uri}; a run is named by its name or MLflow id")
+
+
 def find(client: MlflowClient, run: str) -> KnownRun:
     """A run of this program by its name or MLflow id.
 
@@ -165,9 +181,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     except MlflowException as error:
         raise refusal(client.tracking_uri, error) from None
     if not matches:
-        raise ConfigError(
-            "", f"there is no run {run!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
-        )
+        raise _no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
         ids = ", ".join(match.info.run_id for match in matches)
         raise ConfigError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
