@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray._private.state import available_resources_per_node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
@@ -38,6 +39,11 @@ def session(config: TrainConfig) -> Iterator[None]:
             "local_nodes" if config.local_nodes > 1 else "oversubscribe",
             f"is for a Ray started here, and RAY_ADDRESS names one to join ({head})",
         )
+    with _signals_left_alone():
+        yield from _session(config, head)
+
+
+def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
     if ray.is_initialized():
         if is_made_up(config):
             raise ConfigError(
@@ -55,6 +61,17 @@ def session(config: TrainConfig) -> Iterator[None]:
     else:
         with _settings(_settings_to_start()), _loopback(), _local(config):
             yield
+
+
+@contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    """Within it, Ray sets no handler for SIGTERM: its own exits wherever the program is, in a lock or not."""
+    before = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = before
 
 
 def address(config: TrainConfig) -> str | None:

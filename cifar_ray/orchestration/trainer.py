@@ -293,10 +293,12 @@ def _session(config: TrainConfig, console: Console) -> Iterator[Callable[[], Non
 
     def check() -> None:
         if pending:
-            console.line("interrupted; stopping the workers")
+            console.line("interrupted; stopping Ray")
             raise InterruptedRunError(pending[0])
 
-    with cluster.session(config), _signals(pending):  # again, since Ray has set its own handlers
+    # Twice, since Ray's compiled part sets a handler of its own when it starts.
+    with _signals(pending), cluster.session(config), _signals(pending):
+        check()
         yield check
 
 
