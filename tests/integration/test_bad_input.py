@@ -74,6 +74,13 @@ def test_a_run_that_does_not_exist(words: tuple[str], person: Person, tmp_path: 
     assert sentence == f"there is no run 'nobody' in {person.uri}; a run is named by its name or MLflow id"
 
 
+def test_a_store_that_is_not_there_is_not_made_by_looking_into_it(person: Person) -> None:
+    uri = f"sqlite:///{person.home}/nowhere/m.db"
+    for words in (("resume", "x"), ("evaluate", "x")):
+        assert refused(person, *words, "--tracking-uri", uri).startswith(f"there is no run 'x' in {uri}; ")
+    assert not (person.home / "nowhere").exists()
+
+
 def test_storage_that_cannot_be_written(person: Person) -> None:
     (person.home / "file").write_text("")
     for storage in (f"{person.home}/file", f"{person.home}/file/below", "/proc/none"):

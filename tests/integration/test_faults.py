@@ -218,6 +218,9 @@ def test_damaged_checkpoints_are_passed_over_and_said_when_none_is_left(person: 
     *_, newest = sorted(folder.glob("step-*"))
     kept = (newest / "weights.safetensors").read_bytes()
     (newest / "weights.safetensors").write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    scored = person.runs("evaluate", "victim")
+    assert scored.returncode == 0, scored.stderr
+    assert scored.stderr.startswith(f"note: passed over: checkpoint file {newest}/weights.safetensors is damaged")
     manifests = {path: (path / "manifest.json").read_bytes() for path in folder.glob("step-*")}
     for path in manifests:
         (path / "manifest.json").write_text("{")
