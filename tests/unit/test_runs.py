@@ -25,7 +25,7 @@ def test_a_folder_is_found_again(config: TrainConfig) -> None:
 
 def test_a_name_is_taken_once(config: TrainConfig) -> None:
     runs.create(config)
-    with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
+    with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
         runs.create(config)
 
 
