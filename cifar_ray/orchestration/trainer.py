@@ -71,7 +71,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     Raises:
         ConfigError: on a user's mistake, before anything is started or recorded.
         RunFailedError: when training fails; the run is FAILED in MLflow and can be resumed.
-        InterruptedRunError: on SIGINT or SIGTERM; the run is KILLED in MLflow and can be resumed.
+        InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
     config = recipe.resolve(config)
