@@ -83,7 +83,7 @@ def _memory() -> Finding:
 
 def _storage(config: TrainConfig) -> Finding:
     try:
-        path = files.absolute("storage", config.storage or "~/.cifar_ray/runs")
+        path = files.storage(config.storage)
     except ConfigError as error:
         return Finding("storage", str(config.storage), error.as_flag())
     there = path

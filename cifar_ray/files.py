@@ -20,6 +20,17 @@ def absolute(key: str, path: str) -> Path:
         raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
 
 
+def storage(given: str | None) -> Path:
+    """The folder of all runs: the one given, or one in the home folder.
+
+    Raises:
+        ConfigError: when it is the address of something else than a folder.
+    """
+    if given is not None and "://" in given:
+        raise ConfigError("storage", f"must be a folder, on this machine or mounted here, got {given!r}")
+    return absolute("storage", given or "~/.cifar_ray/runs")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that is never seen half written.
 

@@ -19,6 +19,7 @@ from cifar_ray.data.datasets import to_model_size
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.hardware import Place
 
@@ -54,8 +55,8 @@ Note = Callable[[str], None]
 """Is told what a person should know beside the result."""
 
 
-def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Path:
-    """A run's newest usable checkpoint, or the one with the highest test accuracy.
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> tuple[Path, Snapshot]:
+    """A run's newest usable checkpoint, or the one with the highest test accuracy, and what is in it.
 
     Raises:
         CheckpointError: when the run has none that can be used.
@@ -70,7 +71,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         raise CheckpointError(f"run {run!r} has no checkpoint in {folder}")
     for problem in newest[2]:
         note(f"passed over: {problem}")
-    return best or newest[0]
+    return (best, checkpoint.load(best)) if best else newest[:2]
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
@@ -82,8 +83,8 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     """
     from cifar_ray.training.evaluate import Evaluator
 
-    path = find_checkpoint(run, which, tracking_uri, note)
-    model, snapshot = classifier.restore(path)
+    path, snapshot = find_checkpoint(run, which, tracking_uri, note)
+    model = classifier.restore(path, snapshot)
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(os.cpu_count() or 1)
@@ -105,7 +106,8 @@ def predict(
     if not images:
         raise ConfigError("", "there is no image to classify; name at least one file after the run")
     opened = [_open(image) for image in images]
-    model, snapshot = classifier.restore(find_checkpoint(run, which, tracking_uri, note))
+    path, snapshot = find_checkpoint(run, which, tracking_uri, note)
+    model = classifier.restore(path, snapshot)
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
     size = (spec.native_size, spec.native_size)
     pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in opened]

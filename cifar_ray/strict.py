@@ -114,9 +114,8 @@ def check(key: str, value: Any, kind: Any) -> None:
     Raises:
         ConfigError: naming ``key`` and what it may be.
     """
-    if isinstance(value, str) and not isinstance(convert(key, value, kind), str):
+    if isinstance(convert(key, value, kind), str) != isinstance(value, str):
         raise ConfigError(key, f"must be {_expected(_without_none(kind))}, got {value!r}")
-    convert(key, value, kind)
 
 
 def _without_none(kind: Any) -> Any:

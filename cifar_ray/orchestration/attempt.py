@@ -22,6 +22,7 @@ from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, Inbox, WorkersFailed
 from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
 from cifar_ray.strict import ConfigError
+from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Outcome, Started
 
 _POLL_S = 0.2
@@ -49,7 +50,7 @@ def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.device != "cpu":
         try:
             chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, gpus_per_worker=1)
-            return replace(config, device="cuda"), chosen
+            return recipe.on_device(config, "cuda"), chosen
         except ValueError as error:
             if config.device == "cuda":
                 raise ConfigError("topology", str(error)) from None
@@ -57,9 +58,7 @@ def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
         chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
     except ValueError as error:
         raise ConfigError("topology", f"{error}{_advice(config)}") from None
-    if config.sync_batchnorm:
-        raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
-    return replace(config, device="cpu"), chosen
+    return recipe.on_device(config, "cpu"), chosen
 
 
 def _advice(config: TrainConfig) -> str:

@@ -34,10 +34,10 @@ def session(config: TrainConfig) -> Iterator[None]:
         ConfigError: when no cluster answers at the address, or this machine cannot start the nodes.
     """
     head = address(config)
-    if head and is_made_up(config):
+    if is_made_up(config) and (head or ray.is_initialized()):
+        there = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError(
-            "local_nodes" if config.local_nodes > 1 else "oversubscribe",
-            f"is for a Ray started here, and RAY_ADDRESS names one to join ({head})",
+            "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {there}"
         )
     with _signals_left_alone():
         yield from _session(config, head)
@@ -45,11 +45,6 @@ def session(config: TrainConfig) -> Iterator[None]:
 
 def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
     if ray.is_initialized():
-        if is_made_up(config):
-            raise ConfigError(
-                "local_nodes" if config.local_nodes > 1 else "oversubscribe",
-                "is for a Ray started here, and this process has one already",
-            )
         yield
     elif head:
         with _settings(_settings_to_join()):

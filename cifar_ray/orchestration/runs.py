@@ -72,7 +72,7 @@ def create(config: TrainConfig) -> RunFolder:
     Raises:
         ConfigError: when it exists already, or cannot be written.
     """
-    storage = _storage(config.storage)
+    storage = files.storage(config.storage)
     name = config.run_name or _name(config)
     path = storage / name
     try:
@@ -106,12 +106,6 @@ def open_existing(path: Path, key: str) -> RunFolder:
         return RunFolder(path, key)
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError("", f"the folder of the run, {path}, is gone or damaged") from None
-
-
-def _storage(given: str | None) -> Path:
-    if given is not None and "://" in given:
-        raise ConfigError("storage", f"must be a folder, on this machine or mounted here, got {given!r}")
-    return files.absolute("storage", given or "~/.cifar_ray/runs")
 
 
 def _name(config: TrainConfig) -> str:

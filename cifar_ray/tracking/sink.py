@@ -138,9 +138,8 @@ class Sink:
                 for point in fresh[start : start + _BATCH]:
                     self._written.setdefault(point.key, set()).add(point.step)
         except MlflowException as error:
-            if not _is_refusal(error):
-                raise
-            self._forget(len(points))  # or they would be refused again with all that comes
+            if _is_refusal(error):
+                self._forget(len(points))  # or they would be refused again with all that comes
             raise
         self._forget(len(points))
 

@@ -85,7 +85,7 @@ def main(words: list[str], begun: float) -> Outcome:
         dataset = data.load(config.dataset, config.data_dir)
         launch = Launch(begun, time.time() - loading)
         name = config.run_name or f"{config.model}-{config.dataset}-{config.topology}-seed{config.seed}"
-        folder = files.absolute("storage", config.storage or "~/.cifar_ray/runs") / name / "checkpoints"
+        folder = files.storage(config.storage) / name / "checkpoints"
         place = Place(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
         outcome = fit(config, dataset, folder, place, Printer(rank), launch)
         if rank == 0:

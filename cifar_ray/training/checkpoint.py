@@ -112,8 +112,8 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     )
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
-    """Read one checkpoint, verifying every byte of it.
+def load(path: Path) -> Snapshot:
+    """Read one checkpoint to the CPU, verifying every byte of it.
 
     Raises:
         CheckpointError: when it is damaged, incomplete, or of another version.
@@ -123,14 +123,14 @@ def load(path: Path, device: torch.device | str = "cpu") -> Snapshot:
         for name in (WEIGHTS, STATE):
             _verify(path / name, manifest["files"][name])
         weights = safetensors.load(path / WEIGHTS)
-        state = torch.load(path / STATE, map_location=device, weights_only=True)
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return Snapshot(
             config=configs.from_mapping(manifest["config"]),
             step=manifest["step"],
             epoch=manifest["epoch"],
             accuracy=manifest["accuracy"],
             class_names=tuple(manifest["class_names"]),
-            weights={name: tensor.to(device) for name, tensor in weights.items()},
+            weights=weights,
             optimizer=state["optimizer"],
             clock=state["clock"],
             epoch_loss=state["epoch_loss"],

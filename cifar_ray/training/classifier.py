@@ -30,20 +30,19 @@ class Classifier(nn.Module):
         return self.model(self.normalise(images)).float().softmax(1)
 
 
-def restore(path: Path) -> tuple[nn.Module, Snapshot]:
-    """The bare model of a checkpoint, on the CPU and in evaluation mode, with the checkpoint's content.
+def restore(path: Path, snapshot: Snapshot) -> nn.Module:
+    """The bare model of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
 
     Raises:
-        CheckpointError: when the checkpoint cannot be used.
+        CheckpointError: when the weights are not those of the config.
     """
-    snapshot = checkpoint.load(path)
     model = models.build(snapshot.config, SPECS[snapshot.config.dataset])
     try:
         model.load_state_dict(snapshot.weights)
     except RuntimeError as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(f"checkpoint {path} does not fit its own config: {first}") from None
-    return model.to(memory_format=torch.channels_last).eval(), snapshot
+    return model.to(memory_format=torch.channels_last).eval()
 
 
 def load(path: Path) -> Classifier:
@@ -52,5 +51,5 @@ def load(path: Path) -> Classifier:
     Raises:
         CheckpointError: when the checkpoint cannot be used.
     """
-    model, snapshot = restore(path)
-    return Classifier(model, SPECS[snapshot.config.dataset]).eval()
+    snapshot = checkpoint.load(path)
+    return Classifier(restore(path, snapshot), SPECS[snapshot.config.dataset]).eval()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
+from typing import Any
 
 import torch
 
@@ -50,6 +52,17 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if resolved.batch_size == 1:
         _check_single_image(resolved)
     return resolved
+
+
+def on_device(config: TrainConfig, device: str) -> TrainConfig:
+    """``config`` with its device decided, ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: when it needs the other.
+    """
+    if config.sync_batchnorm and device != "cuda":
+        raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
+    return dataclasses.replace(config, device=typing.cast(Any, device))
 
 
 def _check_single_image(config: TrainConfig) -> None:

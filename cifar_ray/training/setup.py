@@ -19,7 +19,8 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset, order
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import checkpoint, hardware, optimizer
+from cifar_ray.training import checkpoint, hardware, optimizer, recipe
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
@@ -78,13 +79,11 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
     hardware.set_threads(config.cpus_per_worker)
     precision = hardware.agree_on_precision(config.precision, place)
     hardware.use_precision(precision)
-    decided: dict[str, Any] = {"precision": precision, "device": place.device.type}
-    config = dataclasses.replace(config, **decided)
+    decided: dict[str, Any] = {"precision": precision}
+    config = dataclasses.replace(recipe.on_device(config, place.device.type), **decided)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if config.sync_batchnorm:
-        if place.device.type != "cuda":
-            raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(place.device).to(memory_format=torch.channels_last).train()
     strategy = strategies.build(model, config, place.device)
@@ -166,8 +165,7 @@ def _restore(job: Job) -> None:
     found = _agree(job.folder, place)
     if found is None:
         return
-    path, skipped = found
-    snapshot = checkpoint.load(Path(path), place.device)
+    path, snapshot, skipped = found
     _check_same(snapshot.config, job.config, path)
     job.model.load_state_dict(snapshot.weights)
     job.optimizer.load_state_dict(snapshot.optimizer)
@@ -195,9 +193,10 @@ def _check_same(before: TrainConfig, now: TrainConfig, path: str) -> None:
             )
 
 
-def _agree(folder: Path, place: Place) -> tuple[str, list[str]] | None:
-    """Rank 0's choice of checkpoint, told to all; its refusal is every rank's refusal."""
-    answer: list[object] = [None, ""]
+def _agree(folder: Path, place: Place) -> tuple[str, Snapshot, list[str]] | None:
+    """Rank 0's choice of checkpoint, read by all; its refusal is every rank's refusal."""
+    answer: list[Any] = [None, ""]
+    newest = None
     if place.rank == 0:
         try:
             newest = checkpoint.latest(folder)
@@ -207,5 +206,8 @@ def _agree(folder: Path, place: Place) -> tuple[str, list[str]] | None:
     if place.world_size > 1:
         dist.broadcast_object_list(answer, src=0, device=place.device)
     if answer[1]:
-        raise CheckpointError(str(answer[1]))
-    return answer[0]  # type: ignore[return-value]
+        raise CheckpointError(answer[1])
+    if answer[0] is None:
+        return None
+    path, skipped = answer[0]
+    return path, newest[1] if newest else checkpoint.load(Path(path)), skipped

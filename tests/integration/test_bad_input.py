@@ -129,6 +129,7 @@ def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> N
         ("--tracking-uri http://x", "--tracking-uri is for `cifar-ray train`; "),
         ("--device cuda", "--device must be cpu or auto here: 1 workers need as many GPUs, and there are 0"),
         ("--dataset digits --storage /proc/none", "checkpoints cannot be written to /proc/none/"),
+        ("--dataset digits --storage s3://runs", "--storage must be a folder, on this machine or mounted here"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

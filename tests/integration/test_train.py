@@ -18,20 +18,12 @@ from cifar_ray import data
 from cifar_ray.training import checkpoint
 from tests.person import Person
 
+LEARNED = ["--dataset", "digits", "--model", "resnet", "--epochs", "3", "--batch-size", "32", "--seed", "4"]
 WORDS = [
     "train",
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet",
-    "--epochs",
-    "3",
-    "--batch-size",
-    "32",
+    *LEARNED,
     "--topology",
     "1x2",
-    "--seed",
-    "4",
     "--checkpoint-every",
     "15",
     "--log-every",
@@ -241,20 +233,7 @@ def test_the_stored_config_starts_the_same_run_again(run: Run, resident: Person)
 
 def test_torchrun_comes_to_the_same_weights(run: Run, resident: Person) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "cifar_ray.training"]
-    words = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet",
-        "--epochs",
-        "3",
-        "--batch-size",
-        "32",
-        "--seed",
-        "4",
-        "--run-name",
-        "third",
-    ]
+    words = [*LEARNED, "--run-name", "third"]
     done = subprocess.run(
         [*torchrun, *words], capture_output=True, text=True, timeout=200, env=resident.environment, cwd=resident.home
     )
