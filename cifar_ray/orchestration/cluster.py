@@ -19,6 +19,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from ray.cluster_utils import Cluster
 
 from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration import forkserver
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
 
@@ -155,9 +156,14 @@ def _local(config: TrainConfig) -> Iterator[None]:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }
+    with forkserver.running() as runtime_env:
+        yield from _started(config, sizes, runtime_env)
+
+
+def _started(config: TrainConfig, sizes: dict[str, Any], runtime_env: dict[str, str]) -> Iterator[None]:
     if config.local_nodes == 1:
         try:
-            ray.init(address="local", **sizes, **_quiet(config))
+            ray.init(address="local", **sizes, **_quiet(config), runtime_env=runtime_env)
             yield
         finally:
             ray.shutdown()
@@ -167,7 +173,7 @@ def _local(config: TrainConfig) -> Iterator[None]:
     try:
         for _ in range(config.local_nodes - 1):
             cluster.add_node(**sizes)
-        ray.init(address=cluster.address, **_quiet(config))
+        ray.init(address=cluster.address, **_quiet(config), runtime_env=runtime_env)
         yield
     finally:
         ray.shutdown()

@@ -1,0 +1,150 @@
+"""Worker processes that begin with their modules already imported.
+
+A Ray worker spends seconds of a core on importing torch and torchmetrics, and a run needs a handful of new
+processes. For the Ray started on this machine, one process imports those modules once and forks a copy of
+itself whenever Ray wants a worker: Ray's ``py_executable`` starts ``fork_client.py`` in place of Python, which
+asks for a copy and stands for it. The server knows nothing of Ray, whose compiled part reads its settings when
+it is imported, and computes nothing, so that no thread or lock is lost in a fork.
+
+Without an answer from the server, the client starts Python as Ray would have.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+_PRELOADED = (
+    "cifar_ray.training.loop",
+    "torch._dynamo",  # torch.optim imports it at its first step
+    "psutil",
+    # What ray.train and ray.tune import, but for Ray itself
+    "fsspec",
+    "jsonschema",
+    "pandas",
+    "pyarrow.fs",
+    "pydantic",
+    "requests",
+)
+_CLIENT = Path(__file__).with_name("fork_client.py")
+_LENGTH_BYTES = 4
+
+
+@contextlib.contextmanager
+def running() -> Iterator[dict[str, str]]:
+    """A server for the time of a Ray session; it ends with this process, however that ends.
+
+    Yields:
+        The ``runtime_env`` with which Ray's workers are its copies; empty where forking is not safe.
+    """
+    if sys.platform != "linux":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="cifar_ray-", ignore_cleanup_errors=True) as folder:
+        address = str(Path(folder) / "socket")
+        with subprocess.Popen(
+            [sys.executable, "-m", "cifar_ray.orchestration.forkserver", address],
+            stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
+            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+        ) as server:
+            try:
+                yield {"py_executable": f"{sys.executable} -I -S {_CLIENT} {address}"}
+            finally:
+                server.kill()
+
+
+def main(address: str) -> None:
+    """Import, then fork a copy for every request until standard input closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave no zombie
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)  # who asks during the imports waits for their end
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    assert "ray" not in sys.modules, "its settings would be those of this process in every copy"
+    gc.collect()
+    gc.freeze()  # collections in the copies leave these objects, and the memory they share, alone
+    while True:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError, ValueError):  # a client that was killed meanwhile
+            request, descriptors = _receive(client)
+            if os.fork() == 0:
+                listener.close()
+                _become(request, descriptors, client)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _end_with_driver() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _receive(client: socket.socket) -> tuple[dict[str, object], list[int]]:
+    """A request, with the client's standard input, output and error."""
+    head, descriptors, _, _ = socket.recv_fds(client, _LENGTH_BYTES, 3)
+    length = int.from_bytes(head, "big")
+    body = bytearray()
+    while len(body) < length:
+        part = client.recv(length - len(body))
+        if not part:
+            raise OSError("the client is gone")
+        body += part
+    return json.loads(body), descriptors
+
+
+def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:
+    """Turn this fresh copy into the process that the client stands for. Never returns."""
+    status = 1
+    try:
+        os.setpgid(0, 0)  # Ray ends whole process groups
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.environ.clear()
+        os.environ.update(request["environment"])  # type: ignore[call-overload]
+        os.chdir(str(request["folder"]))
+        threading.Thread(target=_end_with_client, args=[client], daemon=True).start()
+        sys.argv = list(request["words"])  # type: ignore[call-overload]
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_with_client(client: socket.socket) -> None:
+    """Whoever kills the process that Ray has started means this one."""
+    with contextlib.suppress(OSError):
+        client.recv(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
