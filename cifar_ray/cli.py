@@ -7,11 +7,12 @@ import dataclasses
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import tyro
 from tyro.conf import Positional
@@ -68,6 +69,47 @@ class ResumeCommand:
 
     verbose: bool = False
     """Also show what Ray and MLflow have to say."""
+
+
+@dataclass(frozen=True)
+class SweepCommand(TrainConfig):
+    """Train every combination of values, and record all runs in MLflow under one parent.
+
+    A YAML file names the grids; these options override what it says, and those of a run are shared by all runs.
+    """
+
+    file: Positional[str | None] = None
+    """YAML file with the sweep."""
+
+    grid: tuple[str, ...] = ()
+    """FIELD=VALUE,VALUE ...: fields of a run and the values they take; in place of the file's."""
+
+    name: str | None = None
+    """Name of the sweep; that of the file when not given."""
+
+    resume: str | None = None
+    """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""
+
+    seeds: int = 1
+    """Runs of every cell, with seeds counting up from --seed."""
+
+    hold: Literal["batch", "global_batch"] | None = None
+    """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them."""
+
+    search: Literal["grid", "random"] = "grid"
+    """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""
+
+    samples: int | None = None
+    """Combinations to draw in a random search."""
+
+    scheduler: Literal["none", "asha"] = "none"
+    """'asha' stops runs early whose test accuracy falls behind that of the others."""
+
+    skip_infeasible: bool = False
+    """Leave out cells that cannot run here, instead of refusing the sweep."""
+
+    max_concurrent: int | None = None
+    """Most runs at once; as many as the cluster holds when not given."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +200,36 @@ def resume(words: Sequence[str]) -> int:
     return 0
 
 
+def sweep(words: Sequence[str]) -> int:
+    """``cifar-ray sweep``."""
+    if {"-h", "--help"} & set(words):
+        _read(SweepCommand, ["--help"], None, "sweep")
+    file = words[0] if words and not words[0].startswith("-") else None
+    given = strict.parse_flags(SweepCommand, words[1:] if file else words)
+    from cifar_ray.console import Console
+
+    if "resume" in given:
+        alone = ("resume", "tracking_uri")
+        other = next((key for key in strict.flatten(given) if key not in alone), None)
+        if file or other:
+            raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
+        from cifar_ray.orchestration.sweep import resume as sweep_on
+
+        result = sweep_on(given["resume"], given.get("tracking_uri"), begun=IMPORTED_AT)
+        if result is None:
+            print(f"sweep {given['resume']} is finished; there is nothing to resume")
+            return 0
+    else:
+        from cifar_ray import sweeps
+
+        config = sweeps.from_mapping(sweeps.merge(sweeps.load(file) if file else {}, given, file))
+        from cifar_ray.orchestration.sweep import sweep as run
+
+        result = run(config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
+    Console().sweep_summary(result.states, result.figures, result.name)
+    return 1 if result.failed else 0
+
+
 def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
     command = _read(EvaluateCommand, words, None, "evaluate")
@@ -204,6 +276,7 @@ def doctor(words: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a model and record it in MLflow"),
     "resume": (resume, "continue a run that was interrupted or has failed"),
+    "sweep": (sweep, "train every combination of batch sizes, worker counts or any other options"),
     "evaluate": (evaluate, "evaluate a run's model on every test image"),
     "predict": (predict, "classify image files with a run's model"),
     "ui": (ui, "open MLflow's pages on the runs"),
@@ -245,10 +318,11 @@ def _explain(error: BaseException) -> int:
 
     if isinstance(error, CheckpointError):
         return _complain(str(error), 2)
-    trainer = sys.modules.get("cifar_ray.orchestration.trainer")
-    if trainer is not None and isinstance(error, trainer.RunFailedError):
+    attempt = sys.modules.get("cifar_ray.orchestration.attempt")
+    if attempt is not None and isinstance(error, attempt.RunFailedError):
         return _complain(str(error), 1)
-    if trainer is not None and isinstance(error, trainer.InterruptedRunError):
+    interrupts = sys.modules.get("cifar_ray.orchestration.interrupts")
+    if interrupts is not None and isinstance(error, interrupts.InterruptedRunError):
         return _complain(str(error), 128 + error.signum)
     raise error
 

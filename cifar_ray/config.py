@@ -280,7 +280,8 @@ _AT_LEAST: dict[str, float] = {
 }
 _MORE_THAN_ZERO = ("bucket_cap_mb", "lr", "start_timeout_s")
 _BELOW_ONE = ("label_smoothing", "vit.dropout", "vit.stochastic_depth", "momentum")
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+"""Names of runs and of sweeps: they are folders, too."""
 
 
 def _check(config: TrainConfig) -> None:
@@ -308,7 +309,7 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("resnet.blocks", f"must be at least 1 in every stage, got {flat['resnet.blocks']}")
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
-    if config.run_name is not None and not re.fullmatch(_NAME, config.run_name):
+    if config.run_name is not None and not re.fullmatch(NAME, config.run_name):
         raise ConfigError("run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {config.run_name!r}")
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ class Finding:
     problem: str = ""
 
 
-class _Output(Terminal):
+class Output(Terminal):
+    """Standard output; when its reader has gone, what is shown is lost and the work goes on."""
+
     def on_broken_pipe(self) -> None:
         """The reader, such as ``head``, has gone: what is shown is lost, the run is not."""
         self.quiet = True
@@ -40,7 +43,7 @@ class Console:
     """Shows the course of one run on standard output."""
 
     def __init__(self) -> None:
-        self._terminal = _Output(highlight=False, soft_wrap=True)
+        self._terminal = Output(highlight=False, soft_wrap=True)
         self._live: Progress | None = None
         self._task: TaskID | None = None
         self._epochs = 0
@@ -173,6 +176,16 @@ class Console:
                 self.line(f"    {'':<18} {finding.problem}")
         self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
         return healthy
+
+    def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
+        """What became of a sweep's runs, and where its time went."""
+        counts = Counter(states.values())
+        rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
+        rows.append(("wall time", duration(figures["sweep/wall_s"])))
+        rows += [(phase, f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
+        rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
+        rows.append(("report", f"cifar-ray report {name}"))
+        self._table(rows)
 
     def _table(self, rows: Iterable[tuple[str, str]]) -> None:
         """Two columns; a long value stays on its line, so that it can be copied."""

@@ -227,6 +227,14 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of :func:`flatten`."""
+    values: dict[str, Any] = {}
+    for key, value in flat.items():
+        _set(values, key, value)
+    return values
+
+
 def parse_flags(cls: type, words: Sequence[str]) -> dict[str, Any]:
     """Command-line words as nested values for :func:`build`.
 

@@ -68,6 +68,17 @@ def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus
     return [node.node_id for node in chosen for _ in range(topology.workers_per_node)]
 
 
+def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> int:
+    """How many runs of this topology the nodes hold at once."""
+    free = sorted(capacity(node, cpus_per_worker, gpus_per_worker) // topology.workers_per_node for node in nodes)
+    found = 0
+    while len(free) >= topology.nodes and free[-topology.nodes] > 0:  # each takes the freest nodes
+        free[-topology.nodes :] = [room - 1 for room in free[-topology.nodes :]]
+        free.sort()
+        found += 1
+    return found
+
+
 def verify(topology: Topology, node_ids: Sequence[str]) -> None:
     """Check where the workers really are.
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from ray.train.torch import TorchTrainer
 from cifar_ray import config as configs
 from cifar_ray import topology
 from cifar_ray.config import TrainConfig
-from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, Inbox, WorkersFailed
 from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
@@ -75,7 +74,7 @@ def _advice(config: TrainConfig) -> str:
 def run(
     config: TrainConfig,
     placement: list[str],
-    dataset: Dataset,
+    dataset: ray.ObjectRef,
     folder: Path,
     launch: Launch,
     listen: Listener,
@@ -86,7 +85,7 @@ def run(
     Args:
         config: a resolved config whose device is decided.
         placement: the node of every worker.
-        dataset: the data; it goes through Ray's object store once.
+        dataset: the data in Ray's object store.
         folder: where the checkpoints go.
         launch: what the driver has done so far.
         listen: called in this thread with every event of ``events`` and ``training.observer``.
@@ -95,14 +94,11 @@ def run(
     Raises:
         RunFailedError: when training fails, for whatever reason.
     """
-    sharing = time.perf_counter()
-    reference = ray.put(dataset)
-    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
     inbox = events.open_mailbox(launch)
     gpus = 1 if config.device == "cuda" else 0
     payload = {
         "config": configs.to_mapping(config),
-        "dataset": reference,
+        "dataset": dataset,
         "folder": str(folder),
         "mailbox": inbox.actor,
     }

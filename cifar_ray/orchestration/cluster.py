@@ -93,9 +93,20 @@ def nodes() -> list[Node]:
     ]
 
 
+def note(config: TrainConfig) -> str:
+    """What is done to have Ray, in words."""
+    return "joining Ray" if address(config) else "starting Ray"
+
+
 def is_made_up(config: TrainConfig) -> bool:
-    """Whether the run's nodes or CPUs are only counted, not there, so that its times are no cluster's."""
+    """Whether Ray is to count nodes or CPUs that are not there."""
     return config.local_nodes > 1 or config.oversubscribe
+
+
+def shares_a_machine(config: TrainConfig) -> bool:
+    """Whether the run itself uses what is only counted, so that its times are not those of a cluster."""
+    crowded = config.oversubscribe and config.world_size * config.cpus_per_worker > (os.cpu_count() or 1)
+    return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
 
 
 def _settings_to_start() -> dict[str, str]:

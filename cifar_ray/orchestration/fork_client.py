@@ -19,7 +19,7 @@ def main(address: str, words: list[str]) -> None:
         socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(body)
     except OSError:
-        os.execv(sys.executable, [sys.executable, *words])  # noqa: S606  as Ray would have
+        os.execv(sys.executable, [sys.executable, *words])
     server.recv(1)
 
 

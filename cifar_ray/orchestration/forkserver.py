@@ -11,7 +11,6 @@ Without an answer from the server, the client starts Python as Ray would have.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import gc
 import importlib

@@ -99,13 +99,26 @@ def open_existing(path: Path, key: str) -> RunFolder:
     Raises:
         ConfigError: when it is gone, or another run's.
     """
+    folder = reopen(path)
+    if folder.key != key:
+        raise _damaged(path)
+    return folder
+
+
+def reopen(path: Path) -> RunFolder:
+    """The folder of a run made earlier.
+
+    Raises:
+        ConfigError: when it is gone or damaged.
+    """
     try:
-        description = json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))
-        if description["key"] != key:
-            raise KeyError(key)
-        return RunFolder(path, key)
+        return RunFolder(path, json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))["key"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError("", f"the folder of the run, {path}, is gone or damaged") from None
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {path}, is gone or damaged")
 
 
 def _name(config: TrainConfig) -> str:

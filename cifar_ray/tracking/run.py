@@ -24,6 +24,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
+from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
@@ -57,9 +58,16 @@ class RunRecord:
 
     @classmethod
     def create(
-        cls, client: MlflowClient, config: TrainConfig, name: str, key: str, folder: Path, dataset: Dataset
+        cls,
+        client: MlflowClient,
+        config: TrainConfig,
+        name: str,
+        key: str,
+        folder: Path,
+        dataset: Dataset,
+        tags: Mapping[str, str] | None = None,
     ) -> RunRecord:
-        """A new run.
+        """A new run, with ``tags`` beside its own.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -69,7 +77,7 @@ class RunRecord:
         try:
             experiment = store.experiment_id(client, config.experiment)
             try:
-                run = client.create_run(experiment, tags={**known, **_tags(config)}, run_name=name)
+                run = client.create_run(experiment, tags={**known, **_tags(config), **(tags or {})}, run_name=name)
             except MlflowException:
                 # The request may have arrived though its answer did not.
                 found = store.find_key(client, key)
@@ -228,8 +236,14 @@ def _tags(config: TrainConfig) -> dict[str, str]:
         "seed": str(config.seed),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train",
-        "cifar_ray.machine": f"{platform.node()}, {platform.platform()}",
+        "cifar_ray.command": recipe.command(config),
     }
+    return {**tags, **origin_tags()}
+
+
+def origin_tags() -> dict[str, str]:
+    """What tells where figures come from: machine, versions, commit."""
+    tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
     for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         tags[f"version.{package}"] = _version(package)
     tags["version.python"] = platform.python_version()

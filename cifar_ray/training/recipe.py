@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cifar_ray import models
+from cifar_ray import models, strict
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.strict import ConfigError
@@ -52,6 +52,30 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if resolved.batch_size == 1:
         _check_single_image(resolved)
     return resolved
+
+
+_ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
+_NEVER = ("run_name", "address", "data_dir", "experiment", "tracking_uri", "storage", "verbose", "device")
+"""What says where a run is, and not what it is; the device is that of the machine."""
+
+
+def command(config: TrainConfig) -> str:
+    """The ``cifar-ray train`` command that does what a resolved ``config`` does.
+
+    Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
+    """
+    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model, topology=config.topology))
+    defaults = strict.flatten(strict.to_plain(usual))
+    words = ["cifar-ray train"]
+    for key, value in strict.flatten(strict.to_plain(config)).items():
+        if key in _NEVER or (key not in _ALWAYS and value == defaults[key]):
+            continue
+        if isinstance(value, bool):
+            words.append(strict.flag_of(key) if value else strict.flag_of(f"no_{key}"))
+        elif value is not None:
+            values = value if isinstance(value, list) else [value]
+            words.append(" ".join([strict.flag_of(key), *map(str, values)]))
+    return " ".join(words)
 
 
 def on_device(config: TrainConfig, device: str) -> TrainConfig:

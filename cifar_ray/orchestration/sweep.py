@@ -1,0 +1,611 @@
+"""Sweeping: the driver's side, from a grid to runs recorded under one parent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import queue
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+from filelock import FileLock, Timeout
+from mlflow import MlflowClient
+from ray.tune.schedulers import ASHAScheduler
+
+from cifar_ray import board as boards
+from cifar_ray import config as configs
+from cifar_ray import data, files, sweeps, topology, tracking
+from cifar_ray.board import Board, RunView
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration import attempt, cluster, events, runs
+from cifar_ray.orchestration.events import Inbox
+from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
+from cifar_ray.orchestration.runs import RunFolder
+from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
+from cifar_ray.orchestration.work import Work, made_up_note
+from cifar_ray.strict import ConfigError
+from cifar_ray.sweeps import Cell, Range, SweepConfig
+from cifar_ray.tracking import parent, store
+from cifar_ray.tracking.parent import KnownSweep, SweepRecord
+from cifar_ray.tracking.run import RunRecord
+from cifar_ray.training import recipe
+from cifar_ray.training.clock import PHASES
+from cifar_ray.training.observer import Launch, Outcome
+
+_CONFIG, _CELLS = "sweep.yaml", "cells.json"
+_POLL_S = 0.1
+_HEAD = {"node:__internal_head__": 0.001}
+"""A trial's process costs no CPU and sits on the head, which is no spot instance."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep that has come to its end.
+
+    Attributes:
+        name: its name.
+        run_id: MLflow's id of its own run, the parent of the others.
+        tracking_uri: the store that has them.
+        folder: its folder.
+        states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
+        figures: seconds by phase over all runs, wall time, and the share of it outside training.
+    """
+
+    name: str
+    run_id: str
+    tracking_uri: str
+    folder: Path
+    states: dict[str, str]
+    figures: dict[str, float]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the runs that have failed."""
+        return [name for name, state in self.states.items() if state == boards.FAILED]
+
+
+def sweep(config: SweepConfig, command: str = "", begun: float | None = None) -> SweepResult:
+    """Train every cell of a sweep, and record all runs under one parent.
+
+    Args:
+        config: what to do.
+        command: what a person would type to do the same.
+        begun: ``time.time()`` from which wall time is counted; now when None.
+
+    Raises:
+        ConfigError: on a user's mistake, before anything has run.
+        InterruptedRunError: on SIGINT or SIGTERM; the sweep is KILLED in MLflow and can be resumed.
+    """
+    begun = begun or time.time()
+    cells = sweeps.cells(config, draw(config))
+    trials = [_Trial(index, cell, _resolved(cell)) for index, cell in enumerate(cells)]
+    _refuse(config, trials)
+    base = config.base
+    with signals():
+        tracking.quieten(base.verbose)
+        client = store.connect(store.resolve_uri(base.tracking_uri))
+        folder = _create(config, client)
+        record: SweepRecord | None = None
+
+        def begin() -> SweepRecord:
+            nonlocal record
+            record = SweepRecord.create(client, config, folder, command)
+            _write_cells(folder, trials)
+            return record
+
+        try:
+            with _only_driver(folder):
+                return _Sweep(config, folder, client, trials, begun).run(begin)
+        finally:
+            if record is None:  # nothing has begun, and the name is free again
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def resume(name: str, tracking_uri: str | None = None, begun: float | None = None) -> SweepResult | None:
+    """Train what is left of a sweep, under the same parent.
+
+    Finished runs stay, and so do failed ones; an interrupted run goes on from its newest checkpoint.
+
+    Args:
+        name: the sweep's name.
+        tracking_uri: the store that has it.
+        begun: as for :func:`sweep`.
+
+    Returns:
+        None when nothing is left.
+
+    Raises:
+        ConfigError: when there is no such sweep, its folder is gone, or another process works on it.
+        InterruptedRunError: as for :func:`sweep`.
+    """
+    begun = begun or time.time()
+    tracking.quieten(verbose=False)
+    client, known = parent.connect(name, tracking_uri)
+    config, trials = _read(known)
+    with signals(), _only_driver(known.folder):
+        there = parent.statuses(client, known)
+        for trial in trials:
+            trial.find_again(known.folder, there)
+        if all(trial.state != boards.WAITING for trial in trials):
+            return None
+        work = _Sweep(config, known.folder, client, trials, begun - known.wall_s)
+        return work.run(lambda: SweepRecord.reopen(client, known))
+
+
+def draw(config: SweepConfig) -> list[dict[str, Any]]:
+    """The combinations of values: all of them, or drawn by Ray Tune's own distributions, the same for a name."""
+    if config.search == "grid":
+        return sweeps.combinations(config)
+    assert config.samples is not None
+    state = random.Random(config.name)
+    return [
+        {name: _domain(values).sample(random_state=state.randrange(2**31)) for name, values in axes.items()}
+        for axes in config.grid
+        for _ in range(config.samples)
+    ]
+
+
+def _domain(values: Any) -> Any:
+    if isinstance(values, Range):
+        return getattr(ray.tune, values.kind)(values.low, values.high)
+    return ray.tune.choice(sweeps.listed(values))
+
+
+@dataclass
+class _Trial:
+    """One run of the sweep.
+
+    Attributes:
+        index: its place.
+        cell: what it is.
+        config: the resolved config; None when it cannot run.
+        state: one of the board's words.
+        reason: why it is skipped or has failed.
+        run_id: its run in MLflow, when an earlier driver has made it.
+    """
+
+    index: int
+    cell: Cell
+    config: TrainConfig | None
+    state: str = boards.WAITING
+    reason: str = ""
+    run_id: str = ""
+    folder: RunFolder | None = None
+    work: Work | None = None
+    outcome: Outcome | None = None
+    recording: threading.Thread | None = None
+
+    @property
+    def slug(self) -> str:
+        """Name of its folder."""
+        return self.cell.name.replace(" ", "-").replace("/", "-")
+
+    def described(self) -> dict[str, Any]:
+        """What the store keeps of it, whatever becomes of it."""
+        config = self.config or self.cell.config
+        params = {name: str(value) for name, value in self.cell.values.items()}
+        if config is not None:
+            params = configs.params(config) if self.config else params
+        skipped = self.state == boards.SKIPPED
+        return {
+            "name": self.cell.name,
+            "state": "SKIPPED" if skipped else "RUN",
+            "reason": self.reason,
+            "params": params,
+        }
+
+    def find_again(self, folder: Path, there: Mapping[str, tuple[str, str]]) -> None:
+        """What an earlier driver has made of it."""
+        if self.state == boards.SKIPPED or not (folder / self.slug).is_dir():
+            return
+        self.folder = runs.reopen(folder / self.slug)
+        self.run_id, status = there.get(self.folder.key, ("", ""))
+        self.state = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(status, boards.WAITING)
+
+
+def _resolved(cell: Cell) -> TrainConfig | None:
+    if cell.config is None:
+        return None
+    try:
+        return recipe.resolve(cell.config)
+    except ConfigError:
+        return None
+
+
+def _why_not(trial: _Trial) -> str:
+    if trial.cell.config is None:
+        return trial.cell.reason
+    try:
+        recipe.resolve(trial.cell.config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _refuse(config: SweepConfig, trials: Sequence[_Trial]) -> None:
+    """Skip the cells that cannot run, or refuse the sweep for them.
+
+    Raises:
+        ConfigError: naming every cell and why.
+    """
+    hopeless = [trial for trial in trials if trial.config is None]
+    for trial in hopeless:
+        trial.state, trial.reason = boards.SKIPPED, trial.reason or _why_not(trial)
+    if not hopeless:
+        return
+    reasons: dict[str, list[str]] = {}
+    for trial in hopeless:
+        reasons.setdefault(trial.reason, []).append(trial.cell.name)
+    named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if len(hopeless) == len(trials):
+        raise ConfigError("grid", f"must have a cell that can run here; {named}")
+    if not config.skip_infeasible:
+        raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
+
+
+def _create(config: SweepConfig, client: MlflowClient) -> Path:
+    storage = files.storage(config.base.storage)
+    folder = storage / config.name
+    known = parent.find(client, config.name)
+    if folder.exists() or known is not None:
+        where = storage if folder.exists() else client.tracking_uri
+        raise ConfigError(
+            "name",
+            f"must be new, and {config.name!r} is in {where}; `cifar-ray sweep --resume {config.name}` continues it",
+        )
+    try:
+        folder.mkdir(parents=True)
+        files.write_whole(folder / _CONFIG, sweeps.to_yaml(config))
+    except OSError as error:
+        raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
+    return folder
+
+
+def _write_cells(folder: Path, trials: Sequence[_Trial]) -> None:
+    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped."""
+    cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
+    files.write_whole(folder / _CELLS, json.dumps(cells))
+
+
+def _read(known: KnownSweep) -> tuple[SweepConfig, list[_Trial]]:
+    """A sweep as its first driver planned it."""
+    try:
+        kept = json.loads((known.folder / _CELLS).read_text(encoding="utf-8"))
+        config = sweeps.from_mapping(sweeps.load(known.folder / _CONFIG))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
+    chosen: list[dict[str, Any]] = []
+    for entry in kept:  # seeds are counted anew from the same combinations
+        values = dict(entry["values"])
+        if not any("seed" in axes for axes in config.grid):
+            del values["seed"]
+        if values not in chosen:
+            chosen.append(values)
+    trials = [_Trial(i, cell, _resolved(cell)) for i, cell in enumerate(sweeps.cells(config, chosen))]
+    for trial, entry in zip(trials, kept, strict=True):
+        if entry["skipped"]:
+            trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
+    return config, trials
+
+
+@contextmanager
+def _only_driver(folder: Path) -> Iterator[None]:
+    """Within it, this process is the only one that works on the sweep."""
+    held = FileLock(folder / ".driver.lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}") from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+class _Sweep:
+    """One driver's work on one sweep."""
+
+    def __init__(
+        self, config: SweepConfig, folder: Path, client: MlflowClient, trials: list[_Trial], begun: float
+    ) -> None:
+        self._config, self._folder, self._client, self._trials = config, folder, client, trials
+        self._begun = begun
+        self._base = self._session_config()
+        self._board = Board([trial.cell.name for trial in trials])
+        self._datasets: dict[str, Dataset] = {}
+        self._at_once = 1
+        self._record: SweepRecord | None = None
+
+    def run(self, record: Callable[[], SweepRecord]) -> SweepResult:
+        """Train all that waits; ``record`` makes or opens the sweep's own run when nothing stands in the way."""
+        with self._board as board:
+            self._read_data()
+            board.doing(cluster.note(self._base))
+            with session(self._base, board.line) as check:
+                self._fit_to_cluster()
+                self._record = record()
+                self._record.cells([trial.described() for trial in self._trials])
+                status = "FAILED"
+                try:
+                    self._announce()
+                    self._train(check)
+                    status = "FINISHED"
+                except (InterruptedRunError, KeyboardInterrupt):
+                    status = "KILLED"
+                    raise
+                finally:
+                    self._end(status)
+        return self._result()
+
+    def _session_config(self) -> TrainConfig:
+        """The Ray that all runs share: where it is, and how large when it is started here."""
+        waiting = [trial.config for trial in self._trials if trial.config]
+        nodes = max(config.placement.nodes for config in waiting)
+        workers = max(config.placement.workers_per_node for config in waiting)
+        cpus = max(config.cpus_per_worker for config in waiting)
+        return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
+
+    def _read_data(self) -> None:
+        for name in dict.fromkeys(trial.config.dataset for trial in self._waiting()):
+            present = data.present(name, self._base.data_dir)
+            self._board.doing(f"{'reading' if present else 'downloading'} {name}")
+            self._datasets[name] = data.load(name, self._base.data_dir)
+
+    def _waiting(self) -> list[Any]:
+        return [trial for trial in self._trials if trial.state == boards.WAITING and trial.config]
+
+    def _fit_to_cluster(self) -> None:
+        """Decide every run's device, and how many runs go on at once."""
+        for trial in self._waiting():
+            try:
+                trial.config, _ = attempt.with_device(trial.config)
+            except ConfigError as error:
+                trial.reason, trial.config = str(error), None
+        _refuse(self._config, self._trials)
+        nodes = cluster.nodes()
+        gpus = int(any(trial.config.device == "cuda" for trial in self._waiting()))
+        room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
+        if self._base.oversubscribe:  # more at once than the machine computes would only slow each other down
+            needed = self._base.world_size * self._base.cpus_per_worker
+            room = min(room, (os.cpu_count() or 1) // needed)
+        limits = [max(room, 1), len(self._waiting()), self._config.max_concurrent or room or 1]
+        self._at_once = max(min(limits), 1)
+
+    def _announce(self) -> None:
+        board, config = self._board, self._config
+        waiting = self._waiting()
+        held = "per worker is held, so the global batch grows with the workers"
+        if config.held == "global_batch":
+            held = "over all workers is held"
+        count = len(waiting)
+        board.line(
+            f"sweep {config.name}: {count} run{'s' if count != 1 else ''} of {len(self._trials)}, "
+            f"{self._at_once} at once; the batch {held}"
+        )
+        for trial in self._trials:
+            if trial.state == boards.SKIPPED:
+                board.skip(trial.index, trial.reason)
+            elif trial.state != boards.WAITING:
+                board.rows[trial.index].state = trial.state
+        shared = next((trial.config for trial in waiting if cluster.shares_a_machine(trial.config)), None)
+        if shared is not None:
+            board.line(made_up_note(shared))
+
+    def _train(self, check: Callable[[], None]) -> None:
+        inbox = events.open_mailbox(Launch(self._begun, 0.0))
+        fitting = _Fitting(self._tuner(inbox.actor))
+        self._board.start(self._at_once)
+        while fitting.thread.is_alive():
+            check()
+            fitting.thread.join(_POLL_S)
+            self._catch_up(fitting.listener.take(), inbox)
+        self._catch_up(fitting.listener.take(), inbox)
+        for trial in self._trials:
+            if trial.state in (boards.WAITING, boards.RUNNING):
+                self._close(trial, boards.FAILED, fitting.trouble or "Ray Tune has ended without it")
+
+    def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, _Listener]:
+        waiting = self._waiting()
+        plans = {}
+        for trial in waiting:
+            if trial.folder is None:
+                config = dataclasses.replace(trial.config, storage=str(self._folder), run_name=trial.slug)
+                trial.folder = runs.create(config)
+            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.checkpoints)
+        references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
+        trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
+        asha = self._config.scheduler == "asha"
+        listener = _Listener()
+        tuner = ray.tune.Tuner(
+            ray.tune.with_resources(trainable, _HEAD),
+            param_space={"index": ray.tune.grid_search([trial.index for trial in waiting])},
+            tune_config=ray.tune.TuneConfig(
+                max_concurrent_trials=self._at_once,
+                reuse_actors=not asha,  # a run that is stopped in its middle leaves its process in no fit state
+                scheduler=_asha(waiting) if asha else None,
+            ),
+            run_config=ray.tune.RunConfig(
+                name=f"attempt-{time.time_ns()}",
+                storage_path=str(self._folder / "ray_tune"),
+                callbacks=[listener],
+                verbose=0,
+            ),
+        )
+        return tuner, listener
+
+    def _hear(self, told: Sequence[Any]) -> None:
+        for message in told:
+            if not isinstance(message, Told):
+                continue
+            trial, event = self._trials[message.index], message.event
+            if isinstance(event, Begun):
+                self._begin(trial)
+            elif isinstance(event, Ended):
+                self._ended(trial, event)
+            elif trial.work is not None:
+                trial.work.listen(event)
+
+    def _begin(self, trial: _Trial) -> None:
+        assert trial.config is not None
+        assert trial.folder is not None
+        assert self._record is not None
+        self._board.begin(trial.index)
+        trial.state = boards.RUNNING
+        dataset, folder = self._datasets[trial.config.dataset], trial.folder
+        if trial.run_id:
+            record = RunRecord.reopen(self._client, trial.config, trial.run_id)
+        else:
+            tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
+            record = RunRecord.create(
+                self._client, trial.config, trial.cell.name, folder.key, folder.path, dataset, tags
+            )
+        trial.work = Work(trial.config, dataset, folder, record, RunView(self._board, trial.index))
+
+    def _ended(self, trial: _Trial, event: Ended) -> None:
+        if event.outcome is None:
+            self._close(trial, boards.FAILED, event.reason)
+            return
+        trial.outcome = event.outcome
+        accuracy, seconds = event.outcome.metrics["test/accuracy"], event.outcome.times["time/training_s"]
+        rate = event.outcome.times.get("images_per_s")
+        note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
+        self._close(trial, boards.FINISHED, note)
+
+    def _close(self, trial: _Trial, state: str, note: str) -> None:
+        """Show and record a run's end; the store is written to in a thread, as the next run may begin."""
+        trial.state, trial.reason = state, "" if state == boards.FINISHED else note
+        self._board.end(trial.index, state, note)
+        work = trial.work
+        if work is not None:
+            if trial.outcome is not None:
+                work.finish(trial.outcome)
+            status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
+            trial.recording = threading.Thread(target=work.end, args=[status, trial.reason])
+            trial.recording.start()
+        self._tell_figures()
+
+    def _catch_up(self, ended: Sequence[tuple[int, bool]], inbox: Inbox) -> None:
+        """Hear what is new, and see to the trials that have ended without a word: stopped by the scheduler, or dead.
+
+        Args:
+            ended: the places of trials that Ray Tune has ended, and whether with an error.
+            inbox: the sweep's.
+        """
+        self._hear(inbox.take(timeout_s=5))
+        if ended:  # what was heard just now may have been asked for before they ended
+            self._hear(inbox.take(timeout_s=30))
+        for index, failed in ended:
+            trial = self._trials[index]
+            if trial.state not in (boards.RUNNING, boards.WAITING):
+                continue
+            if failed or self._config.scheduler == "none":
+                self._close(trial, boards.FAILED, "the process that drove it has died")
+            else:
+                self._close(trial, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
+
+    def _end(self, status: str) -> None:
+        assert self._record is not None
+        for trial in self._trials:
+            if trial.state == boards.RUNNING and trial.work is not None:
+                trial.work.end("KILLED")
+        for trial in self._trials:
+            if trial.recording is not None:
+                trial.recording.join()
+        self._tell_figures()
+        if not self._record.end(status):
+            self._board.line(f"MLflow at {self._record.uri} does not answer; the sweep's own record is not complete")
+
+    def _tell_figures(self) -> None:
+        assert self._record is not None
+        self._record.figures(self.figures())
+
+    def figures(self) -> dict[str, float]:
+        """Where the sweep's time has gone so far."""
+        sums = {f"sweep/{phase}_s": 0.0 for phase in PHASES}
+        for trial in self._trials:
+            if trial.outcome is not None:
+                for phase in PHASES:
+                    sums[f"sweep/{phase}_s"] += trial.outcome.times[f"time/{phase}_s"]
+        wall = time.time() - self._begun
+        sums["sweep/wall_s"] = wall
+        sums["sweep/concurrency"] = float(self._at_once)
+        sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self._at_once), 0.0)
+        return sums
+
+    def _result(self) -> SweepResult:
+        assert self._record is not None
+        return SweepResult(
+            name=self._config.name,
+            run_id=self._record.run_id,
+            tracking_uri=self._record.uri,
+            folder=self._folder,
+            states={trial.cell.name: trial.state for trial in self._trials},
+            figures=self.figures(),
+        )
+
+
+class _Listener(ray.tune.Callback):
+    """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
+        return _Listener, ()  # Ray Tune keeps a copy of its callbacks on disk, which nothing ends in
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._ended.put((trial.config["index"], False))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._ended.put((trial.config["index"], True))
+
+    def take(self) -> list[tuple[int, bool]]:
+        """The places of the trials that have ended since the last call, and whether with an error."""
+        found = []
+        while not self._ended.empty():
+            found.append(self._ended.get())
+        return found
+
+
+@dataclass
+class _Fitting:
+    """``tuner.fit()`` in a thread, so that the main thread can show and record what happens."""
+
+    made: tuple[ray.tune.Tuner, _Listener]
+    trouble: str = ""
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True, name="tuner-fit")
+        self.thread.start()
+
+    @property
+    def listener(self) -> _Listener:
+        return self.made[1]
+
+    def _run(self) -> None:
+        for name in ("ray.tune", "ray.train"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        # Tune's own files of results and its table of trials; both are this program's to keep and to show.
+        os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+        try:
+            self.made[0].fit()
+        except BaseException as error:  # whatever ends Ray Tune ends the sweep
+            self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _asha(waiting: Sequence[_Trial]) -> ASHAScheduler:
+    longest = max(trial.config.epochs for trial in waiting if trial.config)
+    return ASHAScheduler(time_attr="epoch", metric="accuracy", mode="max", max_t=longest, grace_period=1)

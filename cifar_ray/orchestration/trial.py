@@ -1,0 +1,82 @@
+"""One run of a sweep, in a process of Ray Tune's: what ``cifar-ray train`` does between Ray and the result."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+
+from cifar_ray import config as configs
+from cifar_ray.orchestration import attempt
+from cifar_ray.orchestration.attempt import RunFailedError
+from cifar_ray.strict import ConfigError
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome
+
+_DELIVERY_S = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a trial is to do; ``config`` is resolved and in plain values."""
+
+    config: dict[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A trial's process has taken it up."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial is over; without an outcome, ``reason`` says why."""
+
+    outcome: Outcome | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event of one trial, by its place in the sweep."""
+
+    index: int
+    event: Any
+
+
+def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any], mailbox: Any) -> None:
+    """Ray Tune's function trainable: build the run's ``TorchTrainer``, and tell the sweep's driver what happens.
+
+    Args:
+        cell: ``index``, the trial's place in the sweep.
+        plans: every trial's plan by its place.
+        datasets: data set name -> reference into Ray's object store.
+        mailbox: the sweep's.
+    """
+    index = cell["index"]
+    plan = plans[index]
+    begun = time.time()
+    config = configs.from_mapping(plan.config)
+
+    def tell(event: Any) -> Any:
+        return mailbox.post.remote(Told(index, event))
+
+    def listen(event: Any) -> None:
+        tell(event)
+        if isinstance(event, EpochRecord):
+            metrics = event.row.metrics
+            ray.tune.report({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
+
+    tell(Begun())
+    try:
+        config, placement = attempt.with_device(config)
+        launch = Launch(begun, 0.0)
+        outcome = attempt.run(config, placement, datasets[config.dataset], plan.folder, launch, listen, lambda: None)
+        ended = Ended(outcome)
+    except (RunFailedError, ConfigError) as error:
+        ended = Ended(None, str(error))
+    ray.get(tell(ended), timeout=_DELIVERY_S)

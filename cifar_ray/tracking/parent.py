@@ -1,0 +1,195 @@
+"""A sweep's own run in MLflow: the parent of its trials."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from cifar_ray import sweeps
+from cifar_ray.strict import ConfigError
+from cifar_ray.sweeps import SweepConfig
+from cifar_ray.tracking import store
+from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking.run import origin_tags
+from cifar_ray.tracking.sink import Sink
+
+KIND_TAG, KIND = "cifar_ray.kind", "sweep"
+SWEEP_TAG = "cifar_ray.sweep"
+CELLS_FILE = "cells.json"
+_PARENT_TAG = "mlflow.parentRunId"
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class KnownSweep:
+    """A sweep found in the tracking store.
+
+    Attributes:
+        run_id: MLflow's id of its own run.
+        folder: its folder, with its config and the runs' folders.
+        wall_s: seconds that its earlier drivers have worked on it.
+    """
+
+    run_id: str
+    folder: Path
+    wall_s: float
+
+
+class SweepRecord:
+    """What one driver process writes about a sweep itself. But for its making and its end, nothing waits or raises.
+
+    Attributes:
+        run_id: MLflow's id of the sweep's own run.
+        uri: the tracking store.
+        page: address of the run's page, when the store is a server that has pages.
+    """
+
+    def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
+        self.run_id = run.info.run_id
+        self.uri = client.tracking_uri
+        self.page = store.page(self.uri, run)
+        self._guard = Guard(self.uri, self.run_id, session)
+        self._sink = Sink(client, self.run_id)
+        self._steps = int(run.data.metrics.get("sweep/updates", 0))
+
+    @classmethod
+    def create(cls, client: MlflowClient, sweep: SweepConfig, folder: Path, command: str) -> SweepRecord:
+        """A new sweep.
+
+        Raises:
+            ConfigError: when the store refuses it.
+        """
+        session = uuid.uuid4().hex
+        tags = {
+            KIND_TAG: KIND,
+            SWEEP_TAG: sweep.name,
+            store.FOLDER_TAG: str(folder),
+            store.SESSION_TAG: session,
+            "cifar_ray.hold": sweep.held,
+            "cifar_ray.axes": ",".join(sweep.axes),
+            "cifar_ray.command": command,
+            "mlflow.source.type": "LOCAL",
+            "mlflow.source.name": "cifar-ray sweep",
+            **origin_tags(),
+        }
+        try:
+            experiment = store.experiment_id(client, sweep.base.experiment)
+            run = client.create_run(experiment, tags=tags, run_name=sweep.name)
+        except MlflowException as error:
+            raise store.refusal(client.tracking_uri, error) from None
+        record = cls(client, run, session)
+        text = sweeps.to_yaml(sweep)
+        record._sink.call(lambda client, run_id: client.log_text(run_id, text, "sweep.yaml"))
+        return record
+
+    @classmethod
+    def reopen(cls, client: MlflowClient, known: KnownSweep) -> SweepRecord:
+        """A sweep that an earlier driver began; it is RUNNING again.
+
+        Raises:
+            ConfigError: when the store refuses it.
+        """
+        session = uuid.uuid4().hex
+        try:
+            run = client.get_run(known.run_id)
+            record = cls(client, run, session)
+            client.set_tag(known.run_id, store.SESSION_TAG, session)
+            client.update_run(known.run_id, status="RUNNING")
+        except MlflowException as error:
+            raise store.refusal(client.tracking_uri, error) from None
+        return record
+
+    @property
+    def child_tags(self) -> dict[str, str]:
+        """Tags that make a run one of this sweep's."""
+        return {_PARENT_TAG: self.run_id}
+
+    def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        """The runs of the sweep, in the grid's order, whatever becomes of them."""
+        self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": list(cells)}, CELLS_FILE))
+
+    def figures(self, metrics: Mapping[str, float]) -> None:
+        """The sweep's figures so far."""
+        self._steps += 1
+        values = {**metrics, "sweep/updates": float(self._steps)}
+        self._sink.metrics(self._steps, time.time_ns() // 1_000_000, values)
+
+    def end(self, status: str) -> bool:
+        """End the sweep's run as FINISHED, FAILED or KILLED; whether that could be written."""
+        written = self._sink.close(status, _PATIENCE_S)
+        if written:
+            self._guard.dismiss()
+        else:
+            self._guard.hand_over("KILLED" if status == "FINISHED" else status)
+        return written
+
+
+def find(client: MlflowClient, name: str) -> KnownSweep | None:
+    """The newest sweep of that name, if there is any.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    try:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        found = client.search_runs(
+            experiments,
+            f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
+            order_by=["attributes.start_time DESC"],
+            max_results=1,
+        )
+    except MlflowException as error:
+        raise store.refusal(client.tracking_uri, error) from None
+    if not found:
+        return None
+    run = found[0]
+    folder = Path(run.data.tags.get(store.FOLDER_TAG, ""))
+    return KnownSweep(run.info.run_id, folder, run.data.metrics.get("sweep/wall_s", 0.0))
+
+
+def statuses(client: MlflowClient, sweep: KnownSweep) -> dict[str, tuple[str, str]]:
+    """Key of every run of the sweep -> its MLflow id and status.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    try:
+        experiment = client.get_run(sweep.run_id).info.experiment_id
+        found: list[Run] = []
+        token: str | None = None
+        while True:
+            page = client.search_runs(
+                [experiment], f"tags.`{_PARENT_TAG}` = '{sweep.run_id}'", max_results=1000, page_token=token
+            )
+            found += page
+            token = page.token
+            if not token:
+                break
+    except MlflowException as error:
+        raise store.refusal(client.tracking_uri, error) from None
+    return {run.data.tags[store.KEY_TAG]: (run.info.run_id, run.info.status) for run in found}
+
+
+def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSweep]:
+    """A sweep by its name, and the client of its store.
+
+    Raises:
+        ConfigError: when there is none, or the store does not answer.
+    """
+    uri = store.resolve_uri(tracking_uri)
+    missing = ConfigError("resume", f"must be the name of a sweep in {uri}, got {name!r}")
+    if not store.exists(uri):
+        raise missing
+    client = store.connect(uri)
+    known = find(client, name)
+    if known is None:
+        raise missing
+    return client, known
