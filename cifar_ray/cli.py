@@ -113,6 +113,46 @@ class SweepCommand(TrainConfig):
 
 
 @dataclass(frozen=True)
+class ReportCommand:
+    """Write a sweep's results as a page, tables and charts, from the tracking store alone."""
+
+    sweep: Positional[str]
+    """The sweep's name."""
+
+    out: str = "report"
+    """Folder that receives report.html, report.md, tables/ and charts/."""
+
+    baseline: str | None = None
+    """Published study to lay beside it, such as rangoju_katneni_2025."""
+
+    price: str | None = None
+    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+
+    target: float | None = None
+    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the sweep."""
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Show the results of some runs side by side."""
+
+    runs: Positional[tuple[str, ...]]
+    """Names or MLflow ids of two or more runs."""
+
+    price: str | None = None
+    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+
+    target: float | None = None
+    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the runs."""
+
+
+@dataclass(frozen=True)
 class EvaluateCommand:
     """Evaluate a run's model on every test image."""
 
@@ -230,6 +270,52 @@ def sweep(words: Sequence[str]) -> int:
     return 1 if result.failed else 0
 
 
+def report(words: Sequence[str]) -> int:
+    """``cifar-ray report``."""
+    command = _read(ReportCommand, words, None, "report")
+    from cifar_ray.reporting import cost, papers
+    from cifar_ray.reporting import report as reports
+
+    _check_target(command.target)
+    price = cost.find(command.price) if command.price is not None else None
+    if command.baseline is not None:
+        papers.check(command.baseline)
+    from cifar_ray.tracking import reading, store
+
+    study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
+    folder = reports.folder(command.out)
+    whole = reports.build(study, command.baseline, price, command.target)
+    written = reports.write(whole, folder, _note)
+    for sentence in (*whole.summary, *(f"caution: {warning}" for warning in whole.warnings)):
+        print(sentence)
+    for path in written:
+        print(path)
+    return 0
+
+
+def compare(words: Sequence[str]) -> int:
+    """``cifar-ray compare``."""
+    command = _read(CompareCommand, words, None, "compare")
+    from cifar_ray.reporting import cost
+    from cifar_ray.reporting import report as reports
+
+    _check_target(command.target)
+    if len(set(command.runs)) < 2:
+        raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
+    price = cost.find(command.price) if command.price is not None else None
+    from cifar_ray.tracking import reading, store
+
+    study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
+    for line in reports.terminal(study, price, command.target):
+        print(line)
+    return 0
+
+
+def _check_target(target: float | None) -> None:
+    if target is not None and not 0 < target < 1:
+        raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
+
+
 def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
     command = _read(EvaluateCommand, words, None, "evaluate")
@@ -277,6 +363,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a model and record it in MLflow"),
     "resume": (resume, "continue a run that was interrupted or has failed"),
     "sweep": (sweep, "train every combination of batch sizes, worker counts or any other options"),
+    "report": (report, "write a sweep's results as a page, tables and charts"),
+    "compare": (compare, "show the results of some runs side by side"),
     "evaluate": (evaluate, "evaluate a run's model on every test image"),
     "predict": (predict, "classify image files with a run's model"),
     "ui": (ui, "open MLflow's pages on the runs"),

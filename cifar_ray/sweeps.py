@@ -29,6 +29,7 @@ RANGES = ("uniform", "loguniform")
 
 _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
 _BATCHES = ("batch_size", "global_batch_size")
+_USUAL = (*_SHORT, "seed")
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,24 @@ class SweepConfig:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The fields that take several values, in the order of the grids."""
-        names: dict[str, set[str]] = {}
-        for axes in self.grid:
-            for name, values in axes.items():
-                seen = names.setdefault(name, set())
-                seen |= {repr(value) for value in values} if isinstance(values, list) else {repr(values)}
-        varying = [name for name, seen in names.items() if len(seen) > 1 or "Range(" in next(iter(seen))]
-        return tuple(varying)
+        """The fields that tell the cells apart, in the order of the grids.
+
+        What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
+        """
+        fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
+        varying = [name for name in fields if self._varies(name)]
+        chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
+        if self.search == "grid":
+            made = combinations(self)
+            told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
+            if len(told) < len(made):
+                return tuple(varying)
+        return tuple(chosen)
+
+    def _varies(self, name: str) -> bool:
+        lists = [listed(axes[name]) for axes in self.grid if name in axes]
+        values = {repr(value) for values in lists for value in values}
+        return len(values) > 1 or len(lists) < len(self.grid) or any(_many(axes.get(name)) for axes in self.grid)
 
     @property
     def base(self) -> TrainConfig:
@@ -138,6 +149,11 @@ def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
 def listed(values: Any) -> list[Any]:
     """The values of an axis; a single one is a list of one."""
     return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _many(values: Any) -> bool:
+    """Whether an axis takes several values."""
+    return isinstance(values, Range) or (isinstance(values, list) and len(values) > 1)
 
 
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -191,21 +207,26 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[st
     """A name for every run: the values that tell it from the others, the usual ones first."""
     merged = [{**strict.flatten(sweep.train), **values} for values in settings]
     batch = "global_batch_size" if sweep.held == "global_batch" else "batch_size"
-    varying = [name for name in sweep.axes if len({repr(values.get(name)) for values in merged}) > 1]
-    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in varying]
-    order += [name for name in varying if name not in (*order, *_BATCHES, "topology", "seed")]
-    names = []
-    for values in merged:
-        parts = [_label(name, values[name]) for name in order if values.get(name) is not None]
-        size = values.get(batch, values.get("batch_size", values.get("global_batch_size")))
-        parts += [_label(batch, size)] if size is not None else []
-        parts += [str(values.get("topology", TrainConfig.topology)), f"seed{values['seed']}"]
-        names.append(" ".join(parts))
-    return names
+    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
+    order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
+
+    def named(whole: bool) -> list[str]:
+        names = []
+        for values in merged:
+            parts = [_label(name, values[name], whole) for name in order if values.get(name) is not None]
+            size = values.get(batch, values.get("batch_size", values.get("global_batch_size")))
+            parts += [_label(batch, size, whole)] if size is not None else []
+            parts += [str(values.get("topology", TrainConfig.topology)), f"seed{values['seed']}"]
+            names.append(" ".join(parts))
+        return names
+
+    short = named(whole=False)
+    return short if len(set(short)) == len(short) else named(whole=True)
 
 
-def _label(name: str, value: Any) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+def _label(name: str, value: Any, whole: bool) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
+    text = text.replace("e+", "e")
     return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-")) + text
 
 

@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import queue
-import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.tune
-from filelock import FileLock, Timeout
-from mlflow import MlflowClient
 from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
-from cifar_ray import data, files, sweeps, topology, tracking
+from cifar_ray import data, sweeps, topology, tracking
 from cifar_ray.board import Board, RunView
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import attempt, cluster, events, runs
 from cifar_ray.orchestration.events import Inbox
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
-from cifar_ray.orchestration.runs import RunFolder
+from cifar_ray.orchestration.plan import Trial, create, draw, only_driver, plan, read, refuse, write_cells
 from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
 from cifar_ray.orchestration.work import Work, made_up_note
 from cifar_ray.strict import ConfigError
-from cifar_ray.sweeps import Cell, Range, SweepConfig
+from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking import parent, store
-from cifar_ray.tracking.parent import KnownSweep, SweepRecord
+from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.training import recipe
+from cifar_ray.tracking.store import Client
 from cifar_ray.training.clock import PHASES
-from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.observer import Launch
 
-_CONFIG, _CELLS = "sweep.yaml", "cells.json"
 _POLL_S = 0.1
 _HEAD = {"node:__internal_head__": 0.001}
 """A trial's process costs no CPU and sits on the head, which is no spot instance."""
@@ -89,24 +83,23 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
         InterruptedRunError: on SIGINT or SIGTERM; the sweep is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
-    cells = sweeps.cells(config, draw(config))
-    trials = [_Trial(index, cell, _resolved(cell)) for index, cell in enumerate(cells)]
-    _refuse(config, trials)
+    trials = plan(sweeps.cells(config, draw(config)))
+    refuse(config, trials)
     base = config.base
     with signals():
         tracking.quieten(base.verbose)
         client = store.connect(store.resolve_uri(base.tracking_uri))
-        folder = _create(config, client)
+        folder = create(config, client)
         record: SweepRecord | None = None
 
         def begin() -> SweepRecord:
             nonlocal record
             record = SweepRecord.create(client, config, folder, command)
-            _write_cells(folder, trials)
+            write_cells(folder, trials)
             return record
 
         try:
-            with _only_driver(folder):
+            with only_driver(folder):
                 return _Sweep(config, folder, client, trials, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, and the name is free again
@@ -133,8 +126,8 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
     begun = begun or time.time()
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
-    config, trials = _read(known)
-    with signals(), _only_driver(known.folder):
+    config, trials = read(known)
+    with signals(), only_driver(known.folder):
         there = parent.statuses(client, known)
         for trial in trials:
             trial.find_again(known.folder, there)
@@ -144,182 +137,10 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
         return work.run(lambda: SweepRecord.reopen(client, known))
 
 
-def draw(config: SweepConfig) -> list[dict[str, Any]]:
-    """The combinations of values: all of them, or drawn by Ray Tune's own distributions, the same for a name."""
-    if config.search == "grid":
-        return sweeps.combinations(config)
-    assert config.samples is not None
-    state = random.Random(config.name)
-    return [
-        {name: _domain(values).sample(random_state=state.randrange(2**31)) for name, values in axes.items()}
-        for axes in config.grid
-        for _ in range(config.samples)
-    ]
-
-
-def _domain(values: Any) -> Any:
-    if isinstance(values, Range):
-        return getattr(ray.tune, values.kind)(values.low, values.high)
-    return ray.tune.choice(sweeps.listed(values))
-
-
-@dataclass
-class _Trial:
-    """One run of the sweep.
-
-    Attributes:
-        index: its place.
-        cell: what it is.
-        config: the resolved config; None when it cannot run.
-        state: one of the board's words.
-        reason: why it is skipped or has failed.
-        run_id: its run in MLflow, when an earlier driver has made it.
-    """
-
-    index: int
-    cell: Cell
-    config: TrainConfig | None
-    state: str = boards.WAITING
-    reason: str = ""
-    run_id: str = ""
-    folder: RunFolder | None = None
-    work: Work | None = None
-    outcome: Outcome | None = None
-    recording: threading.Thread | None = None
-
-    @property
-    def slug(self) -> str:
-        """Name of its folder."""
-        return self.cell.name.replace(" ", "-").replace("/", "-")
-
-    def described(self) -> dict[str, Any]:
-        """What the store keeps of it, whatever becomes of it."""
-        config = self.config or self.cell.config
-        params = {name: str(value) for name, value in self.cell.values.items()}
-        if config is not None:
-            params = configs.params(config) if self.config else params
-        skipped = self.state == boards.SKIPPED
-        return {
-            "name": self.cell.name,
-            "state": "SKIPPED" if skipped else "RUN",
-            "reason": self.reason,
-            "params": params,
-        }
-
-    def find_again(self, folder: Path, there: Mapping[str, tuple[str, str]]) -> None:
-        """What an earlier driver has made of it."""
-        if self.state == boards.SKIPPED or not (folder / self.slug).is_dir():
-            return
-        self.folder = runs.reopen(folder / self.slug)
-        self.run_id, status = there.get(self.folder.key, ("", ""))
-        self.state = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(status, boards.WAITING)
-
-
-def _resolved(cell: Cell) -> TrainConfig | None:
-    if cell.config is None:
-        return None
-    try:
-        return recipe.resolve(cell.config)
-    except ConfigError:
-        return None
-
-
-def _why_not(trial: _Trial) -> str:
-    if trial.cell.config is None:
-        return trial.cell.reason
-    try:
-        recipe.resolve(trial.cell.config)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def _refuse(config: SweepConfig, trials: Sequence[_Trial]) -> None:
-    """Skip the cells that cannot run, or refuse the sweep for them.
-
-    Raises:
-        ConfigError: naming every cell and why.
-    """
-    hopeless = [trial for trial in trials if trial.config is None]
-    for trial in hopeless:
-        trial.state, trial.reason = boards.SKIPPED, trial.reason or _why_not(trial)
-    if not hopeless:
-        return
-    reasons: dict[str, list[str]] = {}
-    for trial in hopeless:
-        reasons.setdefault(trial.reason, []).append(trial.cell.name)
-    named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    if len(hopeless) == len(trials):
-        raise ConfigError("grid", f"must have a cell that can run here; {named}")
-    if not config.skip_infeasible:
-        raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
-
-
-def _create(config: SweepConfig, client: MlflowClient) -> Path:
-    storage = files.storage(config.base.storage)
-    folder = storage / config.name
-    known = parent.find(client, config.name)
-    if folder.exists() or known is not None:
-        where = storage if folder.exists() else client.tracking_uri
-        raise ConfigError(
-            "name",
-            f"must be new, and {config.name!r} is in {where}; `cifar-ray sweep --resume {config.name}` continues it",
-        )
-    try:
-        folder.mkdir(parents=True)
-        files.write_whole(folder / _CONFIG, sweeps.to_yaml(config))
-    except OSError as error:
-        raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
-    return folder
-
-
-def _write_cells(folder: Path, trials: Sequence[_Trial]) -> None:
-    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped."""
-    cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
-    files.write_whole(folder / _CELLS, json.dumps(cells))
-
-
-def _read(known: KnownSweep) -> tuple[SweepConfig, list[_Trial]]:
-    """A sweep as its first driver planned it."""
-    try:
-        kept = json.loads((known.folder / _CELLS).read_text(encoding="utf-8"))
-        config = sweeps.from_mapping(sweeps.load(known.folder / _CONFIG))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
-    chosen: list[dict[str, Any]] = []
-    for entry in kept:  # seeds are counted anew from the same combinations
-        values = dict(entry["values"])
-        if not any("seed" in axes for axes in config.grid):
-            del values["seed"]
-        if values not in chosen:
-            chosen.append(values)
-    trials = [_Trial(i, cell, _resolved(cell)) for i, cell in enumerate(sweeps.cells(config, chosen))]
-    for trial, entry in zip(trials, kept, strict=True):
-        if entry["skipped"]:
-            trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
-    return config, trials
-
-
-@contextmanager
-def _only_driver(folder: Path) -> Iterator[None]:
-    """Within it, this process is the only one that works on the sweep."""
-    held = FileLock(folder / ".driver.lock")
-    try:
-        held.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}") from None
-    try:
-        yield
-    finally:
-        held.release()
-
-
 class _Sweep:
     """One driver's work on one sweep."""
 
-    def __init__(
-        self, config: SweepConfig, folder: Path, client: MlflowClient, trials: list[_Trial], begun: float
-    ) -> None:
+    def __init__(self, config: SweepConfig, folder: Path, client: Client, trials: list[Trial], begun: float) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
         self._base = self._session_config()
@@ -336,7 +157,7 @@ class _Sweep:
             with session(self._base, board.line) as check:
                 self._fit_to_cluster()
                 self._record = record()
-                self._record.cells([trial.described() for trial in self._trials])
+                self._record.cells([trial.described(self._config) for trial in self._trials])
                 status = "FAILED"
                 try:
                     self._announce()
@@ -373,7 +194,7 @@ class _Sweep:
                 trial.config, _ = attempt.with_device(trial.config)
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
-        _refuse(self._config, self._trials)
+        refuse(self._config, self._trials)
         nodes = cluster.nodes()
         gpus = int(any(trial.config.device == "cuda" for trial in self._waiting()))
         room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
@@ -457,7 +278,7 @@ class _Sweep:
             elif trial.work is not None:
                 trial.work.listen(event)
 
-    def _begin(self, trial: _Trial) -> None:
+    def _begin(self, trial: Trial) -> None:
         assert trial.config is not None
         assert trial.folder is not None
         assert self._record is not None
@@ -473,7 +294,7 @@ class _Sweep:
             )
         trial.work = Work(trial.config, dataset, folder, record, RunView(self._board, trial.index))
 
-    def _ended(self, trial: _Trial, event: Ended) -> None:
+    def _ended(self, trial: Trial, event: Ended) -> None:
         if event.outcome is None:
             self._close(trial, boards.FAILED, event.reason)
             return
@@ -483,7 +304,7 @@ class _Sweep:
         note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
         self._close(trial, boards.FINISHED, note)
 
-    def _close(self, trial: _Trial, state: str, note: str) -> None:
+    def _close(self, trial: Trial, state: str, note: str) -> None:
         """Show and record a run's end; the store is written to in a thread, as the next run may begin."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
         self._board.end(trial.index, state, note)
@@ -598,14 +419,14 @@ class _Fitting:
     def _run(self) -> None:
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        # Tune's own files of results and its table of trials; both are this program's to keep and to show.
-        os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+        # Tune's own files of results, and its table of trials in the newer style, which verbose=0 does not silence.
+        os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
         try:
             self.made[0].fit()
         except BaseException as error:  # whatever ends Ray Tune ends the sweep
             self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _asha(waiting: Sequence[_Trial]) -> ASHAScheduler:
+def _asha(waiting: Sequence[Trial]) -> ASHAScheduler:
     longest = max(trial.config.epochs for trial in waiting if trial.config)
     return ASHAScheduler(time_attr="epoch", metric="accuracy", mode="max", max_t=longest, grace_period=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -145,7 +146,7 @@ class Work:
         if not self.record.end(status):
             self.view.line(
                 f"MLflow at {self.record.uri} does not answer ({self.record.trouble}); "
-                f"`cifar-ray resume {self.folder.name}{self.store_flag()}` completes its record when it is back"
+                f"`cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}` completes its record when it is back"
             )
         for refused in self.record.refused:
             self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}")

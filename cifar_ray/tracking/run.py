@@ -43,12 +43,14 @@ class RunRecord:
 
     Attributes:
         run_id: MLflow's id of the run.
+        name: its name there.
         uri: the tracking store.
         page: address of the run's page, when the store is a server that has pages.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
         self.run_id = run.info.run_id
+        self.name = run.info.run_name
         self.uri = client.tracking_uri
         self.page = store.page(self.uri, run)
         self._started_ms = run.info.start_time

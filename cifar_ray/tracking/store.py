@@ -19,6 +19,9 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray.strict import ConfigError
 
+Client = MlflowClient
+"""What speaks to a store."""
+
 KEY_TAG = "cifar_ray.key"
 """Tag that identifies a run of this program, chosen before MLflow gives it an id."""
 

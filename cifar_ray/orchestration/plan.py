@@ -1,0 +1,206 @@
+"""A sweep before it runs: its runs, those that cannot be, and what an earlier driver has left of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.tune
+from filelock import FileLock, Timeout
+
+from cifar_ray import board as boards
+from cifar_ray import config as configs
+from cifar_ray import files, strict, sweeps
+from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration import runs
+from cifar_ray.orchestration.runs import RunFolder
+from cifar_ray.orchestration.work import Work
+from cifar_ray.strict import ConfigError
+from cifar_ray.sweeps import Cell, Range, SweepConfig
+from cifar_ray.tracking import parent
+from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.tracking.store import Client
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import Outcome
+
+_CONFIG, _CELLS = "sweep.yaml", "cells.json"
+
+
+def draw(config: SweepConfig) -> list[dict[str, Any]]:
+    """The combinations of values: all of them, or drawn by Ray Tune's own distributions, the same for a name."""
+    if config.search == "grid":
+        return sweeps.combinations(config)
+    assert config.samples is not None
+    state = random.Random(config.name)
+    return [
+        {name: _domain(values).sample(random_state=state.randrange(2**31)) for name, values in axes.items()}
+        for axes in config.grid
+        for _ in range(config.samples)
+    ]
+
+
+def _domain(values: Any) -> Any:
+    if isinstance(values, Range):
+        return getattr(ray.tune, values.kind)(values.low, values.high)
+    return ray.tune.choice(sweeps.listed(values))
+
+
+@dataclass
+class Trial:
+    """One run of the sweep.
+
+    Attributes:
+        index: its place.
+        cell: what it is.
+        config: the resolved config; None when it cannot run.
+        state: one of the board's words.
+        reason: why it is skipped or has failed.
+        run_id: its run in MLflow, when an earlier driver has made it.
+    """
+
+    index: int
+    cell: Cell
+    config: TrainConfig | None
+    state: str = boards.WAITING
+    reason: str = ""
+    run_id: str = ""
+    folder: RunFolder | None = None
+    work: Work | None = None
+    outcome: Outcome | None = None
+    recording: threading.Thread | None = None
+
+    @property
+    def slug(self) -> str:
+        """Name of its folder."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
+
+    def described(self, sweep: SweepConfig) -> dict[str, Any]:
+        """What the store keeps of it, whatever becomes of it."""
+        return {
+            "name": self.cell.name,
+            "state": "SKIPPED" if self.state == boards.SKIPPED else "RUN",
+            "reason": self.reason if self.state == boards.SKIPPED else "",
+            "params": configs.params(self.config) if self.config else self._wished(sweep),
+        }
+
+    def _wished(self, sweep: SweepConfig) -> dict[str, str]:
+        """The parameters of a cell that cannot be, as far as its values tell."""
+        usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
+        values = {**usual, **strict.flatten(sweep.train), **self.cell.values}
+        if sweep.held == "global_batch" and "batch_size" in values:
+            values["global_batch_size"] = values.pop("batch_size")
+        return {name: str(value) for name, value in values.items() if name not in sweeps.OWN}
+
+    def find_again(self, folder: Path, there: Mapping[str, tuple[str, str]]) -> None:
+        """What an earlier driver has made of it."""
+        if self.state == boards.SKIPPED or not (folder / self.slug).is_dir():
+            return
+        self.folder = runs.reopen(folder / self.slug)
+        self.run_id, status = there.get(self.folder.key, ("", ""))
+        self.state = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(status, boards.WAITING)
+
+
+def plan(cells: Sequence[Cell]) -> list[Trial]:
+    """The runs of a sweep; those whose values do not go together say why."""
+    return [_planned(index, cell) for index, cell in enumerate(cells)]
+
+
+def _planned(index: int, cell: Cell) -> Trial:
+    if cell.config is None:
+        return Trial(index, cell, None, reason=cell.reason)
+    try:
+        return Trial(index, cell, recipe.resolve(cell.config))
+    except ConfigError as error:
+        return Trial(index, cell, None, reason=str(error))
+
+
+def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
+    """Skip the cells that cannot run, or refuse the sweep for them.
+
+    Raises:
+        ConfigError: naming every cell and why.
+    """
+    hopeless = [trial for trial in trials if trial.config is None]
+    for trial in hopeless:
+        trial.state = boards.SKIPPED
+    if not hopeless:
+        return
+    reasons: dict[str, list[str]] = {}
+    for trial in hopeless:
+        reasons.setdefault(trial.reason, []).append(trial.cell.name)
+    named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if len(hopeless) == len(trials):
+        raise ConfigError("grid", f"must have a cell that can run here; {named}")
+    if not config.skip_infeasible:
+        raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
+
+
+def create(config: SweepConfig, client: Client) -> Path:
+    """A folder for a new sweep.
+
+    Raises:
+        ConfigError: when there is a sweep of that name, or the folder cannot be written.
+    """
+    storage = files.storage(config.base.storage)
+    folder = storage / config.name
+    known = parent.find(client, config.name)
+    if folder.exists() or known is not None:
+        where = storage if folder.exists() else client.tracking_uri
+        raise ConfigError(
+            "name",
+            f"must be new, and {config.name!r} is in {where}; `cifar-ray sweep --resume {config.name}` continues it",
+        )
+    try:
+        folder.mkdir(parents=True)
+        files.write_whole(folder / _CONFIG, sweeps.to_yaml(config))
+    except OSError as error:
+        raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
+    return folder
+
+
+def write_cells(folder: Path, trials: Sequence[Trial]) -> None:
+    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped."""
+    cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
+    files.write_whole(folder / _CELLS, json.dumps(cells))
+
+
+def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
+    """A sweep as its first driver planned it."""
+    try:
+        kept = json.loads((known.folder / _CELLS).read_text(encoding="utf-8"))
+        config = sweeps.from_mapping(sweeps.load(known.folder / _CONFIG))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
+    chosen: list[dict[str, Any]] = []
+    for entry in kept:  # seeds are counted anew from the same combinations
+        values = dict(entry["values"])
+        if not any("seed" in axes for axes in config.grid):
+            del values["seed"]
+        if values not in chosen:
+            chosen.append(values)
+    trials = plan(sweeps.cells(config, chosen))
+    for trial, entry in zip(trials, kept, strict=True):
+        if entry["skipped"]:
+            trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
+    return config, trials
+
+
+@contextmanager
+def only_driver(folder: Path) -> Iterator[None]:
+    """Within it, this process is the only one that works on the sweep."""
+    held = FileLock(folder / ".driver.lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}") from None
+    try:
+        yield
+    finally:
+        held.release()

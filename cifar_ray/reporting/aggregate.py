@@ -1,0 +1,298 @@
+"""Runs that differ in nothing but the seed, taken together; and figures that follow from recorded ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cifar_ray.reporting.study import Point, Study, Trial
+
+Measure = Callable[[Trial], "float | None"]
+"""One figure of one run; None when it was not measured."""
+
+HARDWARE = "hardware"
+"""Name under which compared runs differ in their hardware; a tag, not a parameter."""
+
+PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
+"""Parameters that have a place in a table of their own."""
+
+# These say where and how a run is kept, or follow from others; no figure depends on them.
+_ASIDE = {
+    *PLACED,
+    *("seed", "device", "world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
+    *("tracking_uri", "storage", "data_dir", "address", "verbose", "keep_checkpoints", "max_failures"),
+    *("start_timeout_s", "local_nodes", "oversubscribe", "log_every"),
+}
+_STEP = 0.05
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A figure of one configuration over its seeds: mean, sample standard deviation (None for one run), count."""
+
+    mean: float
+    std: float | None
+    n: int
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything but the seed, and the runs that have it.
+
+    Attributes:
+        model: architecture.
+        dataset: data set.
+        device: ``cpu`` or ``cuda``; empty when no run of it came so far as to tell.
+        topology: NODESxWORKERS.
+        batch_size: images per worker.
+        global_batch_size: images per optimizer step.
+        others: name and value of whatever else varies in the study.
+        trials: its runs, one for every seed, whatever became of them.
+    """
+
+    model: str
+    dataset: str
+    device: str
+    topology: str
+    batch_size: int
+    global_batch_size: int
+    others: tuple[tuple[str, str], ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def finished(self) -> tuple[Trial, ...]:
+        """The runs whose figures count."""
+        return tuple(trial for trial in self.trials if trial.finished)
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return int(self.topology.split("x")[0])
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.trials[0].world_size
+
+    @property
+    def row(self) -> str:
+        """Its row in a table, such as ``2x2 (4 CPU workers)``."""
+        kind = {"cpu": "CPU worker", "cuda": "GPU"}.get(self.device, "worker")
+        count = f"{self.world_size} {kind}{'s' if self.world_size > 1 else ''}"
+        return ", ".join([f"{self.topology} ({count})", *(f"{name}={value}" for name, value in self.others)])
+
+    def statistic(self, measure: Measure) -> Statistic | None:
+        """A figure over the finished runs that have it; None when none has."""
+        found = [(value, trial.run_id) for trial in self.finished if (value := measure(trial)) is not None]
+        values = [value for value, _ in found]
+        if not values:
+            return None
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return Statistic(statistics.fmean(values), std, len(values), tuple(run_id for _, run_id in found))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A configuration's speed against that of the smallest one like it.
+
+    Attributes:
+        reference: what it is compared with.
+        speed_up: images per second as a multiple of the reference's.
+        efficiency: ``speed_up`` as a share of the workers' multiple.
+    """
+
+    reference: Configuration
+    speed_up: float
+    efficiency: float
+
+
+def metric(name: str, scale: float = 1.0) -> Measure:
+    """The last recorded value of a metric, times ``scale``."""
+
+    def read(trial: Trial) -> float | None:
+        value = trial.metrics.get(name)
+        return None if value is None else value * scale
+
+    return read
+
+
+def configurations(study: Study) -> list[Configuration]:
+    """The study's runs grouped by everything but the seed, in the order of their first runs."""
+    sections = _by_section(study)
+    varied = {section: _varied(study, trials) for section, trials in sections.items()}
+    devices = {section: _device(trials) for section, trials in sections.items()}
+    groups: dict[Configuration, list[Trial]] = {}
+    for trial in study.trials:
+        section = (trial.model, trial.dataset)
+        without_runs = Configuration(
+            *section,
+            device=_known_device(trial) or devices[section],
+            topology=trial.topology,
+            batch_size=trial.batch_size,
+            global_batch_size=trial.global_batch_size,
+            others=tuple((name, value) for name in varied[section] if (value := _value(trial, name))),
+            trials=(),
+        )
+        groups.setdefault(without_runs, []).append(trial)
+    return [dataclasses.replace(one, trials=tuple(trials)) for one, trials in groups.items()]
+
+
+def _by_section(study: Study) -> dict[tuple[str, str], list[Trial]]:
+    found: dict[tuple[str, str], list[Trial]] = {}
+    for trial in study.trials:
+        found.setdefault((trial.model, trial.dataset), []).append(trial)
+    return found
+
+
+def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
+    """What else tells runs apart: a sweep's other axes, or whatever compared runs differ in."""
+    if study.axes:
+        return [name for name in study.axes if name not in _ASIDE]
+    names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
+    return [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
+
+
+def _value(trial: Trial, name: str) -> str:
+    return trial.tags.get("cifar_ray.hardware", "") if name == HARDWARE else trial.params.get(name, "")
+
+
+def _known_device(trial: Trial) -> str:
+    device = trial.params.get("device", "")
+    return device if device in ("cpu", "cuda") else ""
+
+
+def _device(trials: Sequence[Trial]) -> str:
+    """What the runs that came so far were computed on, if that is one kind of device."""
+    known = {device for trial in trials if (device := _known_device(trial))}
+    return known.pop() if len(known) == 1 else ""
+
+
+def column(study: Study, configuration: Configuration) -> int:
+    """The batch size that stays the same along a column: the global one, or the one per worker."""
+    return configuration.global_batch_size if study.hold == "global_batch" else configuration.batch_size
+
+
+def ratio(study: Study, configuration: Configuration, among: Sequence[Configuration]) -> Ratio | None:
+    """Speed-up and scaling efficiency from the images per second in steady state.
+
+    The reference is the configuration with the fewest workers among those of the same model, data set,
+    device and batch size (of the kind that the study holds), which differ in the topology and the strategy
+    alone. It is its own reference.
+
+    Returns:
+        None when either speed was not measured.
+    """
+    speed = configuration.statistic(metric("images_per_s"))
+    alike = [other for other in among if _comparable(study, configuration, other)]
+    alike = [other for other in alike if other.statistic(metric("images_per_s")) is not None]
+    if speed is None or not alike:
+        return None
+    same = [other for other in alike if other.others == configuration.others]
+    least = min(other.world_size for other in alike)
+    first = [other for other in same if other.world_size == least] or [o for o in alike if o.world_size == least]
+    reference = min(first, key=lambda other: other.nodes)
+    base = reference.statistic(metric("images_per_s"))
+    if base is None or base.mean <= 0:
+        return None
+    speed_up = speed.mean / base.mean
+    return Ratio(reference, speed_up, speed_up / (configuration.world_size / reference.world_size))
+
+
+def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
+    def kept(configuration: Configuration) -> tuple[object, ...]:
+        others = tuple(pair for pair in configuration.others if pair[0] != "strategy")
+        return (configuration.model, configuration.dataset, configuration.device, others, column(study, configuration))
+
+    return kept(one) == kept(other)
+
+
+def best_accuracy(trial: Trial) -> float | None:
+    """Highest test accuracy of any epoch, 0 to 1."""
+    values = [point.value for point in trial.history.get("test/accuracy", ())]
+    values += [trial.metrics[name] for name in ("best/accuracy", "test/accuracy") if name in trial.metrics]
+    return max(values, default=None)
+
+
+def default_target(configurations: Sequence[Configuration]) -> float | None:
+    """The largest multiple of 5 % that the best epoch of every finished run reaches; None below 5 %."""
+    bests = [best_accuracy(trial) for configuration in configurations for trial in configuration.finished]
+    known = [best for best in bests if best is not None]
+    if not known:
+        return None
+    steps = math.floor(min(known) / _STEP + _ROUNDING)
+    return round(steps * _STEP, 2) if steps else None
+
+
+def epochs_to(target: float) -> Measure:
+    """Epochs until the test accuracy is at least ``target``; None when it never was."""
+
+    def read(trial: Trial) -> float | None:
+        reached = [step for step, value in _by_step(trial, "test/accuracy").items() if value >= target]
+        return float(min(reached)) if reached else None
+
+    return read
+
+
+def seconds_to(target: float) -> Measure:
+    """Seconds of training until the test accuracy is at least ``target``, without evaluation and start-up."""
+
+    def read(trial: Trial) -> float | None:
+        epochs = epochs_to(target)(trial)
+        spent = _by_step(trial, "epoch_s")
+        if epochs is None or any(epoch not in spent for epoch in range(1, int(epochs) + 1)):
+            return None
+        return sum(spent[epoch] for epoch in range(1, int(epochs) + 1))
+
+    return read
+
+
+def images_to(target: float) -> Measure:
+    """Images trained on until the test accuracy is at least ``target``."""
+
+    def read(trial: Trial) -> float | None:
+        epochs = epochs_to(target)(trial)
+        rate, last = trial.metrics.get("epoch_images_per_s"), trial.metrics.get("epoch_s")
+        return None if epochs is None or rate is None or last is None else epochs * rate * last
+
+    return read
+
+
+def _by_step(trial: Trial, name: str) -> dict[int, float]:
+    """A history with one value per step; a continued run may have recorded an epoch twice."""
+    return {point.step: point.value for point in trial.history.get(name, ())}
+
+
+def phases(trial: Trial) -> Mapping[str, float]:
+    """Seconds by phase, of those that were recorded."""
+    names = ("startup", "data", "training", "evaluation", "checkpoint")
+    return {name: trial.metrics[f"time/{name}_s"] for name in names if f"time/{name}_s" in trial.metrics}
+
+
+def total_seconds(trial: Trial) -> float | None:
+    """Seconds of all phases together; None unless all were recorded."""
+    found = phases(trial)
+    return sum(found.values()) if len(found) == 5 else None
+
+
+def utilisation(device: str) -> Measure:
+    """Mean load in percent of the nodes' CPUs (``cpu``) or of all GPUs (``gpu``) while the run trained.
+
+    Only samples between the first and the last record of the training count; None when there is none.
+    """
+    pattern = re.compile(rf"system/[^/]+/{device}(_\d+)?_utilization_percentage")
+
+    def read(trial: Trial) -> float | None:
+        times = [p.timestamp_ms for name in ("train/loss", "epoch_s") for p in trial.history.get(name, ())]
+        if not times:
+            return None
+        samples: list[Point] = [p for name, ps in trial.history.items() if pattern.fullmatch(name) for p in ps]
+        loads = [p.value for p in samples if min(times) <= p.timestamp_ms <= max(times)]
+        return statistics.fmean(loads) if loads else None
+
+    return read

@@ -1,0 +1,183 @@
+"""The charts of a report: which there are data for, and how they become files and parts of a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cifar_ray.reporting import aggregate, bars, curves, style
+from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.contents import Chart, Theme
+from cifar_ray.reporting.groups import Panel, panels
+from cifar_ray.reporting.study import Study, Trial
+
+_DOTS_PER_INCH = 160
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+_TRAINING = aggregate.metric("time/training_s")
+_ACCURACY = aggregate.metric("test/accuracy", 100)
+
+
+def charts(study: Study, paper: str | None) -> list[Chart]:
+    """The charts that a study has data for; finished runs alone count, and what was not measured is left out.
+
+    Args:
+        study: the runs.
+        paper: key of a published study that the report compares with. Its times and accuracies stand in the
+            report's tables: they come from other hardware and are not drawn beside these.
+    """
+    found = [
+        _training_time(study),
+        _accuracy(study),
+        _scaling(study),
+        _accuracy_by_time(study),
+        _losses(study),
+        _where_time_went(study),
+        _confusion(study),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def save(chart: Chart, folder: Path) -> list[Path]:
+    """Write ``KEY.png`` (160 dots per inch) and ``KEY.svg``, both on white, with the title in the picture.
+
+    Returns:
+        The two paths.
+    """
+    figure = chart.draw("light")
+    look = style.LOOKS["light"]
+    paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
+    with style.settings(look):
+        figure.suptitle(style.plain(chart.title), fontsize=12)
+        figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
+        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
+    return paths
+
+
+def svg(chart: Chart, theme: Theme) -> str:
+    """The chart as an ``svg`` element for a page of this theme.
+
+    Its ids begin with the chart's key and the theme, so that several can stand in one page.
+    """
+    figure = chart.draw(theme)
+    written = io.StringIO()
+    with style.settings(style.LOOKS[theme]):
+        figure.savefig(written, format="svg", metadata=_NO_METADATA)
+    text = written.getvalue()
+    text = text[text.index("<svg") :]  # a page has no place for the XML heading
+    # A style element would hold for the whole page; these two properties are inherited instead.
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    text = text.replace("<svg ", '<svg style="stroke-linejoin: round; stroke-linecap: butt" ', 1)
+    # Only within tags: the same characters may stand in a text, where they are no id.
+    return re.sub(r"<[^>]+>", lambda tag: _prefixed(tag[0], f"{chart.key}-{theme}-"), text).strip()
+
+
+def _prefixed(tag: str, prefix: str) -> str:
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag)
+
+
+def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
+    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
+
+
+def _training_time(study: Study) -> Chart | None:
+    found = panels(study, partial(_measured, _TRAINING))
+    caption = "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better."
+    paint = _chart(
+        "training_time",
+        "Training time by topology and batch size",
+        caption + _seeds(study),
+        bars.grouped,
+        study,
+        found,
+        _TRAINING,
+        "training time (s)",
+    )
+    return paint if found else None
+
+
+def _accuracy(study: Study) -> Chart | None:
+    found = panels(study, partial(_measured, _ACCURACY))
+    caption = "Share of the test images classified correctly after the last epoch; higher is better."
+    paint = _chart(
+        "accuracy",
+        "Test accuracy by topology and batch size",
+        caption + _seeds(study),
+        bars.grouped,
+        study,
+        found,
+        _ACCURACY,
+        "test accuracy (%)",
+    )
+    return paint if found else None
+
+
+def _scaling(study: Study) -> Chart | None:
+    """There is something to see where configurations with different numbers of workers were measured."""
+    found = panels(study, partial(_measured, aggregate.metric("images_per_s")))
+    found = [panel for panel in found if len({one.world_size for one in panel.configurations}) > 1]
+    caption = (
+        "Images trained on per second in steady state, all workers together. The dotted line is what the "
+        "smallest configuration's speed would come to if every worker added as much."
+    )
+    title = "Training speed by number of workers"
+    return _chart("scaling", title, caption, curves.scaling, study, found) if found else None
+
+
+def _accuracy_by_time(study: Study) -> Chart | None:
+    found = panels(study, lambda one: bool(curves.mean(one, curves.accuracy_by_time)))
+    parts = [(panel, panel.title, curves.accuracy_by_time) for panel in found]
+    caption = (
+        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up "
+        "aside; further up and to the left is better."
+    )
+    labels = ("training time (s)", "test accuracy (%)")
+    title = "Test accuracy against training time"
+    return _chart("accuracy_by_time", title, caption, curves.lines, study, parts, labels, 3) if found else None
+
+
+def _losses(study: Study) -> Chart | None:
+    parts: list[tuple[Panel, str, Callable[[Trial], curves.Curve]]] = []
+    for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss")):
+        read = curves.by_epoch(name)
+        found = panels(study, lambda one, read=read: bool(curves.mean(one, read)))  # type: ignore[misc]
+        parts += [(panel, f"{panel.title}: {words}", read) for panel in found]
+    order = [panel.title for panel in panels(study, lambda _: True)]
+    parts.sort(key=lambda part: order.index(part[0].title))  # both losses of a model side by side
+    caption = (
+        "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
+        "rises while the training loss falls is overfitting."
+    )
+    labels = ("epoch", "cross-entropy loss")
+    return _chart("loss", "Loss by epoch", caption, curves.lines, study, parts, labels, 2) if parts else None
+
+
+def _where_time_went(study: Study) -> Chart | None:
+    found = panels(study, partial(_measured, _TRAINING))
+    caption = "Seconds of one run by phase. A phase that was not measured is left out of its bar."
+    title = "Where the time went"
+    return _chart("phases", title, caption, bars.where_time_went, study, found) if found else None
+
+
+def _confusion(study: Study) -> Chart | None:
+    known = [trial for trial in study.trials if trial.finished and trial.confusion and "test/accuracy" in trial.metrics]
+    if not known:
+        return None
+    best = max(known, key=lambda trial: trial.metrics["test/accuracy"])
+    caption = (
+        f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
+        f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
+    )
+    return _chart("confusion", "Confusion matrix of the most accurate run", caption, bars.confusion, best)
+
+
+def _measured(measure: aggregate.Measure, configuration: Configuration) -> bool:
+    return configuration.statistic(measure) is not None
+
+
+def _seeds(study: Study) -> str:
+    several = any(len(one.finished) > 1 for one in aggregate.configurations(study))
+    return " Means over the seeds; error bars show one sample standard deviation." if several else ""

@@ -1,0 +1,159 @@
+"""What runs cost on rented machines, at prices that are looked up in ``prices.yaml`` and never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cifar_ray import strict
+from cifar_ray.reporting import aggregate
+from cifar_ray.reporting.aggregate import Measure
+from cifar_ray.reporting.study import Trial
+from cifar_ray.strict import ConfigError
+
+_PRICES = Path(__file__).with_name("prices.yaml")
+_MARKETS = {"spot": True, "on-demand": False}
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one machine costs.
+
+    Attributes:
+        machine: type, such as ``g4dn.xlarge``.
+        usd_per_hour: US dollars per hour.
+        spot: whether this is the price of a machine that may be taken away at any time.
+        provider: AWS or GCP.
+        region: where that is the price.
+        date: month in which the price was noted.
+        source: the provider's page with its prices.
+    """
+
+    machine: str
+    usd_per_hour: float
+    spot: bool
+    provider: str
+    region: str
+    date: str
+    source: str
+
+    @property
+    def words(self) -> str:
+        """The price and where it comes from, in one sentence."""
+        market = "spot, a typical value that moves" if self.spot else "on demand"
+        return (
+            f"{self.machine} at {self.usd_per_hour:g} USD per hour ({self.provider} {self.region}, {market}, "
+            f"as of {self.date}; {self.source})"
+        )
+
+
+def find(word: str) -> Price:
+    """The price that ``--price`` names.
+
+    Args:
+        word: a machine type, ``TYPE:spot``, or the path of a Ray cluster file, whose worker nodes count.
+
+    Raises:
+        ConfigError: when it has no price here.
+    """
+    name, _, market = word.partition(":")
+    if name.endswith((".yaml", ".yml")):
+        name, spot = _machine_of(Path(name).expanduser())
+    else:
+        spot = False
+    if market and market not in _MARKETS:
+        raise ConfigError("price", f"must be TYPE, TYPE:spot or TYPE:on-demand, got {word!r}")
+    return _look_up(name, _MARKETS.get(market, spot))
+
+
+def of_run(price: Price) -> Measure:
+    """US dollars for a whole run: all its nodes from the start of the workers to the last checkpoint."""
+
+    def read(trial: Trial) -> float | None:
+        seconds = aggregate.total_seconds(trial)
+        return None if seconds is None else _paid(price, trial, seconds)
+
+    return read
+
+
+def per_thousand_images(price: Price, target: float) -> Measure:
+    """US dollars per 1,000 images trained on until the test accuracy is at least ``target``."""
+
+    def read(trial: Trial) -> float | None:
+        seconds, images = aggregate.seconds_to(target)(trial), aggregate.images_to(target)(trial)
+        return _paid(price, trial, seconds) / images * 1000 if seconds is not None and images else None
+
+    return read
+
+
+def assumption(price: Price) -> str:
+    """What a figure in dollars rests on."""
+    return (
+        f"One machine of that type for each node of the topology, paid by the second: {price.words}. "
+        "The times were measured on the hardware named with the runs, which need not be that machine's."
+    )
+
+
+def _paid(price: Price, trial: Trial, seconds: float) -> float:
+    nodes = int(trial.topology.split("x")[0])
+    return nodes * seconds / 3600 * price.usd_per_hour
+
+
+@cache
+def _listed() -> Mapping[str, Any]:
+    return strict.read_yaml(_PRICES)
+
+
+def _look_up(machine: str, spot: bool) -> Price:
+    listed = _listed()
+    types = listed["types"]
+    if machine not in types:
+        near = strict.suggestion(machine, types)
+        raise ConfigError("price", f"must be {strict.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
+    entry, kind = types[machine], "spot" if spot else "on_demand"
+    provider = entry["provider"]
+    return Price(
+        machine=machine,
+        usd_per_hour=float(entry[kind]),
+        spot=spot,
+        provider=provider,
+        region=listed["regions"][provider],
+        date=listed["date"],
+        source=listed["sources"][provider][kind],
+    )
+
+
+def _machine_of(path: Path) -> tuple[str, bool]:
+    """The machine type of a Ray cluster file's worker nodes, and whether they are spot machines."""
+    try:
+        cluster = strict.read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError("price", f"must be a machine type or a Ray cluster file: {error.problem}") from None
+    kinds = cluster.get("available_node_types")
+    if not isinstance(kinds, dict) or not kinds:
+        raise ConfigError("price", f"must be a Ray cluster file with available_node_types, and {path} has none")
+    workers = {name: kind for name, kind in kinds.items() if name != cluster.get("head_node_type")} or kinds
+    found = {_described(kind) for kind in workers.values()}
+    if len(found) != 1 or not next(iter(found))[0]:
+        names = ", ".join(sorted(machine or "none" for machine, _ in found))
+        raise ConfigError("price", f"must be a cluster file with one machine type for its workers; {path} has {names}")
+    return found.pop()
+
+
+def _described(kind: Any) -> tuple[str, bool]:
+    """Machine type (AWS: InstanceType; GCP: machineType with its accelerators) and whether it is spot."""
+    config = kind.get("node_config") if isinstance(kind, dict) else None
+    if not isinstance(config, dict):
+        return "", False
+    scheduling = config.get("scheduling") or {}
+    spot = (config.get("InstanceMarketOptions") or {}).get("MarketType") == "spot"
+    spot = spot or bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT"
+    machine = str(config.get("InstanceType") or config.get("machineType") or "").rsplit("/", 1)[-1]
+    for extra in config.get("guestAccelerators") or ():
+        count = int(extra.get("acceleratorCount", 1))
+        name = str(extra.get("acceleratorType", "")).rsplit("/", 1)[-1].removeprefix("nvidia-").removeprefix("tesla-")
+        machine += f"+{f'{count}x' if count > 1 else ''}{name}"
+    return machine, spot

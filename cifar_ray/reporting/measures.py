@@ -1,0 +1,172 @@
+"""The figures that tables show: how each is read from a run, which way is better, and how it is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cifar_ray.reporting import aggregate, cost
+from cifar_ray.reporting.aggregate import Measure, Statistic, metric
+from cifar_ray.reporting.cost import Price
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a run.
+
+    Attributes:
+        key: short name with its unit at the end; part of a CSV file's name.
+        title: what it is, with its unit.
+        measure: reads it from a run, in the unit of the title.
+        unit: what follows the number, such as `` s``.
+        digits: decimals; None for three significant digits.
+        better: which way is better; empty when neither is.
+        notes: what a reader must know of it.
+    """
+
+    key: str
+    title: str
+    measure: Measure
+    unit: str
+    digits: int | None
+    better: Literal["low", "high", ""]
+    notes: Sequence[str] = ()
+
+    def text(self, statistic: Statistic) -> str:
+        """``61.12 %``, or over several seeds ``61.12 % ± 0.31 (n=3)``."""
+        shown = f"{self.number(statistic.mean)}{self.unit}"
+        if statistic.std is None:
+            return shown
+        return f"{shown} ± {self.number(statistic.std, like=statistic.mean)} (n={statistic.n})"
+
+    def number(self, value: float, like: float | None = None) -> str:
+        """A value without its unit, with as many decimals as ``like`` would have."""
+        digits = self.digits if self.digits is not None else _decimals(value if like is None else like)
+        return f"{value:,.{digits}f}"
+
+
+def _decimals(value: float) -> int:
+    """Decimals that show three significant digits."""
+    return 2 if value == 0 else max(2 - math.floor(math.log10(abs(value))), 0)
+
+
+def percent(key: str, title: str, name: str) -> Figure:
+    """A share of 1 in the store, shown in percent."""
+    return Figure(f"{key}_percent", f"{title} (%)", metric(name, 100.0), " %", 2, "high")
+
+
+TRAINING_TIME = Figure(
+    "training_time_s",
+    "Training time (s)",
+    metric("time/training_s"),
+    " s",
+    2,
+    "low",
+    ("Seconds of training alone, without start-up, data, evaluation and checkpoints.",),
+)
+ACCURACY = percent("accuracy", "Test accuracy after the last epoch", "test/accuracy")
+QUALITY = (
+    ACCURACY,
+    percent("precision", "Test precision, macro average", "test/precision"),
+    percent("recall", "Test recall, macro average", "test/recall"),
+    percent("f1", "Test F1, macro average", "test/f1"),
+    percent("specificity", "Test specificity, macro average", "test/specificity"),
+)
+EPOCH_TIME = Figure("time_per_epoch_s", "Training time per epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low")
+ITERATION_TIME = Figure(
+    "time_per_iteration_ms",
+    "Time per iteration (ms)",
+    metric("time/iteration_mean_s", 1000.0),
+    " ms",
+    2,
+    "low",
+    ("Mean in steady state; an iteration is one optimizer step.",),
+)
+ITERATION_P95 = Figure("p95_ms", "95th percentile (ms)", metric("time/iteration_p95_s", 1000.0), " ms", 2, "low")
+IMAGES_PER_S = Figure(
+    "images_per_s",
+    "Images per second",
+    metric("images_per_s"),
+    "/s",
+    1,
+    "high",
+    ("Over all workers, in steady state.",),
+)
+MEMORY = Figure(
+    "peak_memory_mib",
+    "Peak memory of one worker (MiB)",
+    metric("peak_memory_mib"),
+    " MiB",
+    0,
+    "low",
+    ("Of the worker that took most: of its GPU where it has one, else of its process.",),
+)
+PHASES = tuple(
+    Figure(f"{name}_s", title, metric(f"time/{name}_s"), " s", 2, "")
+    for name, title in (
+        ("startup", "Start-up"),
+        ("data", "Data"),
+        ("training", "Training"),
+        ("evaluation", "Evaluation"),
+        ("checkpoint", "Checkpoints"),
+    )
+)
+TOTAL = Figure("total_s", "Total", aggregate.total_seconds, " s", 2, "")
+
+
+def utilisation(device: Literal["cpu", "gpu"]) -> Figure:
+    """Load of the nodes' CPUs or of the GPUs while a run trained."""
+    return Figure(
+        f"{device}_utilisation_percent",
+        f"{device.upper()} utilisation during training (%)",
+        aggregate.utilisation(device),
+        " %",
+        1,
+        "",
+        (
+            f"Mean of the {device.upper()} samples between the first and the last record of the training, "
+            "of whole machines, with whatever else ran on them.",
+        ),
+    )
+
+
+def to_target(target: float) -> tuple[Figure, Figure]:
+    """Seconds and epochs to a test accuracy, 0 to 1."""
+    reached = f"{target * 100:.4g} % test accuracy"
+    note = "Counted at the end of the first epoch that has it; empty where none has."
+    return (
+        Figure(
+            "time_to_target_s",
+            f"Training time to {reached} (s)",
+            aggregate.seconds_to(target),
+            " s",
+            2,
+            "low",
+            (f"{note} Seconds of training alone.",),
+        ),
+        Figure("epochs_to_target", f"Epochs to {reached}", aggregate.epochs_to(target), "", 1, "low", (note,)),
+    )
+
+
+def cost_of_run(price: Price) -> Figure:
+    """What a run costs."""
+    notes = (cost.assumption(price), "From the start of the workers to the last checkpoint.")
+    return Figure("cost_of_run_usd", "Cost of a run (USD)", cost.of_run(price), " USD", None, "low", notes)
+
+
+def cost_to_target(price: Price, target: float) -> Figure:
+    """What the way to a test accuracy costs, by images."""
+    return Figure(
+        "cost_per_1000_images_usd",
+        f"Cost per 1,000 images at {target * 100:.4g} % test accuracy (USD)",
+        cost.per_thousand_images(price, target),
+        " USD",
+        None,
+        "low",
+        (
+            cost.assumption(price),
+            "The training until that accuracy, divided by the images trained on until then.",
+        ),
+    )

@@ -1,0 +1,118 @@
+"""What a report is made of: the runs of one sweep, or those named one by one, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recorded value: ``step`` counts what the metric counts, epochs or optimizer steps."""
+
+    step: int
+    timestamp_ms: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run as the tracking store has it.
+
+    Attributes:
+        name: its name, such as ``bs16 2x2 seed1``.
+        run_id: its id in the store; empty for a cell that was skipped and has no run.
+        status: FINISHED, FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED (infeasible here).
+        reason: why it is FAILED or SKIPPED, else empty.
+        page: address of its page in MLflow, when the store is a server that has pages.
+        params: its parameters.
+        tags: its tags.
+        metrics: metric name -> last value. What was not measured is not there.
+        history: metric name -> its values in order of step; for ``test/accuracy``, ``test/loss``,
+            ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer step), and ``system/...``.
+        confusion: test images by true class (row) and predicted class (column); None when not recorded.
+        class_names: names of the classes, in the order of ``confusion``.
+    """
+
+    name: str
+    run_id: str
+    status: str
+    reason: str = ""
+    page: str | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    history: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    confusion: Sequence[Sequence[int]] | None = None
+    class_names: Sequence[str] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether its figures are those of a whole run."""
+        return self.status == "FINISHED"
+
+    @property
+    def model(self) -> str:
+        """Architecture."""
+        return self.params["model"]
+
+    @property
+    def dataset(self) -> str:
+        """Data set."""
+        return self.params["dataset"]
+
+    @property
+    def topology(self) -> str:
+        """NODESxWORKERS."""
+        return self.params["topology"]
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        nodes, workers = self.topology.split("x")
+        return int(nodes) * int(workers)
+
+    @property
+    def batch_size(self) -> int:
+        """Images per worker and micro-batch."""
+        return int(self.params["batch_size"])
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per optimizer step over all workers."""
+        return int(self.params["global_batch_size"])
+
+    @property
+    def seed(self) -> int:
+        """Start of the run's random choices."""
+        return int(self.params.get("seed", "0"))
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs that one report is about.
+
+    Attributes:
+        name: of the sweep, or made of the compared runs' names.
+        trials: every cell of the grid in the grid's order, seeds in turn, whatever became of it.
+        store: the tracking store that the figures come from.
+        command: what makes these runs again.
+        hold: ``batch`` when the batch per worker stays and the global batch grows with the workers,
+            ``global_batch`` when the global batch stays; empty for runs compared one by one.
+        axes: names of the ``TrainConfig`` fields that vary.
+        run_id: id of the sweep's own run, the parent of the trials; empty for runs compared one by one.
+        page: address of that run's page, when the store is a server that has pages.
+        status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
+        metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
+    """
+
+    name: str
+    trials: Sequence[Trial]
+    store: str
+    command: str
+    hold: str = ""
+    axes: Sequence[str] = ()
+    run_id: str = ""
+    page: str | None = None
+    status: str = "FINISHED"
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,259 @@
+"""Tables in the layout of the published studies: configurations down, batch sizes across."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+from cifar_ray.reporting import aggregate, measures
+from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.contents import Section
+from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.measures import Figure
+from cifar_ray.reporting.study import Study, Trial
+from cifar_ray.reporting.table import Entry, Table
+
+_CORNER = "Configuration"
+_Cell = Callable[[Configuration], Entry]
+
+
+def sections(study: Study, target: float | None, price: Price | None) -> list[Section]:
+    """All tables, one section for every model and data set.
+
+    Args:
+        study: the runs.
+        target: test accuracy, 0 to 1, for the time to a target; None for the one that all runs of a model reach.
+        price: of one node; None for no tables of costs.
+    """
+    every = aggregate.configurations(study)
+    kinds = dict.fromkeys((one.model, one.dataset) for one in every)
+    return [
+        _section(study, [one for one in every if (one.model, one.dataset) == kind], target, price) for kind in kinds
+    ]
+
+
+def _section(study: Study, among: list[Configuration], target: float | None, price: Price | None) -> Section:
+    goal = target if target is not None else aggregate.default_target(among)
+    first = among[0]
+    maker = _Maker(study, among, re.sub(r"\W", "_", f"{first.model}_{first.dataset}"))
+    tables = [
+        maker.grid(measures.TRAINING_TIME),
+        maker.rows("test_metrics_percent", "Test metrics (%), precision to specificity as macro averages", _quality()),
+        *(maker.grid(figure) for figure in measures.QUALITY),
+        maker.grid(measures.EPOCH_TIME),
+        maker.grid(measures.ITERATION_TIME, also=measures.ITERATION_P95),
+        maker.grid(measures.IMAGES_PER_S),
+        *maker.scaling(),
+        maker.rows("where_the_time_went_s", "Where the time went (s)", [*measures.PHASES, measures.TOTAL]),
+    ]
+    if goal is not None:
+        tables += [maker.grid(figure, _unreached) for figure in measures.to_target(goal)]
+    tables.append(maker.grid(measures.MEMORY))
+    tables.append(maker.grid(measures.utilisation("cpu"), _unsampled))
+    if any(one.device == "cuda" for one in among):
+        tables.append(maker.grid(measures.utilisation("gpu"), _unsampled))
+    if price is not None:
+        tables.append(maker.grid(measures.cost_of_run(price)))
+        if goal is not None:
+            tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached))
+    return Section(f"{first.model} on {first.dataset}", tables, _settings(study, among, goal, target is None))
+
+
+def _quality() -> list[Figure]:
+    names = ("Accuracy", "Precision", "Recall", "F1", "Specificity")
+    return [dataclasses.replace(figure, title=name) for figure, name in zip(measures.QUALITY, names)]
+
+
+class _Maker:
+    """Makes the tables of one model on one data set."""
+
+    def __init__(self, study: Study, among: list[Configuration], prefix: str) -> None:
+        self._study, self._prefix = study, prefix
+        self._among = sorted(among, key=lambda one: (one.device, one.world_size, one.nodes))
+        self._labels = list(dict.fromkeys(one.row for one in self._among))
+        self._batches = sorted({aggregate.column(study, one) for one in among})
+        self._places = {(one.row, aggregate.column(study, one)): one for one in self._among}
+
+    def grid(
+        self, figure: Figure, why_empty: Callable[[Trial], str] | None = None, also: Figure | None = None
+    ) -> Table:
+        """One figure by configuration and batch size."""
+
+        def cell(one: Configuration) -> Entry:
+            entry = measured(one, figure, why_empty or _unrecorded)
+            more = one.statistic(also.measure) if also is not None and entry.text else None
+            notes = [entry.note, self._batch_note(one) if entry.text else ""]
+            if also is not None and more is not None:
+                notes.insert(0, f"{also.title.split(' (')[0]} {also.text(more)}")
+            return dataclasses.replace(entry, note="; ".join(filter(None, notes)))
+
+        return self._grid(figure.key, figure.title, cell, figure.better, figure.notes)
+
+    def scaling(self) -> list[Table]:
+        """Speed-up and scaling efficiency, from the images per second."""
+        if self._study.hold == "global_batch":
+            kind = "Strong scaling: the global batch stays, and each worker's share of it shrinks."
+        else:
+            kind = "Weak scaling: the batch per worker stays, and the global batch grows with the workers."
+        basis = "From the images per second, against the configuration with the fewest workers in the same column."
+
+        def cell(efficiency: bool) -> _Cell:
+            def make(one: Configuration) -> Entry:
+                found = aggregate.ratio(self._study, one, self._among)
+                base = one.statistic(aggregate.metric("images_per_s"))
+                if found is None or base is None:
+                    return Entry(note=_reasons(one) or "images per second were not recorded")
+                value = found.efficiency * 100 if efficiency else found.speed_up
+                text = f"{value:.1f} %" if efficiency else f"{value:.2f} times"
+                reference = found.reference.statistic(aggregate.metric("images_per_s"))
+                others = reference.run_ids if reference else ()
+                ids = tuple(dict.fromkeys((*base.run_ids, *others)))
+                note = f"against {found.reference.row}; {self._batch_note(one)}"
+                return Entry(text, value, None, base.n, run_ids=ids, note=note)
+
+            return make
+
+        share = "Speed-up divided by how many times the workers are: 100 % is perfect."
+        return [
+            self._grid("speed_up", "Speed-up (times)", cell(False), "high", (kind, basis)),
+            self._grid("scaling_efficiency_percent", "Scaling efficiency (%)", cell(True), "", (kind, basis, share)),
+        ]
+
+    def rows(self, key: str, title: str, figures: Sequence[Figure]) -> Table:
+        """Several figures, one row for every configuration and batch size."""
+        rows = []
+        for one in sorted(self._places.values(), key=lambda one: aggregate.column(self._study, one)):
+            label = f"{one.row}, {self._batch(aggregate.column(self._study, one))}"
+            rows.append((label, [measured(one, figure, _unrecorded) for figure in figures]))
+        columns = [_CORNER, *(figure.title for figure in figures)]
+        rows = _marked(rows, [figure.better for figure in figures])
+        return Table(f"{self._prefix}_{key}", title, columns, rows, tuple(self._missing()))
+
+    def _grid(self, key: str, title: str, cell: _Cell, better: str, notes: Sequence[str]) -> Table:
+        rows = [(row, [self._entry(cell, row, batch) for batch in self._batches]) for row in self._labels]
+        columns = [_CORNER, *(self._batch(batch) for batch in self._batches)]
+        rows = _marked(rows, [better] * len(self._batches))
+        return Table(f"{self._prefix}_{key}", title, columns, rows, (*notes, *self._missing()))
+
+    def _entry(self, cell: _Cell, row: str, batch: int) -> Entry:
+        one = self._places.get((row, batch))
+        return cell(one) if one is not None else Entry(note="not asked for")
+
+    def _batch(self, batch: int) -> str:
+        return f"global batch {batch}" if self._study.hold == "global_batch" else f"batch {batch} per worker"
+
+    def _batch_note(self, one: Configuration) -> str:
+        if self._study.hold == "global_batch":
+            return f"batch {one.batch_size} per worker"
+        return f"global batch {one.global_batch_size}"
+
+    def _missing(self) -> list[str]:
+        """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
+        found = []
+        for one in self._among:
+            if reasons := _reasons(one):
+                found.append(f"{one.row}, {self._batch(aggregate.column(self._study, one))}: {reasons}.")
+        return found
+
+
+def measured(one: Configuration, figure: Figure, why_empty: Callable[[Trial], str]) -> Entry:
+    """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
+    found = one.statistic(figure.measure)
+    reasons = _reasons(one)
+    if found is None:
+        why = "; ".join(dict.fromkeys(why_empty(trial) for trial in one.finished))
+        return Entry(note="; ".join(filter(None, (why, reasons))))
+    missing = len(one.finished) - found.n
+    lacking = f"{missing} of {len(one.finished)} finished runs do not have it" if missing else ""
+    note = "; ".join(filter(None, (lacking, reasons)))
+    return Entry(figure.text(found), found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
+
+
+def _reasons(one: Configuration) -> str:
+    """Why some of its runs are not in its figures."""
+    return "; ".join(outcome(trial) for trial in one.trials if not trial.finished)
+
+
+def outcome(trial: Trial) -> str:
+    """What became of a run, such as ``bs16 2x2 seed1 FAILED: out of memory``."""
+    return f"{trial.name} {trial.status}" + (f": {trial.reason.rstrip('.')}" if trial.reason else "")
+
+
+def _unrecorded(_: Trial) -> str:
+    return "the run did not record it"
+
+
+def _unreached(trial: Trial) -> str:
+    best = aggregate.best_accuracy(trial)
+    return "not recorded" if best is None else f"not reached: the best epoch has {best:.2%}"
+
+
+def _unsampled(_: Trial) -> str:
+    return "no sample was taken while it trained"
+
+
+def _marked(rows: Sequence[tuple[str, list[Entry]]], better: Sequence[str]) -> list[tuple[str, list[Entry]]]:
+    """The rows with the best entry of every column marked, where two or more differ."""
+    marked = [(label, list(entries)) for label, entries in rows]
+    for position, direction in enumerate(better):
+        values = [entry.value for _, entries in rows if (entry := entries[position]).value is not None]
+        known = [value for value in values if value is not None]
+        if not direction or len(set(known)) < 2:
+            continue
+        best = min(known) if direction == "low" else max(known)
+        for _, entries in marked:
+            if entries[position].value == best:
+                entries[position] = dataclasses.replace(entries[position], best=True)
+    return marked
+
+
+def _settings(study: Study, among: Sequence[Configuration], goal: float | None, chosen: bool) -> list[str]:
+    """How all these runs were trained, where they agree, and what the target is."""
+    trials = [trial for one in among for trial in one.trials]
+    names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
+    shared = []
+    for name in names:
+        values = {trial.params[name] for trial in trials if name in trial.params}
+        if len(values) == 1:
+            shared.append(f"{name} {values.pop()}")
+    notes = [f"All of them: {', '.join(shared)}."] if shared else []
+    hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})
+    if hardware:
+        notes.append(f"Hardware: {'; '.join(hardware)}.")
+    if goal is not None:
+        why = "the largest multiple of 5 % that every finished run's best epoch reaches" if chosen else "as asked for"
+        notes.append(f"Target accuracy: {goal * 100:.4g} %, {why}.")
+    elif any(one.finished for one in among):
+        notes.append("There is no target accuracy: not all runs reach 5 %, or --target names another.")
+    return notes
+
+
+def runs_table(study: Study) -> Table:
+    """One row for every run: what became of it, where it is, and what makes it again."""
+    columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Test accuracy", "Training time", "Command"]
+    rows = [(trial.name, _run_row(trial)) for trial in study.trials]
+    return Table("runs", "Runs", columns, rows, ("A run's id leads to its page in MLflow, where the store has pages.",))
+
+
+def _run_row(trial: Trial) -> list[Entry]:
+    ids = (trial.run_id,) if trial.run_id else ()
+    tags = trial.tags
+    machine = ", ".join(filter(None, (tags.get("cifar_ray.machine"), tags.get("cifar_ray.hardware"))))
+
+    def words(text: str, note: str = "", link: str = "") -> Entry:
+        return Entry(text, run_ids=ids if text else (), note=note, link=link)
+
+    def figure(of: Figure) -> Entry:
+        value = of.measure(trial)
+        return Entry() if value is None else Entry(f"{of.number(value)}{of.unit}", value, n=1, run_ids=ids)
+
+    return [
+        words(trial.status, trial.reason),
+        words(trial.run_id, link=trial.page or ""),
+        words(tags.get("mlflow.source.git.commit", "")),
+        words(machine),
+        figure(measures.ACCURACY),
+        figure(measures.TRAINING_TIME),
+        words(tags.get("cifar_ray.command", "")),
+    ]

@@ -1,0 +1,198 @@
+"""What a study comes to, and what to beware of, in sentences made from its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cifar_ray.reporting import aggregate, measures
+from cifar_ray.reporting.aggregate import Configuration, Statistic
+from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
+from cifar_ray.reporting.study import Study
+from cifar_ray.reporting.tables import outcome
+
+_MOST_LISTED = 5
+_Found = tuple[Configuration, Statistic]
+
+
+def summary(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
+    """What was found, model by model: the fastest, the most accurate, the cheapest, and what speed cost.
+
+    Args:
+        study: the runs.
+        among: the study's configurations, as :func:`aggregate.configurations` has them.
+        price: of one node; None leaves costs out.
+    """
+    kinds = dict.fromkeys((one.model, one.dataset) for one in among)
+    sentences = []
+    for model, dataset in kinds:
+        of_kind = [one for one in among if (one.model, one.dataset) == (model, dataset)]
+        sentences += [f"{model} on {dataset}: {said}" for said in _about(study, of_kind, price)]
+    return sentences
+
+
+def _about(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
+    times, accuracies = _figures(among, TRAINING_TIME), _figures(among, ACCURACY)
+    if not times and not accuracies:
+        return ["no run has finished, so there is nothing to compare yet."]
+    said = []
+    if times:
+        said.append(_fastest(study, times))
+    if accuracies:
+        top = max(accuracies, key=lambda found: found[1].mean)
+        said.append(f"most accurate is {_name(study, top[0])}, with {ACCURACY.text(top[1])} of the test images right.")
+    if price is not None and (costs := _figures(among, measures.cost_of_run(price))):
+        low = min(costs, key=lambda found: found[1].mean)
+        text = measures.cost_of_run(price).text(low[1])
+        said.append(f"cheapest is {_name(study, low[0])}, with {text} a run on {price.machine}.")
+    if times and len(accuracies) > 1:
+        said += _trade(study, min(times, key=lambda found: found[1].mean)[0], accuracies)
+    return said
+
+
+def _figures(among: Sequence[Configuration], figure: Figure) -> list[_Found]:
+    return [(one, found) for one in among if (found := one.statistic(figure.measure)) is not None]
+
+
+def _name(study: Study, one: Configuration) -> str:
+    if study.hold == "global_batch":
+        return f"{one.row} with global batch {one.global_batch_size}"
+    return f"{one.row} with batch {one.batch_size} per worker (global batch {one.global_batch_size})"
+
+
+def _fastest(study: Study, times: Sequence[_Found]) -> str:
+    best, worst = (pick(times, key=lambda found: found[1].mean) for pick in (min, max))
+    sentence = f"fastest is {_name(study, best[0])}, with {TRAINING_TIME.text(best[1])} of training"
+    if len(times) == 1 or best[1].mean <= 0:
+        return f"{sentence}."
+    sentence += f", {worst[1].mean / best[1].mean:.2f} times as fast as the slowest, {_name(study, worst[0])}"
+    place = aggregate.column(study, best[0])
+    alone = [
+        found
+        for found in times
+        if found[0].world_size == 1 and aggregate.column(study, found[0]) == place and found[0].others == best[0].others
+    ]
+    if alone and alone[0][0] not in (best[0], worst[0]):
+        sentence += f", and {alone[0][1].mean / best[1].mean:.2f} times as fast as 1x1 with the same batch"
+    return f"{sentence}."
+
+
+def _trade(study: Study, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
+    """What the fastest configuration gave up in accuracy, and whether that can be told from noise."""
+    top = max(accuracies, key=lambda found: found[1].mean)
+    own = next((found for found in accuracies if found[0] is fastest), None)
+    if own is None:
+        return []
+    if top[0] is fastest:
+        return ["the fastest is also the most accurate: its speed cost no accuracy."]
+    lost = top[1].mean - own[1].mean
+    figures = f"{ACCURACY.text(own[1])} against {ACCURACY.text(top[1])} of {_name(study, top[0])}"
+    return [
+        f"for its speed the fastest gives up {lost:.2f} percentage points of accuracy ({figures}); "
+        f"{_noise(own, top, lost)}.",
+        _batches(fastest, top[0]),
+    ]
+
+
+def _noise(own: _Found, top: _Found, lost: float) -> str:
+    stds = [found[1].std for found in (own, top)]
+    known = [std for std in stds if std is not None]
+    if len(known) < 2:
+        return "with one run of a configuration (n=1) that cannot be told from noise"
+    if lost <= max(known):
+        return f"that lies within one standard deviation over the seeds ({max(known):.2f}), and may be noise"
+    return f"that is more than one standard deviation over the seeds ({max(known):.2f})"
+
+
+def _batches(fastest: Configuration, top: Configuration) -> str:
+    low, high = top.global_batch_size, fastest.global_batch_size
+    if low == high:
+        return f"the global batch of both is the same, {high}."
+    settings = {key: _shared(key, (fastest, top)) for key in ("lr", "lr_scaling")}
+    rate = ", ".join(f"{key} {value}" for key, value in settings.items() if value)
+    rule = f" ({rate} for both)" if rate else ""
+    return f"the global batch is {high} images for the fastest and {low} for the most accurate{rule}."
+
+
+def _shared(key: str, among: Sequence[Configuration]) -> str:
+    values = {trial.params.get(key, "") for one in among for trial in one.finished}
+    return values.pop() if len(values) == 1 else ""
+
+
+def warnings(study: Study) -> list[str]:
+    """What a reader must know before believing a figure."""
+    return [
+        *_unfinished(study),
+        *_not_a_clusters(study),
+        *_side_by_side(study),
+        *_mixed(study),
+        *_single(study),
+    ]
+
+
+def _unfinished(study: Study) -> list[str]:
+    counts = Counter(trial.status for trial in study.trials)
+    done, asked = counts["FINISHED"], len(study.trials) - counts["SKIPPED"]
+    said = []
+    if study.run_id and study.status != "FINISHED":
+        state = "still runs" if study.status == "RUNNING" else f"has ended as {study.status}"
+        said.append(f"The sweep {state}: {done} of {asked} runs are finished.")
+    elif counts["PENDING"] or counts["RUNNING"]:
+        said.append(f"Not everything is done: {done} of {asked} runs are finished.")
+    for status, verb in (("FAILED", "failed"), ("KILLED", "were ended early"), ("SKIPPED", "were skipped")):
+        those = [trial for trial in study.trials if trial.status == status]
+        if those:
+            listed = "; ".join(outcome(trial) for trial in those[:_MOST_LISTED])
+            more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
+            said.append(f"{len(those)} of {len(study.trials)} runs {verb}: {listed}{more}.")
+    return said
+
+
+def _not_a_clusters(study: Study) -> list[str]:
+    those = [trial for trial in study.trials if trial.finished and trial.tags.get("times_are_a_clusters") == "false"]
+    if not those:
+        return []
+    finished = sum(trial.finished for trial in study.trials)
+    share = "All times" if len(those) == finished else f"Times of {len(those)} of {finished} finished runs"
+    return [
+        f"{share} are not a cluster's: nodes or CPUs were only counted on one machine, "
+        "so workers shared what they would each have had."
+    ]
+
+
+def _side_by_side(study: Study) -> list[str]:
+    at_once = study.metrics.get("sweep/concurrency", 1.0)
+    if at_once <= 1:
+        return []
+    return [f"Up to {at_once:.0f} runs went on at the same time and may have slowed each other down."]
+
+
+def _mixed(study: Study) -> list[str]:
+    """Figures side by side in one table that come from different programs or machines."""
+    said = []
+    finished = [trial for trial in study.trials if trial.finished]
+    for tag, what in (
+        ("mlflow.source.git.commit", "commits of the program"),
+        ("cifar_ray.machine", "machines"),
+        ("cifar_ray.hardware", "kinds of hardware"),
+        ("version.torch", "versions of PyTorch"),
+    ):
+        values = list(dict.fromkeys(trial.tags[tag] for trial in finished if tag in trial.tags))
+        if len(values) > 1:
+            said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
+    if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
+        said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
+    moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
+    if moved:
+        said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
+    return said
+
+
+def _single(study: Study) -> list[str]:
+    among = [one for one in aggregate.configurations(study) if one.finished]
+    single = sum(len(one.finished) == 1 for one in among)
+    if not single:
+        return []
+    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"
+    return [f"{share} run once (n=1): small differences may be chance, and there is no standard deviation."]

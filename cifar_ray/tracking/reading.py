@@ -1,0 +1,191 @@
+"""Runs out of the tracking store: a whole sweep, or some that a person names."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from cifar_ray import tracking
+from cifar_ray.config import TrainConfig
+from cifar_ray.reporting.study import Point, Study, Trial
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import parent, store
+
+_FAILURE, _PARENT = "cifar_ray.failure", "mlflow.parentRunId"
+_CONFUSION = "confusion_matrix.json"
+_HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
+_NEEDED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
+_PAGE = 200
+
+
+def study(uri: str, name: str) -> Study:
+    """The newest sweep of that name, with every cell of its grid.
+
+    Args:
+        uri: the tracking store.
+        name: the sweep's name.
+
+    Raises:
+        ConfigError: when there is none, or the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    if not store.exists(uri):
+        raise _no_such_sweep(uri, name)
+    client = store.connect(uri)
+    try:
+        known = parent.find(client, name)
+        if known is None:
+            raise _no_such_sweep(uri, name)
+        own = client.get_run(known.run_id)
+        tags = own.data.tags
+        return Study(
+            name=name,
+            trials=_cells(client, own),
+            store=uri,
+            command=tags.get("cifar_ray.command", ""),
+            hold=tags.get("cifar_ray.hold", "batch"),
+            axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
+            run_id=own.info.run_id,
+            page=store.page(uri, own),
+            status=own.info.status,
+            metrics=dict(own.data.metrics),
+        )
+    except MlflowException as error:
+        raise store.refusal(uri, error) from None
+
+
+def runs(uri: str, names: Sequence[str]) -> Study:
+    """Some runs to be compared, in the order in which they are named; one that is named twice counts once.
+
+    Args:
+        uri: the tracking store.
+        names: names or MLflow ids of runs.
+
+    Raises:
+        ConfigError: when one of them is not there or is no run of a training, or the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    client, _ = store.open_run(uri, names[0])
+    ids = dict.fromkeys(store.find(client, name).run_id for name in names)
+    try:
+        trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
+    except MlflowException as error:
+        raise store.refusal(uri, error) from None
+    for trial in trials:
+        if any(key not in trial.params for key in _NEEDED):
+            raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
+    name = ", ".join(trial.name for trial in trials)
+    return Study(name, trials, uri, command=f"cifar-ray compare {' '.join(names)}")
+
+
+def _no_such_sweep(uri: str, name: str) -> ConfigError:
+    return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
+
+
+def _cells(client: MlflowClient, own: Run) -> list[Trial]:
+    """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
+    children = {run.info.run_name: run for run in _children(client, own)}
+    listed = _json(client, own.info.run_id, parent.CELLS_FILE) or {}
+    trials = []
+    cells = listed.get("cells", ())
+    held = own.data.tags.get("cifar_ray.hold", "batch")
+    for cell in cells:
+        params = _completed(cell["params"], [other["params"] for other in cells], held)
+        reason = cell.get("reason") or ""
+        run = children.pop(cell["name"], None)
+        if run is not None:
+            trials.append(_trial(client, run, params, reason))
+        else:
+            status = cell["state"] if cell["state"] != "RUN" else "PENDING"
+            trials.append(Trial(cell["name"], "", status, reason, params=params))
+    rest = [_trial(client, run, {}, "") for run in children.values()]
+    return trials + [trial for trial in rest if all(key in trial.params for key in _NEEDED)]
+
+
+def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], held: str) -> dict[str, str]:
+    """A cell's parameters with those that a table needs to place it.
+
+    Of a cell whose values do not go together only these values are known; the others it has in common with
+    all cells.
+    """
+    full = dict(params)
+    defaults = {"model": TrainConfig().model, "dataset": TrainConfig().dataset, "topology": "1x1", "batch_size": "128"}
+    for key, default in defaults.items():
+        if key not in full:
+            full[key] = next((other[key] for other in cells if key in other), default)
+    if "global_batch_size" not in full:
+        nodes, workers = (int(number) for number in full["topology"].split("x"))
+        given = int(full["batch_size"]) * int(full.get("accumulate", "1"))
+        # With the global batch held, a batch size is that of a single worker.
+        full["global_batch_size"] = str(given if held == "global_batch" else given * nodes * workers)
+    return full
+
+
+def _children(client: MlflowClient, own: Run) -> list[Run]:
+    """The runs of a sweep, oldest first."""
+    found: list[Run] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [own.info.experiment_id],
+            f"tags.`{_PARENT}` = '{own.info.run_id}'",
+            order_by=["attributes.start_time ASC"],
+            max_results=_PAGE,
+            page_token=token,
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:
+    """One run; ``params`` and ``reason`` stand in for those that it did not live to record."""
+    info, data = run.info, run.data
+    status = "PENDING" if info.status == "SCHEDULED" else info.status
+    confusion = _json(client, info.run_id, _CONFUSION) if status == "FINISHED" else None
+    return Trial(
+        name=info.run_name,
+        run_id=info.run_id,
+        status=status,
+        reason=data.tags.get(_FAILURE, reason) if status in ("FAILED", "KILLED") else "",
+        page=store.page(client.tracking_uri, run),
+        params={**params, **data.params},
+        tags=dict(data.tags),
+        metrics=dict(data.metrics),
+        history={name: _history(client, info.run_id, name) for name in data.metrics if _is_followed(name)},
+        confusion=confusion["counts"] if confusion else None,
+        class_names=tuple(confusion["classes"]) if confusion else (),
+    )
+
+
+def _is_followed(name: str) -> bool:
+    return name in _HISTORIES or name.startswith("system/")
+
+
+def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:
+    points = client.get_metric_history(run_id, name)
+    return sorted(
+        (Point(point.step, point.timestamp, point.value) for point in points),
+        key=lambda point: (point.step, point.timestamp_ms),
+    )
+
+
+def _json(client: MlflowClient, run_id: str, name: str) -> dict[str, Any] | None:
+    """A JSON artifact; None when it is not there or cannot be had, since the figures do without it."""
+    try:
+        if not any(file.path == name for file in client.list_artifacts(run_id)):
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = client.download_artifacts(run_id, name, folder)
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
+            return value if isinstance(value, dict) else None
+    except (MlflowException, OSError, ValueError):
+        return None

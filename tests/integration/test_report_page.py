@@ -1,0 +1,149 @@
+"""A report's page in a real browser, without a window."""
+
+from __future__ import annotations
+
+import html as entities
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray.reporting import charts, html
+from cifar_ray.reporting.contents import Report, Section
+from cifar_ray.reporting.table import Entry, Table
+from tests.unit.test_charts import full
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
+QUIET = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync", "--allow-file-access-from-files"]
+LONG = "a_name_without_any_place_to_break_" * 6
+
+# The page lets no script run but its own, so what looks at it sits in a page around it.
+AROUND = """<!DOCTYPE html><title>around</title><body>
+<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>
+<pre id="answer"></pre>
+<script>
+document.querySelector("iframe").addEventListener("load", () => {
+  const view = document.querySelector("iframe").contentWindow;
+  const page = view.document;
+  document.getElementById("answer").textContent = JSON.stringify((() => { %s })());
+});
+</script>"""
+ORDER = """
+const table = page.querySelector("#table-1-1").parentElement.querySelector("table");
+const heads = Array.from(table.tHead.rows[0].cells);
+return %s.map((column) => {
+  heads[column].querySelector("button").click();
+  const rows = Array.from(table.tBodies[0].rows).map((row) => row.cells[0].textContent);
+  return [rows, heads.map((head) => head.getAttribute("aria-sort"))];
+});"""
+SHOWN = """
+const shown = () => [".on-light", ".on-dark"].map((name) => page.querySelector(name).offsetParent !== null);
+const button = page.getElementById("theme");
+const before = shown();
+button.click();
+const after = shown();
+button.click();
+return [before, after, shown(), button.hidden];"""
+
+
+def report() -> Report:
+    study = full()
+    values = {"c10": 10.0, "none 1": None, "b9": 9.5, "c9": 100.0, "none 2": None}
+    words = {"c10": "run 10", "none 1": "", "b9": "run 9", "c9": "Run 1", "none 2": "zebra"}
+    rows = [
+        (label, [Entry("" if value is None else f"{value} s", value, note="why"), Entry(words[label])])
+        for label, value in values.items()
+    ]
+    table = Table("times", "Times (s)", ["Configuration", "Time (s)", "Words"], rows)
+    wide = Table("wide", "Wide", [f"a long heading {n}" for n in range(20)], [(LONG, [Entry(LONG, note=LONG)] * 19)])
+    runs = Table("runs", "Runs", ["Run", "Command"], [("one", [Entry(f"cifar-ray train --experiment {LONG}")])])
+    study = type(study)(LONG, study.trials, f"file:///{LONG}", f"cifar-ray sweep --name {LONG}", study.hold, study.axes)
+    sections = [Section(LONG, [table, wide], [LONG])]
+    return Report(study, [LONG], [LONG], sections, runs, None, charts.charts(study, None), "1", "2026-01-31 12:00 UTC")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("page")
+    (found / "page.html").write_text(html.page(report()), encoding="utf-8")
+    return found
+
+
+def browse(path: Path, *flags: str) -> tuple[str, list[str]]:
+    """The page's elements after its scripts ran, and what it said on the console."""
+    assert BROWSER is not None
+    profile = path.parent / f"profile-{path.stem}"
+    command = [BROWSER, "--headless", "--no-sandbox", *QUIET, f"--user-data-dir={profile}", "--enable-logging=stderr"]
+    command += ["--v=0", "--virtual-time-budget=5000", "--dump-dom", *flags, path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def ask(folder: Path, script: str, *flags: str) -> Any:
+    """What a script answers that sees the page, in a frame as wide as a phone, as ``page``."""
+    around = folder / "around.html"
+    around.write_text(AROUND % script, encoding="utf-8")
+    dom, said = browse(around, *flags)
+    assert said == []
+    answer = re.search(r'<pre id="answer">(.+?)</pre>', dom, re.DOTALL)
+    assert answer is not None
+    return json.loads(entities.unescape(answer[1]))
+
+
+def test_the_page_says_nothing_on_the_console(folder: Path) -> None:
+    dom, said = browse(folder / "page.html")
+    assert said == []
+    assert 'id="theme">' in dom  # the script came to its end, where it shows this button
+
+
+@pytest.mark.parametrize(
+    "fault", ["<script>throw new Error('on purpose')</script>", "<img src='https://example.invalid/a.png'>"]
+)
+def test_a_fault_would_be_seen(folder: Path, fault: str) -> None:
+    """The page's own rules forbid both, and the console says so."""
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    (folder / "broken.html").write_text(text.replace("</main>", f"{fault}</main>"), encoding="utf-8")
+    assert browse(folder / "broken.html")[1]
+
+
+def test_an_exception_in_the_pages_own_script_would_be_seen(folder: Path) -> None:
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    text = policy.sub("", text).replace('"use strict";', '"use strict"; throw new Error("on purpose");')
+    (folder / "thrown.html").write_text(text, encoding="utf-8")
+    assert any("on purpose" in line for line in browse(folder / "thrown.html")[1])
+
+
+def test_a_click_sorts_by_number_and_leaves_empty_cells_last(folder: Path) -> None:
+    up, down = ask(folder, ORDER % "[1, 1]")
+    assert up == [["b9", "c10", "c9", "none 1", "none 2"], [None, "ascending", None]]
+    assert down == [["c9", "c10", "b9", "none 1", "none 2"], [None, "descending", None]]
+
+
+def test_words_sort_as_people_count(folder: Path) -> None:
+    labels, words = ask(folder, ORDER % "[0, 2]")
+    assert labels == [["b9", "c9", "c10", "none 1", "none 2"], ["ascending", None, None]]
+    assert words == [["c9", "b9", "c10", "none 2", "none 1"], [None, None, "ascending"]]
+
+
+def test_the_page_does_not_scroll_sideways_on_a_phone(folder: Path) -> None:
+    width, view, wide = ask(
+        folder,
+        "const box = page.querySelector('#table-1-2 + .scroll');"
+        "return [page.documentElement.scrollWidth, view.innerWidth, box.scrollWidth > box.clientWidth];",
+    )
+    assert view == 390
+    assert width <= 390
+    assert wide  # the table has more than that, and scrolls by itself
+
+
+@pytest.mark.parametrize(("flags", "dark"), [((), False), (("--blink-settings=preferredColorScheme=0",), True)])
+def test_charts_have_the_pages_theme(folder: Path, flags: tuple[str, ...], dark: bool) -> None:
+    system, other = [not dark, dark], [dark, not dark]
+    assert ask(folder, SHOWN, *flags) == [system, other, system, False]

@@ -1,0 +1,196 @@
+"""A sweep from its command to what the tracking store has of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+
+from cifar_ray.reporting import report as reports
+from cifar_ray.tracking import reading
+from tests.person import Person
+
+SMALL = ["--dataset", "digits", "--model", "simple_cnn", "--batch-size", "32"]
+
+
+def children(person: Person, name: str) -> dict[str, Run]:
+    """The runs of a sweep by their names, of which there is one each."""
+    parent = person.run_named(name)
+    found = person.mlflow.search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    )
+    named = {run.info.run_name: run for run in found}
+    assert len(named) == len(found)
+    return named
+
+
+def epochs(person: Person, run: Run) -> list[int]:
+    return [point.step for point in person.mlflow.get_metric_history(run.info.run_id, "test/accuracy")]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Person, str]:
+    """A sweep with cells that learn, cells that diverge, and cells that have no room here; and what it printed."""
+    person = Person(tmp_path_factory.mktemp("sweep"))
+    grid = ["lr=0.05,1e30", "topology=1x1,1x2,1x99", "--seeds", "1"]
+    done = person.runs("sweep", "--name", "mixed", *SMALL, "--epochs", "2", "--skip-infeasible", "--grid", *grid)
+    assert done.returncode == 1, done.stderr  # some runs have failed
+    return person, done.stdout
+
+
+def test_each_cell_is_one_child_of_the_sweep(swept: tuple[Person, str]) -> None:
+    person, _ = swept
+    parent, runs = person.run_named("mixed"), children(person, "mixed")
+    assert parent.info.status == "FINISHED"
+    assert set(runs) == {f"lr{lr} bs32 {topology} seed0" for lr in ("0.05", "1e30") for topology in ("1x1", "1x2")}
+    for name, run in runs.items():
+        assert run.data.tags["cifar_ray.sweep"] == "mixed"
+        assert run.data.params["topology"] in name
+    good = [run for name, run in runs.items() if "lr0.05" in name]
+    assert [run.info.status for run in good] == ["FINISHED", "FINISHED"]
+    assert all(epochs(person, run) == [1, 2] for run in good)
+
+
+def test_a_run_that_fails_has_its_reason_and_the_sweep_goes_on(swept: tuple[Person, str]) -> None:
+    person, output = swept
+    failed = [run for name, run in children(person, "mixed").items() if "lr1e30" in name]
+    assert [run.info.status for run in failed] == ["FAILED", "FAILED"]
+    assert all("not a finite number" in run.data.tags["cifar_ray.failure"] for run in failed)
+    assert re.search(r"^runs +2 finished, 2 skipped, 2 failed$", output, flags=re.MULTILINE)
+
+
+def test_a_cell_without_room_is_skipped_and_shown(swept: tuple[Person, str]) -> None:
+    person, output = swept
+    assert "lr0.05 bs32 1x99 seed0: skipped, topology 1x99 needs 1 node with 99 CPUs each" in output
+    parent = person.run_named("mixed")
+    path = person.mlflow.download_artifacts(parent.info.run_id, "cells.json", str(person.home))
+    cells = json.loads(Path(path).read_text())["cells"]
+    assert [cell["state"] for cell in cells] == ["RUN", "RUN", "SKIPPED"] * 2
+    assert cells[2]["params"]["topology"] == "1x99"
+
+
+def test_it_says_beforehand_what_it_will_do_and_how_long_it_takes(swept: tuple[Person, str]) -> None:
+    _, output = swept
+    assert "sweep mixed: 4 runs of 6, 1 at once; the batch per worker is held" in output
+    assert re.search(r"^lr0.05 bs32 1x1 seed0: finished, .*\(1 of 4 runs; about \d+ s left\)$", output, flags=re.M)
+
+
+def test_where_the_time_went_is_recorded(swept: tuple[Person, str]) -> None:
+    person, _ = swept
+    metrics = person.run_named("mixed").data.metrics
+    runs = [run for run in children(person, "mixed").values() if run.info.status == "FINISHED"]
+    for phase in ("startup", "training", "evaluation", "checkpoint"):
+        whole = sum(run.data.metrics[f"time/{phase}_s"] for run in runs)
+        assert metrics[f"sweep/{phase}_s"] == pytest.approx(whole)
+        assert whole > 0
+    outside = 1 - metrics["sweep/training_s"] / metrics["sweep/wall_s"]
+    assert metrics["sweep/share_outside_training"] == pytest.approx(outside)
+
+
+def test_a_report_has_the_figures_of_the_store(swept: tuple[Person, str], tmp_path: Path) -> None:
+    """Every number in a table is computed again from the runs that it names."""
+    person, _ = swept
+    study = reading.study(person.uri, "mixed")
+    built = reports.build(study, None, None, None)
+    sources = {
+        "accuracy": ("test/accuracy", 100.0),
+        "training_time": ("time/training_s", 1.0),
+        "images_per_s": ("images_per_s", 1.0),
+    }
+    tables = {table.key: table for section in built.sections for table in section.tables}
+    checked = 0
+    for suffix, (metric, scale) in sources.items():
+        (table,) = [table for key, table in tables.items() if key.endswith(suffix)]
+        for _, entries in table.rows:
+            for entry in entries:
+                if entry.value is None:
+                    assert entry.text == ""
+                    continue
+                values = [person.mlflow.get_run(run_id).data.metrics[metric] for run_id in entry.run_ids]
+                assert math.isclose(entry.value, scale * sum(values) / len(values), rel_tol=1e-9) or math.isclose(
+                    entry.value, sum(values) / len(values), rel_tol=1e-9
+                )
+                checked += 1
+    assert checked == 2 * len(sources)
+
+
+def test_its_name_is_taken(swept: tuple[Person, str]) -> None:
+    person, _ = swept
+    again = person.runs("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
+    assert again.returncode == 2
+    assert "--name must be new, and 'mixed' is in" in again.stderr
+    assert "`cifar-ray sweep --resume mixed` continues it" in again.stderr
+    finished = person.runs("sweep", "--resume", "mixed")
+    assert (finished.returncode, finished.stdout) == (0, "sweep mixed is finished; there is nothing to resume\n")
+
+
+def test_a_run_of_a_sweep_is_a_run_like_any_other(swept: tuple[Person, str]) -> None:
+    person, _ = swept
+    done = person.runs("evaluate", "lr0.05 bs32 1x2 seed0")
+    assert done.returncode == 0, done.stderr
+    recorded = children(person, "mixed")["lr0.05 bs32 1x2 seed0"].data.metrics["test/accuracy"]
+    assert f"test accuracy             {recorded:.2%}" in done.stdout
+
+
+def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> None:
+    done = person.runs("sweep", "--name", "large", *SMALL, "--grid", "topology=1x1,1x99,7x1")
+    assert done.returncode == 2
+    assert "--grid must have cells that can run here, or go with --skip-infeasible; bs32 1x99 seed0: " in done.stderr
+    assert "bs32 7x1 seed0: topology 7x1 needs 7 nodes" in done.stderr
+    assert not (person.home / ".cifar_ray/runs/large").exists()
+    assert person.mlflow.search_runs(["0"], "") == []
+
+
+@pytest.mark.slow
+def test_asha_stops_the_run_that_falls_behind(person: Person) -> None:
+    done = person.runs(
+        "sweep", "--name", "race", *SMALL, "--epochs", "4", "--scheduler", "asha", "--grid", "lr=0.05,1e-9"
+    )
+    assert done.returncode == 0, done.stderr
+    runs = children(person, "race")
+    assert runs["lr0.05 bs32 1x1 seed0"].info.status == "FINISHED"
+    slow = runs["lr1e-09 bs32 1x1 seed0"]
+    assert slow.info.status == "KILLED"
+    assert "asha" in slow.data.tags["cifar_ray.failure"]
+    assert len(epochs(person, slow)) < 4
+
+
+@pytest.mark.slow
+def test_values_drawn_at_random(person: Person) -> None:
+    drawn = ["--search", "random", "--samples", "2", "--grid", "lr=loguniform:0.01:0.1", "weight_decay=0,0.001"]
+    done = person.runs("sweep", "--name", "drawn", *SMALL, "--epochs", "1", *drawn)
+    assert done.returncode == 0, done.stderr
+    rates = [float(run.data.params["lr"]) for run in children(person, "drawn").values()]
+    assert len(set(rates)) == 2
+    assert all(0.01 <= rate <= 0.1 for rate in rates)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> None:
+    words = [*SMALL, "--epochs", "30", "--checkpoint-every", "10", "--grid", "topology=1x1,1x2", "seed=1,2"]
+    with person.starts("sweep", "--name", "victim", *words) as driver:
+        driver.until("bs32 1x1 seed2: epoch 3/30")
+        driver.kill(signum)
+        assert driver.end() == (-9 if signum == signal.SIGKILL else 128 + signum)
+    before = children(person, "victim")
+    assert before["bs32 1x1 seed1"].info.status == "FINISHED"
+    parent = person.run_named("victim").info.run_id
+
+    resumed = person.runs("sweep", "--resume", "victim", timeout=600)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "sweep victim: 3 runs of 4, 1 at once" in resumed.stdout
+    assert "bs32 1x1 seed2: continuing after step" in resumed.stdout
+    after = children(person, "victim")
+    assert person.run_named("victim").info.run_id == parent
+    assert person.run_named("victim").info.status == "FINISHED"
+    assert len(after) == 4
+    assert after["bs32 1x1 seed1"].info.end_time == before["bs32 1x1 seed1"].info.end_time
+    for run in after.values():
+        assert run.info.status == "FINISHED"
+        assert epochs(person, run) == list(range(1, 31))

@@ -1,0 +1,110 @@
+"""Studies made of given figures, for tests of reports: nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cifar_ray.reporting.study import Point, Study, Trial
+
+PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+
+
+def trial(
+    topology: str = "1x1",
+    batch: int = 16,
+    seed: int = 0,
+    *,
+    training_s: float = 100.0,
+    accuracies: Sequence[float] = (0.3, 0.5, 0.6),
+    images_per_s: float = 1000.0,
+    params: dict[str, str] | None = None,
+    tags: dict[str, str] | None = None,
+    **changes: Any,
+) -> Trial:
+    """A finished run of as many epochs as there are accuracies, with 10 s of every other phase."""
+    nodes, workers = (int(number) for number in topology.split("x"))
+    name = f"bs{batch} {topology} seed{seed}"
+    epochs = len(accuracies)
+    epoch_s = training_s / epochs
+    metrics = {f"time/{phase}_s": 10.0 for phase in PHASES}
+    metrics |= {f"test/{metric}": accuracies[-1] for metric in ("accuracy", "precision", "recall", "f1")}
+    metrics |= {
+        "test/specificity": 0.95,
+        "time/training_s": training_s,
+        "time/epoch_mean_s": epoch_s,
+        "time/iteration_mean_s": 0.125,
+        "time/iteration_p95_s": 0.25,
+        "images_per_s": images_per_s,
+        "epoch_s": epoch_s,
+        "epoch_images_per_s": 50000 / epoch_s,
+        "peak_memory_mib": 512.0,
+        "best/accuracy": max(accuracies),
+    }
+    made = Trial(
+        name=name,
+        run_id=f"id-{name.replace(' ', '-')}",
+        status="FINISHED",
+        params={
+            "model": "resnet",
+            "dataset": "cifar10",
+            "topology": topology,
+            "batch_size": str(batch),
+            "global_batch_size": str(batch * nodes * workers),
+            "seed": str(seed),
+            "device": "cpu",
+            "epochs": str(epochs),
+            "strategy": "ddp",
+            "lr": "0.1",
+            "lr_scaling": "none",
+            **(params or {}),
+        },
+        tags={
+            "cifar_ray.hardware": "AMD EPYC 9754",
+            "cifar_ray.machine": "host, Linux",
+            "cifar_ray.command": "cifar-ray train --model resnet",
+            "mlflow.source.git.commit": "c" * 40,
+            **(tags or {}),
+        },
+        metrics=metrics,
+        history={
+            "test/accuracy": [Point(n, n * 1000, value) for n, value in enumerate(accuracies, 1)],
+            "epoch_s": [Point(n, n * 1000, epoch_s) for n in range(1, epochs + 1)],
+        },
+    )
+    return replace(made, **changes)
+
+
+def without_run(status: str, reason: str, topology: str, batch: int) -> Trial:
+    """A cell that has no run, or one that came to nothing."""
+    whole = trial(topology, batch)
+    run_id = "" if status in ("SKIPPED", "PENDING") else whole.run_id
+    placed = {k: v for k, v in whole.params.items() if k not in ("device", "epochs", "strategy", "lr", "lr_scaling")}
+    return Trial(whole.name, run_id, status, reason, params=placed)
+
+
+def study(*trials: Trial, **changes: Any) -> Study:
+    """A finished sweep over topology and batch size."""
+    whole = Study(
+        name="scaling",
+        trials=trials,
+        store="sqlite:////tmp/mlflow.db",
+        command="cifar-ray sweep --name scaling",
+        hold="batch",
+        axes=("topology", "batch_size"),
+        run_id="parent",
+    )
+    return replace(whole, **changes)
+
+
+def grid() -> Study:
+    """Three topologies with two batch sizes; more workers are faster and less accurate."""
+    return study(
+        trial("1x1", 16, training_s=400.0, accuracies=(0.4, 0.6, 0.8), images_per_s=100.0),
+        trial("1x1", 64, training_s=200.0, accuracies=(0.4, 0.6, 0.78), images_per_s=200.0),
+        trial("1x2", 16, training_s=210.0, accuracies=(0.4, 0.6, 0.75), images_per_s=180.0),
+        trial("1x2", 64, training_s=110.0, accuracies=(0.4, 0.6, 0.72), images_per_s=360.0),
+        trial("2x2", 16, training_s=105.0, accuracies=(0.3, 0.5, 0.7), images_per_s=300.0),
+        trial("2x2", 64, training_s=60.0, accuracies=(0.3, 0.5, 0.65), images_per_s=640.0),
+    )

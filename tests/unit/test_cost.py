@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.reporting import cost, tables
+from cifar_ray.strict import ConfigError
+from tests.studies import grid, study, trial
+
+CLUSTER = Path(__file__).parents[2] / "cluster.yaml"
+
+
+def priced(usd: float) -> cost.Price:
+    return replace(cost.find("g4dn.xlarge"), usd_per_hour=usd)
+
+
+def test_a_type_has_two_prices_with_their_date_and_page() -> None:
+    demand, spot = cost.find("g4dn.xlarge"), cost.find("g4dn.xlarge:spot")
+    assert cost.find("g4dn.xlarge:on-demand") == demand
+    assert (demand.usd_per_hour, demand.spot, spot.spot) == (0.526, False, True)
+    assert spot.usd_per_hour < demand.usd_per_hour
+    assert demand.words == (
+        "g4dn.xlarge at 0.526 USD per hour (AWS us-east-1, on demand, as of 2025-06; "
+        "https://aws.amazon.com/ec2/pricing/on-demand/)"
+    )
+
+
+def test_every_type_of_the_list_can_be_used() -> None:
+    for machine in cost._listed()["types"]:
+        demand, spot = cost.find(machine), cost.find(f"{machine}:spot")
+        assert 0 < spot.usd_per_hour < demand.usd_per_hour
+        assert demand.source.startswith("https://")
+
+
+@pytest.mark.parametrize("word", ["g4dn.xlrge", "t3.nano", ""])
+def test_an_unknown_type_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"^price must be c7i.large, .* or a Ray cluster file, got") as caught:
+        cost.find(word)
+    assert ("did you mean 'g4dn.xlarge'?" in str(caught.value)) == (word == "g4dn.xlrge")
+
+
+def test_an_unknown_market_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be TYPE, TYPE:spot or TYPE:on-demand"):
+        cost.find("g5.xlarge:reserved")
+
+
+def test_a_cluster_file_has_the_price_of_its_workers() -> None:
+    assert cost.find(str(CLUSTER)) == cost.find("g4dn.xlarge")
+    assert cost.find(f"{CLUSTER}:spot") == cost.find("g4dn.xlarge:spot")
+
+
+GCP = """
+head_node_type: head
+available_node_types:
+  head: {node_config: {machineType: e2-standard-4}}
+  gpu:
+    node_config:
+      machineType: zones/us-central1-a/machineTypes/n1-standard-4
+      guestAccelerators: [{acceleratorType: nvidia-tesla-t4, acceleratorCount: 1}]
+      scheduling: {preemptible: true}
+"""
+
+
+def test_a_cluster_on_gcp_with_spot_machines(tmp_path: Path) -> None:
+    file = tmp_path / "gcp.yaml"
+    file.write_text(GCP)
+    assert cost.find(str(file)) == cost.find("n1-standard-4+t4:spot")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1", "with available_node_types"),
+        ("available_node_types: {a: {node_config: {}}}", "with one machine type for its workers; .* has none"),
+        (
+            "available_node_types: {a: {node_config: {InstanceType: x}}, b: {node_config: {InstanceType: y}}}",
+            "has x, y",
+        ),
+        ("available_node_types: {a: {node_config: {InstanceType: x}}}", "got 'x'"),
+        ("{", "must be a machine type or a Ray cluster file: cannot read"),
+    ],
+)
+def test_a_cluster_file_without_a_price_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        cost.find(str(file))
+    assert caught.value.key == "price"
+
+
+def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
+    run = trial("2x2", training_s=3560.0)  # and 4 x 10 s
+    assert cost.of_run(priced(3.0))(run) == pytest.approx(6.0)
+    partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/startup_s"})
+    assert cost.of_run(priced(3.0))(partly) is None
+
+
+def test_images_on_the_way_to_a_target() -> None:
+    run = trial("2x1", training_s=3600.0, accuracies=(0.3, 0.6))  # 1800 s and 50,000 images an epoch
+    assert cost.per_thousand_images(priced(10.0), 0.6)(run) == pytest.approx(2 * 10 / 100)
+    assert cost.per_thousand_images(priced(10.0), 0.7)(run) is None
+
+
+def test_there_are_no_costs_without_a_price() -> None:
+    def keys(price: cost.Price | None) -> list[str]:
+        (section,) = tables.sections(grid(), None, price)
+        return [table.key for table in section.tables if "cost" in table.key]
+
+    assert keys(None) == []
+    assert keys(priced(1.0)) == ["resnet_cifar10_cost_of_run_usd", "resnet_cifar10_cost_per_1000_images_usd"]
+
+
+def test_a_cost_says_what_it_assumes() -> None:
+    (section,) = tables.sections(study(trial()), None, priced(36.0))
+    table = next(table for table in section.tables if table.key.endswith("cost_of_run_usd"))
+    assert table.rows[0][1][0].text == "1.40 USD"
+    assert table.notes[0].startswith("One machine of that type for each node of the topology")

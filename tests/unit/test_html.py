@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+from cifar_ray.reporting import html
+from cifar_ray.reporting.contents import Chart, Report, Section
+from cifar_ray.reporting.study import Study
+from cifar_ray.reporting.table import Entry, Table
+
+EVIL = "<script>alert('x')</script>"
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements with their attributes, and the text within each."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.setdefault(self._open[-1] if self._open else "", []).append(data.strip())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def draw(theme: str) -> Figure:
+    figure = Figure()
+    figure.add_subplot().plot([1, 2], [3, 4], label=theme)
+    return figure
+
+
+def report() -> Report:
+    rows = [
+        ("1x1", [Entry("9.00 s", 9.0, n=1, run_ids=("a" * 32,)), Entry("", note="failed: out of memory")]),
+        (
+            "2x2",
+            [Entry("3.00 s", 3.0, n=2, best=True, note="global batch 64"), Entry("", note="failed: out of memory")],
+        ),
+    ]
+    times = Table("times", "Training time (s)", ["Configuration", "batch 16", "batch 64"], rows, ["Of training alone."])
+    run = [Entry("b" * 32, link="http://mlflow:5000/#/runs/b"), Entry("cifar-ray train --experiment 'a b'")]
+    runs = Table("runs", "Runs", ["Run", "Run id", "Command"], [(EVIL, run)], ["Runs in the grid's order."])
+    paper = Section("Beside a study", [dataclasses.replace(times, key="paper")], ["Other hardware."])
+    study = Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid")
+    sections = [Section("resnet on cifar10", [times], ["All of them: sgd."])]
+    charts = [Chart("one", "First chart", "What it shows.", draw), Chart("two", "Second chart", "More.", draw)]
+    words = ["2 of 3 runs finished.", "One failed."]
+    return Report(study, words, [f"{EVIL} failed"], sections, runs, paper, charts, "1.2.3", "2026-01-31 12:00 UTC")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return html.page(report())
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+def test_what_the_store_says_is_text(text: str, page: Page) -> None:
+    assert "<script>alert" not in text
+    assert text.count("<script") == 1
+    assert page.words["title"] == [f"grid {EVIL}"]
+    assert EVIL in page.words["th"]
+
+
+def test_nothing_is_fetched(text: str, page: Page) -> None:
+    fetching = [value for _, found in page.elements for key in ("src", "srcset", "data") if (value := found.get(key))]
+    assert fetching == []
+    assert [found["href"] for found in page.all("link")] == ["data:,"]
+    assert "@import" not in text
+    assert all(address.startswith("#") for address in re.findall(r"url\(['\"]?([^)]*)\)", text))
+    assert {found["href"] for found in page.all("a") if not (found["href"] or "").startswith("#")} == {
+        "http://mlflow:5000/#/runs/b"
+    }
+
+
+def test_only_the_pages_own_script_may_run(text: str, page: Page) -> None:
+    (script,) = re.findall(r"<script>(.*)</script>", text, re.DOTALL)
+    policy = next(found["content"] for found in page.all("meta") if found.get("http-equiv"))
+    assert policy is not None
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_ids_are_unique_and_every_anchor_has_its_place(page: Page) -> None:
+    ids = [found["id"] for _, found in page.elements if "id" in found]
+    assert len(ids) == len(set(ids))
+    anchors = {(found["href"] or "")[1:] for found in page.all("a") if (found["href"] or "").startswith("#")}
+    assert anchors <= set(ids)
+    named = {found["aria-labelledby"] for _, found in page.elements if "aria-labelledby" in found}
+    assert named <= set(ids)
+
+
+def test_contents_stand_in_order(text: str) -> None:
+    marks = ["Written 2026-01-31 12:00 UTC", "failed</li>", "2 of 3 runs finished.", 'id="contents"', 'id="charts"']
+    marks += ['id="section-1"', 'id="comparison"', 'id="runs"', "cifar-ray sweep --name grid", "Runs in the grid"]
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert "cifar-ray 1.2.3" in text
+
+
+def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page) -> None:
+    cells = page.all("td")
+    assert [found.get("data-value") for found in cells[:4]] == ["9.0", None, "3.0", None]
+    assert cells[0]["title"] == "run aaaaaaaa"
+    assert "best" in (cells[2]["class"] or "").split()
+    assert page.words["span"].count("best") == 2  # in the section and in the comparison
+
+
+def test_equal_notes_share_a_footnote(page: Page) -> None:
+    notes = [found["href"] for found in page.all("a") if found.get("aria-label")]
+    first = ["#table-1-1-note-1", "#table-1-1-note-2", "#table-1-1-note-1"]
+    assert notes == first + [note.replace("table-1-1", "comparison-1") for note in first]
+    assert page.words["li"].count("failed: out of memory") == 2
+
+
+def test_commands_are_code_with_a_button(page: Page) -> None:
+    assert page.words["code"] == ["cifar-ray sweep --name grid", "cifar-ray train --experiment 'a b'"]
+    assert page.words["button"].count("copy") == 2
+
+
+def test_headings_are_buttons(page: Page) -> None:
+    sorters = [found for found in page.all("button") if found.get("class") == "sort"]
+    assert len(sorters) == 9
+    assert all(found["type"] == "button" for found in page.all("button"))
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", " javascript:alert(1)", "data:text/html,x", "file:///etc"])
+def test_only_web_addresses_become_links(address: str) -> None:
+    entry = Entry("page", link=address)
+    runs = Table("runs", "Runs", ["Run", "Page"], [("one", [entry])])
+    assert address not in html.page(dataclasses.replace(report(), runs=runs, charts=[]))
+
+
+def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == 4
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
+    labels = [found["aria-label"] for found in page.all("div") if found.get("role") == "img"]
+    assert labels == ["First chart. What it shows.", "Second chart. More."]
+    assert "<?xml" not in text
+    assert "<metadata" not in text
+
+
+def test_a_report_without_charts_warnings_and_comparison_has_no_empty_parts() -> None:
+    bare = dataclasses.replace(report(), charts=[], warnings=[], comparison=None, sections=[])
+    ids = {found.get("id") for _, found in Page(html.page(bare)).elements}
+    assert ids & {"warnings", "charts", "comparison", "section-1"} == set()
+    assert {"summary", "contents", "runs"} <= ids
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_words_stand_out_from_their_background(text: str) -> None:
+    themes = re.findall(r"--page: #.*?color-scheme", text, re.DOTALL)
+    assert len(themes) == 4  # light, the system's dark, the chosen dark, paper
+    for theme in themes:
+        colours = dict(re.findall(r"--([\w-]+): (#\w{6})", theme))
+        for background, words in {"page": ("text", "soft", "link"), "band": ("text", "soft", "link")}.items():
+            assert all(contrast(colours[background], colours[word]) >= 4.5 for word in words)
+        assert contrast(colours["warn"], colours["text"]) >= 4.5
+        assert contrast(colours["best"], colours["best-text"]) >= 4.5
+        assert contrast(colours["best"], colours["text"]) >= 4.5

@@ -1,0 +1,212 @@
+"""Reports and comparisons from a real store, by way of the command line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+from cifar_ray import cli
+from cifar_ray.reporting import report
+from cifar_ray.reporting.study import Trial
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import reading, store
+from tests.studies import trial, without_run
+
+CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}
+CPU = "system/0123abcd/cpu_utilization_percentage"
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with a sweep of four cells, of which two have finished, and an older sweep of the same name."""
+    address = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    sweep(client, experiment, "scaling", [trial("1x1", 64, training_s=1.0)], "KILLED")
+    cells = [
+        trial("1x1", 16, training_s=400.0, accuracies=(0.5, 0.8)),
+        without_run("FAILED", "out of memory", "1x2", 16),
+        trial("2x2", 16, training_s=100.0, accuracies=(0.4, 0.7), images_per_s=3000.0),
+        without_run("SKIPPED", "needs 8 CPUs on a node", "1x8", 16),
+        without_run("PENDING", "", "1x4", 16),
+    ]
+    sweep(client, experiment, "scaling", cells, "RUNNING")
+    sweep(client, experiment, "nothing", [without_run("PENDING", "", "1x1", 16)], "RUNNING")
+    return address
+
+
+def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Trial], status: str) -> None:
+    tags = {
+        "cifar_ray.kind": "sweep",
+        "cifar_ray.sweep": name,
+        "cifar_ray.key": name,
+        "cifar_ray.hold": "batch",
+        "cifar_ray.axes": "topology,batch_size",
+        "cifar_ray.command": f"cifar-ray sweep --name {name}",
+    }
+    parent = client.create_run(experiment, tags=tags, run_name=name).info.run_id
+    listed = []
+    for cell in cells:
+        state = cell.status if cell.status in ("SKIPPED", "PENDING") else "RUN"
+        # Of a cell that cannot be, the values of the grid alone are known.
+        known = {k: cell.params[k] for k in ("topology", "batch_size")} if state == "SKIPPED" else dict(cell.params)
+        listed.append({"name": cell.name, "state": state, "reason": cell.reason, "params": known})
+    client.log_dict(parent, {"cells": listed}, "cells.json")
+    client.log_metric(parent, "sweep/concurrency", 2.0)
+    for cell in reversed([cell for cell in cells if cell.run_id]):  # they need not begin in the grid's order
+        child(client, experiment, parent, cell)
+    if status != "RUNNING":
+        client.set_terminated(parent, status)
+
+
+def child(client: MlflowClient, experiment: str, parent: str, cell: Trial) -> None:
+    tags = {**cell.tags, "mlflow.parentRunId": parent, "cifar_ray.key": cell.name}
+    if cell.status == "FAILED":
+        tags["cifar_ray.failure"] = cell.reason
+    run_id = client.create_run(experiment, tags=tags, run_name=cell.name).info.run_id
+    metrics = [Metric(name, value, 9000, 9) for name, value in cell.metrics.items() if name not in cell.history]
+    metrics += [Metric(n, p.value, p.timestamp_ms, p.step) for n, points in cell.history.items() for p in points]
+    if cell.finished:
+        metrics += [Metric(CPU, 50.0, 1500, 1), Metric("train/lr", 0.1, 1500, 1)]
+        client.log_dict(run_id, CONFUSION, "confusion_matrix.json")
+    metrics = [m for m in metrics if m.key != "test/accuracy"] + [m for m in metrics if m.key == "test/accuracy"]
+    params = [Param(k, v) for k, v in cell.params.items()] if cell.finished else []
+    client.log_batch(run_id, metrics=metrics, params=params, tags=[RunTag("cifar_ray.machine", "host, Linux")])
+    client.set_terminated(run_id, cell.status)
+
+
+def test_a_sweep_is_read_in_the_grids_order(uri: str) -> None:
+    study = reading.study(uri, "scaling")
+    assert [(one.name, one.status, one.reason) for one in study.trials] == [
+        ("bs16 1x1 seed0", "FINISHED", ""),
+        ("bs16 1x2 seed0", "FAILED", "out of memory"),
+        ("bs16 2x2 seed0", "FINISHED", ""),
+        ("bs16 1x8 seed0", "SKIPPED", "needs 8 CPUs on a node"),
+        ("bs16 1x4 seed0", "PENDING", ""),
+    ]
+    assert (study.hold, study.axes, study.status) == ("batch", ("topology", "batch_size"), "RUNNING")
+    assert study.command == "cifar-ray sweep --name scaling"
+    assert study.metrics == {"sweep/concurrency": 2.0}
+
+
+def test_a_run_is_read_whole(uri: str) -> None:
+    first, failed, *_ = reading.study(uri, "scaling").trials
+    assert first.metrics["time/training_s"] == 400.0
+    assert [(point.step, point.value) for point in first.history["test/accuracy"]] == [(1, 0.5), (2, 0.8)]
+    assert set(first.history) == {"test/accuracy", "epoch_s", CPU}
+    assert (first.confusion, first.class_names) == (CONFUSION["counts"], ("cat", "dog"))
+    assert failed.run_id
+    assert (failed.model, failed.batch_size, failed.confusion) == ("resnet", 16, None)
+
+
+def test_a_cell_that_cannot_be_is_placed_by_what_all_cells_share(uri: str) -> None:
+    skipped = reading.study(uri, "scaling").trials[3]
+    assert (skipped.run_id, skipped.model, skipped.dataset, skipped.global_batch_size) == ("", "resnet", "cifar10", 128)
+
+
+def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no sweep 'scalling' in sqlite:///.*; a sweep is named by"):
+        reading.study(uri, "scalling")
+    with pytest.raises(ConfigError, match="there is no sweep"):
+        reading.study(f"sqlite:///{tmp_path / 'none.db'}", "scaling")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "report"
+    words = ["report", "scaling", "--out", str(out), "--tracking-uri", uri]
+    words += ["--baseline", "rangoju_katneni_2025", "--price", "g4dn.xlarge"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "fastest is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with 100.00 s" in shown
+    assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
+    assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
+    for name in ("report.html", "report.md", "tables/runs.csv", "tables/resnet_cifar10_cost_of_run_usd.csv"):
+        assert f"{out / name}\n" in shown
+    assert list((out / "charts").glob("*.png"))
+    assert list((out / "charts").glob("*.svg"))
+    assert not list(out.rglob(".*"))
+    with (out / "tables" / "resnet_cifar10_training_time_s.csv").open(newline="") as file:
+        rows = {row[0]: row[1] for row in csv.reader(file)}
+    assert rows["2x2 (4 CPU workers)"] == "100"
+    assert rows["1x2 (2 CPU workers)"] == ""
+    page = (out / "report.md").read_text()
+    assert page.startswith("# scaling\n")
+    assert "| 2x2 (4 CPU workers) | **100.00 s** |" in page
+    assert "## Beside Exploring Various Configurations" in page
+    assert "cifar-ray sweep --name scaling" in page
+
+
+def test_a_sweep_without_a_finished_run_has_a_report(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", "nothing", "--out", str(tmp_path), "--tracking-uri", uri]) == 0
+    assert "no run has finished, so there is nothing to compare yet" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--target", "1"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
+        (["--target", "60"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 60"),
+        (["--baseline", "x"], "--baseline must be rangoju_katneni_2025"),
+        (["--price", "x"], "--price must be c7i.large"),
+        (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[str], complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), *words]
+    assert cli.main(given) == 2
+    assert capsys.readouterr().err.startswith(f"error: {complaint}")
+
+
+def test_no_such_sweep_is_status_2_and_leaves_nothing(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
+    assert "there is no sweep 'none'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, run_id = "bs16 1x1 seed0", reading.study(uri, "scaling").trials[2].run_id
+    assert (
+        cli.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "Training time to 65 % test accuracy (s)\n" in shown
+    lines = [line for line in shown.splitlines() if line.startswith("2x2 (4 CPU workers)")]
+    assert lines[0].split() == ["2x2", "(4", "CPU", "workers)", "100.00", "s*"]
+    assert shown.count(run_id) == 1
+    assert shown.count("One machine of that type for each node of the topology") == 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "complaint"),
+    [
+        (["none", "other"], "there is no run 'none'"),
+        (["one"], "cifar-ray compare needs two or more different runs, got 1"),
+        (["scaling", "nothing"], "there are 2 runs named 'scaling'; take one of their ids"),
+        (["nothing", "bs16 1x1 seed0"], "run 'nothing' in sqlite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    runs: list[str], complaint: str, uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compare", *runs, "--tracking-uri", uri]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {complaint}")
+
+
+def test_a_folder_is_tried_before_anything_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="must be a folder that can be written to"):
+        report.folder(str(tmp_path / "file"))
+    assert report.folder(str(tmp_path / "good")) == tmp_path / "good"
