@@ -144,9 +144,10 @@ class Work:
         if reason:
             self.record.failed(reason)
         if not self.record.end(status):
+            resume = f"cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}"
             self.view.line(
                 f"MLflow at {self.record.uri} does not answer ({self.record.trouble}); "
-                f"`cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}` completes its record when it is back"
+                f"`{resume}` completes its record when it is back"
             )
         for refused in self.record.refused:
             self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}")
