@@ -40,6 +40,7 @@ from cifar_ray.training.clock import PHASES
 from cifar_ray.training.observer import Launch
 
 _POLL_S = 0.1
+_CANCEL_S = 20.0
 _HEAD = {"node:__internal_head__": 0.001}
 """A trial's process costs no CPU and sits on the head, which is no spot instance."""
 
@@ -226,13 +227,17 @@ class _Sweep:
 
     def _train(self, check: Callable[[], None]) -> None:
         inbox = events.open_mailbox(Launch(self._begun, 0.0))
-        fitting = _Fitting(self._tuner(inbox.actor))
+        fitting = _Fitting(*self._tuner(inbox.actor))
         self._board.start(self._at_once)
-        while fitting.thread.is_alive():
-            check()
-            fitting.thread.join(_POLL_S)
+        try:
+            while fitting.thread.is_alive():
+                check()
+                fitting.thread.join(_POLL_S)
+                self._catch_up(fitting.listener.take(), inbox)
             self._catch_up(fitting.listener.take(), inbox)
-        self._catch_up(fitting.listener.take(), inbox)
+        except BaseException:
+            fitting.cancel()
+            raise
         for trial in self._trials:
             if trial.state in (boards.WAITING, boards.RUNNING):
                 self._close(trial, boards.FAILED, fitting.trouble or "Ray Tune has ended without it")
@@ -377,14 +382,27 @@ class _Sweep:
         )
 
 
+class _CancelledError(Exception):
+    """Ends Ray Tune's loop from within."""
+
+
 class _Listener(ray.tune.Callback):
-    """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read."""
+    """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read.
+
+    Attributes:
+        cancelled: when True, Ray Tune's loop ends at its next step.
+    """
 
     def __init__(self) -> None:
+        self.cancelled = False
         self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
     def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
         return _Listener, ()  # Ray Tune keeps a copy of its callbacks on disk, which nothing ends in
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if self.cancelled:
+            raise _CancelledError
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._ended.put((trial.config["index"], False))
@@ -404,7 +422,8 @@ class _Listener(ray.tune.Callback):
 class _Fitting:
     """``tuner.fit()`` in a thread, so that the main thread can show and record what happens."""
 
-    made: tuple[ray.tune.Tuner, _Listener]
+    tuner: ray.tune.Tuner
+    listener: _Listener
     trouble: str = ""
     thread: threading.Thread = field(init=False)
 
@@ -412,9 +431,10 @@ class _Fitting:
         self.thread = threading.Thread(target=self._run, daemon=True, name="tuner-fit")
         self.thread.start()
 
-    @property
-    def listener(self) -> _Listener:
-        return self.made[1]
+    def cancel(self) -> None:
+        """End Ray Tune's loop; going on after Ray has ended, it would start another."""
+        self.listener.cancelled = True
+        self.thread.join(_CANCEL_S)
 
     def _run(self) -> None:
         for name in ("ray.tune", "ray.train"):
@@ -422,7 +442,7 @@ class _Fitting:
         # Tune's own files of results, and its table of trials in the newer style, which verbose=0 does not silence.
         os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
         try:
-            self.made[0].fit()
+            self.tuner.fit()
         except BaseException as error:  # whatever ends Ray Tune ends the sweep
             self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
 
