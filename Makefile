@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: quickstart test test-all lint clean
 
-# Two workers on this machine, scikit-learn's digits, no network.
+# A small sweep over batch sizes and workers on this machine, and its report: scikit-learn's digits, no network.
 quickstart: $(VENV)/installed
-	$(BIN)/cifar-ray train --config examples/digits.yaml
+	$(BIN)/cifar-ray sweep examples/digits_sweep.yaml --name $(SWEEP)
+	$(BIN)/cifar-ray report $(SWEEP) --out report
 
 # Needs no network and no data set; tests of real data run when CIFAR_RAY_DATA_DIR names a folder with it.
 test: $(VENV)/installed

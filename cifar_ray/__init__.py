@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cifar_ray.config import TrainConfig
+    from cifar_ray.orchestration.sweep import SweepResult, sweep
     from cifar_ray.orchestration.trainer import TrainResult, resume, train
+    from cifar_ray.sweeps import SweepConfig
 
 __version__ = "0.1.0"
-__all__ = ["TrainConfig", "TrainResult", "resume", "train"]
+__all__ = ["SweepConfig", "SweepResult", "TrainConfig", "TrainResult", "resume", "sweep", "train"]
 
 IMPORTED_AT = time.time()
 """When this process began, as far as this package can tell: start-up is counted from here."""
 
 _HOMES = {
+    "SweepConfig": "cifar_ray.sweeps",
+    "SweepResult": "cifar_ray.orchestration.sweep",
     "TrainConfig": "cifar_ray.config",
     "TrainResult": "cifar_ray.orchestration.trainer",
     "resume": "cifar_ray.orchestration.trainer",
+    "sweep": "cifar_ray.orchestration.sweep",
     "train": "cifar_ray.orchestration.trainer",
 }
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import Positional
@@ -244,8 +244,7 @@ def sweep(words: Sequence[str]) -> int:
     """``cifar-ray sweep``."""
     if {"-h", "--help"} & set(words):
         _read(SweepCommand, ["--help"], None, "sweep")
-    file = words[0] if words and not words[0].startswith("-") else None
-    given = strict.parse_flags(SweepCommand, words[1:] if file else words)
+    file, given = _sweep_words(words)
     from cifar_ray.console import Console
 
     if "resume" in given:
@@ -288,8 +287,8 @@ def report(words: Sequence[str]) -> int:
     written = reports.write(whole, folder, _note)
     for sentence in (*whole.summary, *(f"caution: {warning}" for warning in whole.warnings)):
         print(sentence)
-    for path in written:
-        print(path)
+    print(written[0])
+    print(f"{len(written)} files in {folder}")
     return 0
 
 
@@ -479,6 +478,12 @@ def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
     if flags & {"--global-batch-size", "--global_batch_size"}:
         return dataclasses.replace(base, batch_size=None)
     return base
+
+
+def _sweep_words(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The file that a sweep is named by, and its options; ``--grid`` takes everything up to the next option."""
+    file = words[0] if words and not words[0].startswith("-") else None
+    return file, strict.parse_flags(SweepCommand, words[1:] if file else words)
 
 
 def _as_command(config: TrainConfig, file: str | None) -> TrainCommand:

@@ -117,12 +117,11 @@ class SweepConfig:
         fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
         varying = [name for name in fields if self._varies(name)]
         chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
-        if self.search == "grid":
-            made = combinations(self)
-            told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
-            if len(told) < len(made):
-                return tuple(varying)
-        return tuple(chosen)
+        if any(isinstance(values, Range) for axes in self.grid for values in axes.values()):
+            return tuple(varying)
+        made = combinations(self)
+        told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
+        return tuple(chosen if len(told) == len(made) else varying)
 
     def _varies(self, name: str) -> bool:
         lists = [listed(axes[name]) for axes in self.grid if name in axes]
@@ -137,8 +136,7 @@ class SweepConfig:
 
 
 def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-    """Every combination of the grids' values, in their order; for a random search they are drawn elsewhere."""
-    assert sweep.search == "grid"
+    """Every combination of the grids' values, in their order; a random search draws some of them elsewhere."""
     return [
         dict(zip(axes, values, strict=True))
         for axes in sweep.grid
@@ -198,7 +196,7 @@ def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     for other, group in MODEL_OPTIONS.items():
         if other != model:  # options of a model that other cells train
             flat = {key: value for key, value in flat.items() if not key.startswith(f"{group}.")}
-    if sweep.held == "global_batch" and "batch_size" in flat:
+    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
         flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
     return strict.build(TrainConfig, strict.nest(flat))
 
@@ -318,7 +316,10 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared = strict.flatten(merged.get("train") or {})
+    shared = merged.get("train") or {}
+    if not isinstance(shared, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {shared!r}")
+    shared = strict.flatten(shared)
     flat = strict.flatten(flags)
     for given, other in (_BATCHES, _BATCHES[::-1]):
         if given in flat and other not in flat:  # the one given last counts

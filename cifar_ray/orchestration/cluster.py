@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
@@ -40,7 +41,7 @@ def session(config: TrainConfig) -> Iterator[None]:
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {there}"
         )
-    with _signals_left_alone():
+    with _signals_left_alone(), _notices_kept_back(config):
         yield from _session(config, head)
 
 
@@ -68,6 +69,18 @@ def _signals_left_alone() -> Iterator[None]:
         yield
     finally:
         ray_utils.set_sigterm_handler = before
+
+
+@contextmanager
+def _notices_kept_back(config: TrainConfig) -> Iterator[None]:
+    """Within it, Ray's notices of dead workers and busy nodes are for --verbose; the run's own words tell of them."""
+    before = ray_worker.print_to_stdstream
+    if not config.verbose:
+        ray_worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = before
 
 
 def address(config: TrainConfig) -> str | None:

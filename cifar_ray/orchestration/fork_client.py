@@ -18,7 +18,10 @@ def main(address: str, words: list[str]) -> None:
         server.connect(address)
         socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(body)
+        copied = server.recv(1)
     except OSError:
+        copied = b""
+    if not copied:
         os.execv(sys.executable, [sys.executable, *words])
     server.recv(1)
 

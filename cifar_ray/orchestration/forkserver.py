@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -55,26 +56,36 @@ def running() -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="cifar_ray-", ignore_cleanup_errors=True) as folder:
         address = str(Path(folder) / "socket")
-        with subprocess.Popen(
-            [sys.executable, "-m", "cifar_ray.orchestration.forkserver", address],
-            stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
-            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
-        ) as server:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen(64)  # who asks while the server imports waits for its end
+        with (
+            listener,
+            subprocess.Popen(
+                [sys.executable, "-m", "cifar_ray.orchestration.forkserver", str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
+                start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+            ) as server,
+        ):
+            listener.close()  # it is the server's now, and gone when the server is
             try:
-                yield {"py_executable": f"{sys.executable} -I -S {_CLIENT} {address}"}
+                yield {"py_executable": shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])}
             finally:
                 server.kill()
 
 
-def main(address: str) -> None:
-    """Import, then fork a copy for every request until standard input closes."""
+def main(descriptor: int) -> None:
+    """Import, then fork a copy for every request until standard input closes.
+
+    Args:
+        descriptor: of a listening socket.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave no zombie
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)  # who asks during the imports waits for their end
+    listener = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -84,12 +95,7 @@ def main(address: str) -> None:
     while True:
         client, _ = listener.accept()
         with client, contextlib.suppress(OSError, ValueError):  # a client that was killed meanwhile
-            request, descriptors = _receive(client)
-            if os.fork() == 0:
-                listener.close()
-                _become(request, descriptors, client)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _serve(client, listener)
 
 
 def _end_with_driver() -> None:
@@ -97,23 +103,34 @@ def _end_with_driver() -> None:
     os._exit(0)
 
 
-def _receive(client: socket.socket) -> tuple[dict[str, object], list[int]]:
-    """A request, with the client's standard input, output and error."""
+def _serve(client: socket.socket, listener: socket.socket) -> None:
+    """Fork a copy that has the client's standard input, output and error."""
     head, descriptors, _, _ = socket.recv_fds(client, _LENGTH_BYTES, 3)
-    length = int.from_bytes(head, "big")
+    try:
+        request = _receive(client, int.from_bytes(head, "big"))
+        if os.fork() == 0:
+            listener.close()
+            _become(request, descriptors, client)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _receive(client: socket.socket, length: int) -> dict[str, object]:
     body = bytearray()
     while len(body) < length:
         part = client.recv(length - len(body))
         if not part:
             raise OSError("the client is gone")
         body += part
-    return json.loads(body), descriptors
+    return json.loads(body)
 
 
 def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:
     """Turn this fresh copy into the process that the client stands for. Never returns."""
     status = 1
     try:
+        client.sendall(b"!")  # from here on the client does not start Python by itself
         os.setpgid(0, 0)  # Ray ends whole process groups
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, descriptor in enumerate(descriptors):
@@ -146,4 +163,4 @@ def _end_with_client(client: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ from cifar_ray.orchestration.work import Work
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import Cell, Range, SweepConfig
 from cifar_ray.tracking import parent
-from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
 
 _CONFIG, _CELLS = "sweep.yaml", "cells.json"
+_LONGEST_SLUG = 100
+_MOST_DRAWS = 100  # per sample, before there are taken to be no others
 
 
 def draw(config: SweepConfig) -> list[dict[str, Any]]:
@@ -39,11 +43,14 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
         return sweeps.combinations(config)
     assert config.samples is not None
     state = random.Random(config.name)
-    return [
-        {name: _domain(values).sample(random_state=state.randrange(2**31)) for name, values in axes.items()}
-        for axes in config.grid
-        for _ in range(config.samples)
-    ]
+    drawn: list[dict[str, Any]] = []
+    for axes in config.grid:
+        wanted = len(drawn) + config.samples
+        for _ in range(_MOST_DRAWS * config.samples):  # a combination is drawn once; there may be fewer than samples
+            values = {name: _domain(each).sample(random_state=state.randrange(2**31)) for name, each in axes.items()}
+            if values not in drawn and len(drawn) < wanted:
+                drawn.append(values)
+    return drawn
 
 
 def _domain(values: Any) -> Any:
@@ -63,6 +70,7 @@ class Trial:
         state: one of the board's words.
         reason: why it is skipped or has failed.
         run_id: its run in MLflow, when an earlier driver has made it.
+        times: seconds by phase, once it has ended.
     """
 
     index: int
@@ -75,11 +83,15 @@ class Trial:
     work: Work | None = None
     outcome: Outcome | None = None
     recording: threading.Thread | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
         """Name of its folder."""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
+        if len(plain) <= _LONGEST_SLUG:
+            return plain
+        return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
         """What the store keeps of it, whatever becomes of it."""
@@ -94,17 +106,28 @@ class Trial:
         """The parameters of a cell that cannot be, as far as its values tell."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
         values = {**usual, **strict.flatten(sweep.train), **self.cell.values}
+        values = {name: value for name, value in values.items() if value is not None and name not in sweeps.OWN}
+        if "global_batch_size" in self.cell.values:  # the grid's choice replaces what all runs share
+            values.pop("batch_size", None)
         if sweep.held == "global_batch" and "batch_size" in values:
-            values["global_batch_size"] = values.pop("batch_size")
-        return {name: str(value) for name, value in values.items() if name not in sweeps.OWN}
+            values["global_batch_size"] = values.pop("batch_size") * values.get("accumulate", 1)
+        return {name: str(value) for name, value in values.items()}
 
-    def find_again(self, folder: Path, there: Mapping[str, tuple[str, str]]) -> None:
+    def find_again(self, folder: Path, there: Mapping[str, KnownTrial]) -> None:
         """What an earlier driver has made of it."""
         if self.state == boards.SKIPPED or not (folder / self.slug).is_dir():
             return
-        self.folder = runs.reopen(folder / self.slug)
-        self.run_id, status = there.get(self.folder.key, ("", ""))
-        self.state = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(status, boards.WAITING)
+        try:
+            self.folder = runs.reopen(folder / self.slug)
+        except ConfigError:  # its driver was killed while it made the folder, before the run was anywhere else
+            shutil.rmtree(folder / self.slug)
+            return
+        known = there.get(self.folder.key)
+        if known is None:
+            return
+        self.run_id, self.times = known.run_id, known.times
+        ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
+        self.state = boards.STOPPED if known.stopped else ended
 
 
 def plan(cells: Sequence[Cell]) -> list[Trial]:
@@ -179,8 +202,9 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []
+    kinds = strict.flat_types(TrainConfig)  # JSON has no tuples
     for entry in kept:  # seeds are counted anew from the same combinations
-        values = dict(entry["values"])
+        values = {name: strict.convert(name, value, kinds[name]) for name, value in entry["values"].items()}
         if not any("seed" in axes for axes in config.grid):
             del values["seed"]
         if values not in chosen:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import ray.tune
+from filelock import FileLock
 from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray import board as boards
@@ -37,10 +38,11 @@ from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training.clock import PHASES
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import EpochRecord, Launch
 
 _POLL_S = 0.1
 _CANCEL_S = 20.0
+_STORE_PATIENCE_S = 60.0
 _HEAD = {"node:__internal_head__": 0.001}
 """A trial's process costs no CPU and sits on the head, which is no spot instance."""
 
@@ -95,8 +97,8 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
 
         def begin() -> SweepRecord:
             nonlocal record
-            record = SweepRecord.create(client, config, folder, command)
             write_cells(folder, trials)
+            record = SweepRecord.create(client, config, folder, command)
             return record
 
         try:
@@ -129,7 +131,7 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
     client, known = parent.connect(name, tracking_uri)
     config, trials = read(known)
     with signals(), only_driver(known.folder):
-        there = parent.statuses(client, known)
+        there = parent.trials(client, known)
         for trial in trials:
             trial.find_again(known.folder, there)
         if all(trial.state != boards.WAITING for trial in trials):
@@ -149,6 +151,7 @@ class _Sweep:
         self._datasets: dict[str, Dataset] = {}
         self._at_once = 1
         self._record: SweepRecord | None = None
+        self._locks: list[FileLock] = []
 
     def run(self, record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all that waits; ``record`` makes or opens the sweep's own run when nothing stands in the way."""
@@ -162,7 +165,8 @@ class _Sweep:
                 status = "FAILED"
                 try:
                     self._announce()
-                    self._train(check)
+                    if self._waiting():
+                        self._train(check)
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt):
                     status = "KILLED"
@@ -249,6 +253,7 @@ class _Sweep:
             if trial.folder is None:
                 config = dataclasses.replace(trial.config, storage=str(self._folder), run_name=trial.slug)
                 trial.folder = runs.create(config)
+            self._locks.append(trial.folder.lock())  # nobody else shall resume it meanwhile
             plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.checkpoints)
         references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
         trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
@@ -276,6 +281,9 @@ class _Sweep:
             if not isinstance(message, Told):
                 continue
             trial, event = self._trials[message.index], message.event
+            if isinstance(event, EpochRecord):  # of a run that fails or is stopped, this is what is known
+                before = trial.times.get("time/training_s", 0.0)
+                trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
             if isinstance(event, Begun):
                 self._begin(trial)
             elif isinstance(event, Ended):
@@ -289,21 +297,40 @@ class _Sweep:
         assert self._record is not None
         self._board.begin(trial.index)
         trial.state = boards.RUNNING
-        dataset, folder = self._datasets[trial.config.dataset], trial.folder
+        trial.work = Work(
+            trial.config,
+            self._datasets[trial.config.dataset],
+            trial.folder,
+            self._open_record(trial),
+            RunView(self._board, trial.index),
+        )
+
+    def _open_record(self, trial: Trial) -> RunRecord:
+        """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
+        end = time.monotonic() + _STORE_PATIENCE_S
+        while True:
+            try:
+                return self._record_of(trial)
+            except ConfigError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+
+    def _record_of(self, trial: Trial) -> RunRecord:
+        assert trial.config is not None
+        assert trial.folder is not None
+        assert self._record is not None
         if trial.run_id:
-            record = RunRecord.reopen(self._client, trial.config, trial.run_id)
-        else:
-            tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
-            record = RunRecord.create(
-                self._client, trial.config, trial.cell.name, folder.key, folder.path, dataset, tags
-            )
-        trial.work = Work(trial.config, dataset, folder, record, RunView(self._board, trial.index))
+            return RunRecord.reopen(self._client, trial.config, trial.run_id)
+        tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
+        dataset, folder = self._datasets[trial.config.dataset], trial.folder
+        return RunRecord.create(self._client, trial.config, trial.cell.name, folder.key, folder.path, dataset, tags)
 
     def _ended(self, trial: Trial, event: Ended) -> None:
         if event.outcome is None:
             self._close(trial, boards.FAILED, event.reason)
             return
-        trial.outcome = event.outcome
+        trial.outcome, trial.times = event.outcome, event.outcome.times
         accuracy, seconds = event.outcome.metrics["test/accuracy"], event.outcome.times["time/training_s"]
         rate = event.outcome.times.get("images_per_s")
         note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
@@ -317,6 +344,8 @@ class _Sweep:
         if work is not None:
             if trial.outcome is not None:
                 work.finish(trial.outcome)
+            if state == boards.STOPPED:
+                work.record.tags({parent.STOPPED_TAG: "asha"})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
             trial.recording = threading.Thread(target=work.end, args=[status, trial.reason])
             trial.recording.start()
@@ -349,7 +378,15 @@ class _Sweep:
         for trial in self._trials:
             if trial.recording is not None:
                 trial.recording.join()
+        lost = [t for t in self._trials if t.state == boards.FAILED and t.work is None and not t.run_id]
+        if lost:  # they have no run of their own that could say why
+            cells = [trial.described(self._config) for trial in self._trials]
+            for trial in lost:
+                cells[trial.index]["reason"] = trial.reason
+            self._record.cells(cells)
         self._tell_figures()
+        for lock in self._locks:
+            lock.release()
         if not self._record.end(status):
             self._board.line(f"MLflow at {self._record.uri} does not answer; the sweep's own record is not complete")
 
@@ -361,9 +398,8 @@ class _Sweep:
         """Where the sweep's time has gone so far."""
         sums = {f"sweep/{phase}_s": 0.0 for phase in PHASES}
         for trial in self._trials:
-            if trial.outcome is not None:
-                for phase in PHASES:
-                    sums[f"sweep/{phase}_s"] += trial.outcome.times[f"time/{phase}_s"]
+            for phase in PHASES:
+                sums[f"sweep/{phase}_s"] += trial.times.get(f"time/{phase}_s", 0.0)
         wall = time.time() - self._begun
         sums["sweep/wall_s"] = wall
         sums["sweep/concurrency"] = float(self._at_once)

@@ -67,7 +67,8 @@ def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any]
 
     def listen(event: Any) -> None:
         tell(event)
-        if isinstance(event, EpochRecord):
+        # After its last epoch a run is not to be stopped any more.
+        if isinstance(event, EpochRecord) and event.row.step < config.epochs:
             metrics = event.row.metrics
             ray.tune.report({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
 
@@ -79,4 +80,6 @@ def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any]
         ended = Ended(outcome)
     except (RunFailedError, ConfigError) as error:
         ended = Ended(None, str(error))
+    except Exception as error:  # whatever it is, the sweep goes on and says why
+        ended = Ended(None, f"{type(error).__name__}: {error}")
     ray.get(tell(ended), timeout=_DELIVERY_S)

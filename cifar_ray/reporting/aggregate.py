@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting.study import Point, Study, Trial
+from cifar_ray.reporting.study import Point, Study, Trial, placement
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -20,15 +20,20 @@ HARDWARE = "hardware"
 PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 """Parameters that have a place in a table of their own."""
 
-# These say where and how a run is kept, or follow from others; no figure depends on them.
+RUN = "run"
+"""Name under which compared runs differ that are alike in everything, even the seed."""
+
+_TOLD = {*PLACED, "seed", "device"}
+# Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
 _ASIDE = {
-    *PLACED,
-    *("seed", "device", "world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
+    *_TOLD,
+    *("world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
     *("tracking_uri", "storage", "data_dir", "address", "verbose", "keep_checkpoints", "max_failures"),
     *("start_timeout_s", "local_nodes", "oversubscribe", "log_every"),
 }
 _STEP = 0.05
-_ROUNDING = 1e-9
+_ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits
+_ID_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Configuration:
     @property
     def nodes(self) -> int:
         """Machines."""
-        return int(self.topology.split("x")[0])
+        return self.trials[0].nodes
 
     @property
     def world_size(self) -> int:
@@ -84,8 +89,18 @@ class Configuration:
     def row(self) -> str:
         """Its row in a table, such as ``2x2 (4 CPU workers)``."""
         kind = {"cpu": "CPU worker", "cuda": "GPU"}.get(self.device, "worker")
-        count = f"{self.world_size} {kind}{'s' if self.world_size > 1 else ''}"
-        return ", ".join([f"{self.topology} ({count})", *(f"{name}={value}" for name, value in self.others)])
+        count = f" ({self.world_size} {kind}{'s' if self.world_size > 1 else ''})" if placement(self.topology) else ""
+        return ", ".join([f"{self.topology}{count}", *(f"{name}={value}" for name, value in self.others)])
+
+    @property
+    def kind(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
+        """What two configurations must share for the one's speed to be a multiple of the other's.
+
+        The topology and the batch size are left to who compares them; the strategy is what is compared, and a
+        single worker is the same under every one.
+        """
+        others = tuple(pair for pair in self.others if pair[0] not in ("strategy", RUN))
+        return (self.model, self.dataset, self.device, others)
 
     def statistic(self, measure: Measure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
@@ -95,21 +110,6 @@ class Configuration:
             return None
         std = statistics.stdev(values) if len(values) > 1 else None
         return Statistic(statistics.fmean(values), std, len(values), tuple(run_id for _, run_id in found))
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A configuration's speed against that of the smallest one like it.
-
-    Attributes:
-        reference: what it is compared with.
-        speed_up: images per second as a multiple of the reference's.
-        efficiency: ``speed_up`` as a share of the workers' multiple.
-    """
-
-    reference: Configuration
-    speed_up: float
-    efficiency: float
 
 
 def metric(name: str, scale: float = 1.0) -> Measure:
@@ -123,7 +123,10 @@ def metric(name: str, scale: float = 1.0) -> Measure:
 
 
 def configurations(study: Study) -> list[Configuration]:
-    """The study's runs grouped by everything but the seed, in the order of their first runs."""
+    """The study's runs grouped by everything but the seed, in the order of their first runs.
+
+    Runs that were asked for one by one, and differ in nothing at all, each stay on their own.
+    """
     sections = _by_section(study)
     varied = {section: _varied(study, trials) for section, trials in sections.items()}
     devices = {section: _device(trials) for section, trials in sections.items()}
@@ -140,7 +143,22 @@ def configurations(study: Study) -> list[Configuration]:
             trials=(),
         )
         groups.setdefault(without_runs, []).append(trial)
-    return [dataclasses.replace(one, trials=tuple(trials)) for one, trials in groups.items()]
+    found = [dataclasses.replace(one, trials=tuple(trials)) for one, trials in groups.items()]
+    return found if study.axes else [part for one in found for part in _apart(one)]
+
+
+def _apart(one: Configuration) -> list[Configuration]:
+    """A configuration for each run where two have the same seed."""
+    if len({trial.seed for trial in one.trials}) == len(one.trials):
+        return [one]
+    names = [trial.name for trial in one.trials]
+    labels = [
+        name if names.count(name) == 1 else f"{name} {t.run_id[:_ID_SHOWN]}" for name, t in zip(names, one.trials)
+    ]
+    return [
+        dataclasses.replace(one, others=(*one.others, (RUN, label)), trials=(trial,))
+        for label, trial in zip(labels, one.trials)
+    ]
 
 
 def _by_section(study: Study) -> dict[tuple[str, str], list[Trial]]:
@@ -153,7 +171,7 @@ def _by_section(study: Study) -> dict[tuple[str, str], list[Trial]]:
 def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
     """What else tells runs apart: a sweep's other axes, or whatever compared runs differ in."""
     if study.axes:
-        return [name for name in study.axes if name not in _ASIDE]
+        return [name for name in study.axes if name not in _TOLD]
     names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
     return [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
 
@@ -178,40 +196,6 @@ def column(study: Study, configuration: Configuration) -> int:
     return configuration.global_batch_size if study.hold == "global_batch" else configuration.batch_size
 
 
-def ratio(study: Study, configuration: Configuration, among: Sequence[Configuration]) -> Ratio | None:
-    """Speed-up and scaling efficiency from the images per second in steady state.
-
-    The reference is the configuration with the fewest workers among those of the same model, data set,
-    device and batch size (of the kind that the study holds), which differ in the topology and the strategy
-    alone. It is its own reference.
-
-    Returns:
-        None when either speed was not measured.
-    """
-    speed = configuration.statistic(metric("images_per_s"))
-    alike = [other for other in among if _comparable(study, configuration, other)]
-    alike = [other for other in alike if other.statistic(metric("images_per_s")) is not None]
-    if speed is None or not alike:
-        return None
-    same = [other for other in alike if other.others == configuration.others]
-    least = min(other.world_size for other in alike)
-    first = [other for other in same if other.world_size == least] or [o for o in alike if o.world_size == least]
-    reference = min(first, key=lambda other: other.nodes)
-    base = reference.statistic(metric("images_per_s"))
-    if base is None or base.mean <= 0:
-        return None
-    speed_up = speed.mean / base.mean
-    return Ratio(reference, speed_up, speed_up / (configuration.world_size / reference.world_size))
-
-
-def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
-    def kept(configuration: Configuration) -> tuple[object, ...]:
-        others = tuple(pair for pair in configuration.others if pair[0] != "strategy")
-        return (configuration.model, configuration.dataset, configuration.device, others, column(study, configuration))
-
-    return kept(one) == kept(other)
-
-
 def best_accuracy(trial: Trial) -> float | None:
     """Highest test accuracy of any epoch, 0 to 1."""
     values = [point.value for point in trial.history.get("test/accuracy", ())]
@@ -225,15 +209,20 @@ def default_target(configurations: Sequence[Configuration]) -> float | None:
     known = [best for best in bests if best is not None]
     if not known:
         return None
-    steps = math.floor(min(known) / _STEP + _ROUNDING)
+    steps = math.floor((min(known) + _ROUNDING) / _STEP)
     return round(steps * _STEP, 2) if steps else None
+
+
+def reaches(accuracy: float, target: float) -> bool:
+    """Whether an accuracy is at least the target, but for rounding."""
+    return accuracy >= target - _ROUNDING
 
 
 def epochs_to(target: float) -> Measure:
     """Epochs until the test accuracy is at least ``target``; None when it never was."""
 
     def read(trial: Trial) -> float | None:
-        reached = [step for step, value in _by_step(trial, "test/accuracy").items() if value >= target]
+        reached = [step for step, value in _by_step(trial, "test/accuracy").items() if reaches(value, target)]
         return float(min(reached)) if reached else None
 
     return read

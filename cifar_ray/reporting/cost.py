@@ -29,7 +29,7 @@ class Price:
         provider: AWS or GCP.
         region: where that is the price.
         date: month in which the price was noted.
-        source: the provider's page with its prices.
+        source: the provider's page with its prices, or both where a GPU has one of its own.
     """
 
     machine: str
@@ -98,8 +98,7 @@ def assumption(price: Price) -> str:
 
 
 def _paid(price: Price, trial: Trial, seconds: float) -> float:
-    nodes = int(trial.topology.split("x")[0])
-    return nodes * seconds / 3600 * price.usd_per_hour
+    return trial.nodes * seconds / 3600 * price.usd_per_hour
 
 
 @cache
@@ -115,6 +114,8 @@ def _look_up(machine: str, spot: bool) -> Price:
         raise ConfigError("price", f"must be {strict.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
     entry, kind = types[machine], "spot" if spot else "on_demand"
     provider = entry["provider"]
+    sources = listed["sources"][provider]
+    pages = [sources[kind], sources["gpus"]] if "+" in machine else [sources[kind]]
     return Price(
         machine=machine,
         usd_per_hour=float(entry[kind]),
@@ -122,7 +123,7 @@ def _look_up(machine: str, spot: bool) -> Price:
         provider=provider,
         region=listed["regions"][provider],
         date=listed["date"],
-        source=listed["sources"][provider][kind],
+        source=" and ".join(pages),
     )
 
 

@@ -34,12 +34,18 @@ class Figure:
     better: Literal["low", "high", ""]
     notes: Sequence[str] = ()
 
-    def text(self, statistic: Statistic) -> str:
-        """``61.12 %``, or over several seeds ``61.12 % ± 0.31 (n=3)``."""
+    def text(self, statistic: Statistic, runs: int = 0) -> str:
+        """``61.12 %``, or over several seeds ``61.12 % ± 0.31 (n=3)``; ``(n=1 of 3)`` when not all runs have it.
+
+        Args:
+            statistic: the figure.
+            runs: how many could have it; those that do when not given.
+        """
         shown = f"{self.number(statistic.mean)}{self.unit}"
-        if statistic.std is None:
-            return shown
-        return f"{shown} ± {self.number(statistic.std, like=statistic.mean)} (n={statistic.n})"
+        count = f"n={statistic.n}" + (f" of {runs}" if runs > statistic.n else "")
+        if statistic.std is not None:
+            return f"{shown} ± {self.number(statistic.std, like=statistic.mean)} ({count})"
+        return f"{shown} ({count})" if runs > statistic.n else shown
 
     def number(self, value: float, like: float | None = None) -> str:
         """A value without its unit, with as many decimals as ``like`` would have."""
@@ -152,7 +158,11 @@ def to_target(target: float) -> tuple[Figure, Figure]:
 
 def cost_of_run(price: Price) -> Figure:
     """What a run costs."""
-    notes = (cost.assumption(price), "From the start of the workers to the last checkpoint.")
+    notes = (
+        cost.assumption(price),
+        "Counted are start-up, data, training, evaluation and checkpoints; in a sweep, a run's start-up begins when "
+        "the run is taken up.",
+    )
     return Figure("cost_of_run_usd", "Cost of a run (USD)", cost.of_run(price), " USD", None, "low", notes)
 
 

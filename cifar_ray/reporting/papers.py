@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cifar_ray.strict import ConfigError
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _ALONE = "single"
+_Others = tuple[tuple[str, str], ...]
 _SECONDS = Figure("s", "", aggregate.metric("time/iteration_mean_s"), " s", 3, "")
 
 
@@ -120,8 +122,10 @@ class _Sides:
 
     def __init__(self, prefix: str, ours: Sequence[Configuration], topologies: list[str], batches: list[int]) -> None:
         self._prefix, self._topologies, self._batches = prefix, topologies, batches
-        self._ours = ours
-        self._others = list(dict.fromkeys(one.others for one in ours if one.topology in topologies))
+        self._places = {(one.topology, one.device, one.others, one.batch_size): one for one in ours}
+        found = [one for one in ours if one.topology in topologies]
+        self._kinds = list(dict.fromkeys((one.device, one.others) for one in found))
+        self._several = len({device for device, _ in self._kinds}) > 1
 
     def table(
         self,
@@ -130,15 +134,15 @@ class _Sides:
         theirs: Mapping[str, Mapping[int, Entry]],
         own: Callable[[Configuration], Entry],
     ) -> Table:
-        """Theirs and ours by topology; several rows where our runs differ in something else too."""
+        """Theirs and ours by topology; several rows where our runs differ in device or something else too."""
         sides = [(batch, side) for batch in self._batches for side in ("theirs", "ours")]
         rows = []
         for topology in self._topologies:
-            for others in self._others:
-                label = ", ".join([topology, *(f"{name}={value}" for name, value in others)])
+            for device, others in self._kinds:
+                label = ", ".join([topology, *_told(device if self._several else "", others)])
                 entries = []
                 for batch, side in sides:
-                    one = self._find(topology, others, batch)
+                    one = self._places.get((topology, device, others, batch))
                     if side == "theirs":
                         entries.append(theirs[topology][batch])
                     else:
@@ -147,9 +151,10 @@ class _Sides:
         columns = ["Topology", *(f"batch {batch} per worker, {side}" for batch, side in sides)]
         return Table(f"{self._prefix}_{key}", title, columns, rows)
 
-    def _find(self, topology: str, others: tuple[tuple[str, str], ...], batch: int) -> Configuration | None:
-        wanted = (topology, others, batch)
-        return next((one for one in self._ours if (one.topology, one.others, one.batch_size) == wanted), None)
+
+def _told(device: str, others: _Others) -> list[str]:
+    """What tells our runs apart, for the label of a row."""
+    return [*([device] if device else []), *(f"{name}={value}" for name, value in others)]
 
 
 def _plain(value: float, digits: int, unit: str) -> Entry:
@@ -166,19 +171,28 @@ def _own(one: Configuration, figure: Figure) -> Entry:
     if found is None:
         return Entry(note="not recorded")
     note = f"global batch {one.global_batch_size}"
-    return Entry(figure.text(found), found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
+    text = figure.text(found, len(one.finished))
+    return Entry(text, found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
 
 
 def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
-    wanted = (one.model, one.dataset, "1x1", one.batch_size, one.others)
-    alone = [a for a in among if (a.model, a.dataset, a.topology, a.batch_size, a.others) == wanted]
-    time = one.statistic(measures.TRAINING_TIME.measure)
-    base = alone[0].statistic(measures.TRAINING_TIME.measure) if alone else None
-    if time is None or base is None or base.mean <= 0:
+    wanted = ("1x1", one.batch_size, one.kind)
+    alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted]
+    alone.sort(key=lambda a: a.others != one.others)
+    if not alone:
         return Entry(note="no finished run on 1x1 with the same batch")
-    value = time.mean / base.mean * 100
-    ids = tuple(dict.fromkeys((*time.run_ids, *base.run_ids)))
-    return Entry(f"{value:.1f} %", value, None, time.n, run_ids=ids, note=f"global batch {one.global_batch_size}")
+    note = f"against {alone[0].row}; global batch {one.global_batch_size}"
+    return _relative(one, alone[0], measures.TRAINING_TIME, note)
+
+
+def _relative(one: Configuration, other: Configuration, figure: Figure, note: str) -> Entry:
+    """One's figure as a share of the other's."""
+    value, base = one.statistic(figure.measure), other.statistic(figure.measure)
+    if value is None or base is None or base.mean <= 0:
+        return Entry(note="not recorded")
+    share = value.mean / base.mean * 100
+    ids = tuple(dict.fromkeys((*value.run_ids, *base.run_ids)))
+    return Entry(f"{share:.1f} %", share, None, value.n, run_ids=ids, note=note)
 
 
 def _iterations(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
@@ -191,29 +205,27 @@ def _iterations(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[li
         "With caution: the accuracy, theirs being the mean over the ranks after one epoch.",
         "Not comparable: seconds, which are those of other hardware.",
     ]
-    found = {name: _matching(mine, name, s["world"], batch) for name, s in paper["strategies"].items()}
-    if not any(found.values()):
-        return [], notes
     strategies = paper["strategies"]
+    kinds = _by_kind(mine, {name: (theirs["world"], batch) for name, theirs in strategies.items()})
+    if not kinds:
+        return [], notes
     base = strategies[_ALONE]["seconds_per_iteration"]
     columns = ["Strategy", "share of single, theirs", "share of single, ours", "per iteration, theirs"]
     columns += ["per iteration, ours", "test accuracy, theirs", "test accuracy, ours"]
     rows = []
     for name, theirs in strategies.items():
-        one, seconds, right = found[name], theirs["seconds_per_iteration"], theirs["test_accuracy"]
-        rows.append(
-            (
-                f"{name} ({theirs['world']} workers)" if theirs["world"] > 1 else name,
-                [
-                    _share(seconds, base),
-                    _own_relative(one, found[_ALONE], _SECONDS),
-                    _plain(seconds, 3, " s"),
-                    _beside(one, _SECONDS),
-                    _plain(sum(right) / len(right) * 100, 2, " %"),
-                    _beside(one, measures.ACCURACY),
-                ],
-            )
-        )
+        label = f"{name} ({theirs['world']} workers)" if theirs["world"] > 1 else name
+        seconds, right = theirs["seconds_per_iteration"], theirs["test_accuracy"]
+        for kind, found in kinds.items():
+            entries = [
+                _share(seconds, base),
+                _own_relative(found[name], found[_ALONE], _SECONDS),
+                _plain(seconds, 3, " s"),
+                _beside(found[name], _SECONDS),
+                _plain(sum(right) / len(right) * 100, 2, " %"),
+                _beside(found[name], measures.ACCURACY),
+            ]
+            rows.append((f"{label}{kind}", entries))
     return [Table("baseline_vgg11", f"vgg11: one iteration with a global batch of {batch}", columns, rows)], notes
 
 
@@ -228,42 +240,61 @@ def _speeds(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[T
     tables = []
     for model, dataset in dict.fromkeys((one.model, one.dataset) for one in ours):
         mine = [one for one in ours if (one.model, one.dataset) == (model, dataset)]
-        found = {name: _matching(mine, name, s["gpus"], s["batch"]) for name, s in strategies.items()}
-        if dataset not in paper["datasets"] or not any(found.values()):
+        kinds = _by_kind(mine, {name: (theirs["gpus"], theirs["batch"]) for name, theirs in strategies.items()})
+        if dataset not in paper["datasets"] or not kinds:
             continue
         base = strategies[_ALONE]["images_per_second"]
         rows = []
         for name, theirs in strategies.items():
             speed = theirs["images_per_second"]
-            entries = [_share(speed, base), _own_relative(found[name], found[_ALONE], measures.IMAGES_PER_S)]
-            entries += [_plain(speed, 0, "/s"), _beside(found[name], measures.IMAGES_PER_S)]
-            rows.append((f"{name} (batch {theirs['batch']})", entries))
+            for kind, found in kinds.items():
+                entries = [_share(speed, base), _own_relative(found[name], found[_ALONE], measures.IMAGES_PER_S)]
+                entries += [_plain(speed, 0, "/s"), _beside(found[name], measures.IMAGES_PER_S)]
+                rows.append((f"{name} (batch {theirs['batch']}){kind}", entries))
         columns = ["Strategy", "share of single, theirs", "share of single, ours", "images/s, theirs", "images/s, ours"]
         key = re.sub(r"\W", "_", f"baseline_{model}_{dataset}_images_per_s")
         tables.append(Table(key, f"{model} on {dataset}: images per second by strategy", columns, rows))
     return tables, notes
 
 
-def _matching(ours: Sequence[Configuration], strategy: str, workers: int, batch: int) -> Configuration | None:
-    """Our configuration for one of theirs; a single worker is the same under every strategy."""
+def _by_kind(
+    ours: Sequence[Configuration], theirs: Mapping[str, tuple[int, int]]
+) -> dict[str, dict[str, list[Configuration]]]:
+    """Our configurations for each of theirs, apart from those that differ in more than the strategy.
+
+    Theirs is strategy -> workers and global batch; returned is end of a row's label -> strategy -> those that fit.
+    """
+    kinds: dict[tuple[str, str, str, _Others], dict[str, list[Configuration]]] = {}
     for one in ours:
-        if (one.world_size, one.global_batch_size) == (workers, batch) and (
-            workers == 1 or one.finished[0].params.get("strategy") == strategy
-        ):
-            return one
-    return None
+        for name, (workers, batch) in theirs.items():
+            if _fits(one, name, workers, batch):
+                kinds.setdefault(one.kind, {other: [] for other in theirs})[name].append(one)
+    several = len({device for _, _, device, _ in kinds}) > 1
+    labels = [_told(device if several else "", others) for _, _, device, others in kinds]
+    return {"".join(f", {word}" for word in label): found for label, found in zip(labels, kinds.values())}
 
 
-def _beside(one: Configuration | None, figure: Figure) -> Entry:
-    return _own(one, figure) if one is not None else Entry(note="no finished run of the same kind")
+def _fits(one: Configuration, strategy: str, workers: int, batch: int) -> bool:
+    """Whether it is one of theirs; a single worker is the same under every strategy."""
+    if (one.world_size, one.global_batch_size) != (workers, batch):
+        return False
+    return workers == 1 or one.finished[0].params.get("strategy") == strategy
 
 
-def _own_relative(one: Configuration | None, alone: Configuration | None, figure: Figure) -> Entry:
-    if one is None or alone is None:
+def _beside(fitting: Sequence[Configuration], figure: Figure) -> Entry:
+    if not fitting:
+        return Entry(note="no finished run of the same kind")
+    entry = _own(fitting[0], figure)
+    return replace(entry, note=f"{_which(fitting)}; {entry.note}")
+
+
+def _which(fitting: Sequence[Configuration]) -> str:
+    """The one that is shown, and that it is not the only one."""
+    more = f", the first of {len(fitting)} that fit" if len(fitting) > 1 else ""
+    return f"{fitting[0].row}{more}"
+
+
+def _own_relative(fitting: Sequence[Configuration], alone: Sequence[Configuration], figure: Figure) -> Entry:
+    if not fitting or not alone:
         return Entry(note="no finished run of the same kind, or none with a single worker")
-    value, base = one.statistic(figure.measure), alone.statistic(figure.measure)
-    if value is None or base is None or base.mean <= 0:
-        return Entry(note="not recorded")
-    share = value.mean / base.mean * 100
-    ids = tuple(dict.fromkeys((*value.run_ids, *base.run_ids)))
-    return Entry(f"{share:.1f} %", share, None, value.n, run_ids=ids)
+    return _relative(fitting[0], alone[0], figure, f"{_which(fitting)}, against {_which(alone)}")

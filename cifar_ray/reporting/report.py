@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,6 +16,9 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Table
 from cifar_ray.strict import ConfigError
+
+_MANIFEST = ".report.json"
+"""Lists the tables and charts of the report in a folder, for the next one to remove."""
 
 Note = Callable[[str], None]
 """Is told how far a report is."""
@@ -71,6 +76,8 @@ def folder(given: str) -> Path:
 def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``tables/*.csv`` and ``charts/*``.
 
+    The tables and charts of an earlier report in the same folder are removed first, and nothing else is.
+
     Args:
         report: what they say.
         out: a folder as :func:`folder` makes it.
@@ -85,6 +92,10 @@ def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
     from cifar_ray.reporting import charts, html
 
     try:
+        _remove_earlier(out)
+        listed = [f"tables/{table.key}.csv" for table in every_table(report)]
+        listed += [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in ("png", "svg")]
+        files.write_whole(out / _MANIFEST, json.dumps({"files": listed}, indent=1) + "\n")
         drawn: list[Path] = []
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
@@ -97,6 +108,17 @@ def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
     except OSError as error:
         raise _unwritable(out, error) from None
     return [*texts, *drawn]
+
+
+def _remove_earlier(out: Path) -> None:
+    """Remove what an earlier report says that it wrote here, as far as a report writes such files at all."""
+    try:
+        listed = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for name in listed if isinstance(listed, list) else ():
+        if isinstance(name, str) and re.fullmatch(r"tables/\w+\.csv|charts/\w+\.(png|svg)", name):
+            (out / name).unlink(missing_ok=True)
 
 
 def terminal(study: Study, price: Price | None, target: float | None) -> Iterator[str]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+
+def placement(topology: str) -> tuple[int, int] | None:
+    """Nodes and workers on each; None when it is no NODESxWORKERS, as a cell's that was skipped for it."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", topology)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True)
@@ -63,14 +70,19 @@ class Trial:
 
     @property
     def topology(self) -> str:
-        """NODESxWORKERS."""
+        """NODESxWORKERS; of a skipped cell, what was asked for."""
         return self.params["topology"]
 
     @property
+    def nodes(self) -> int:
+        """Machines; 1 when the topology is none."""
+        return (placement(self.topology) or (1, 1))[0]
+
+    @property
     def world_size(self) -> int:
-        """Workers in all."""
-        nodes, workers = self.topology.split("x")
-        return int(nodes) * int(workers)
+        """Workers in all; 1 when the topology is none."""
+        nodes, workers = placement(self.topology) or (1, 1)
+        return nodes * workers
 
     @property
     def batch_size(self) -> int:
@@ -98,12 +110,13 @@ class Study:
         store: the tracking store that the figures come from.
         command: what makes these runs again.
         hold: ``batch`` when the batch per worker stays and the global batch grows with the workers,
-            ``global_batch`` when the global batch stays; empty for runs compared one by one.
+            ``global_batch`` when the global batch stays; empty when runs compared one by one show neither.
         axes: names of the ``TrainConfig`` fields that vary.
         run_id: id of the sweep's own run, the parent of the trials; empty for runs compared one by one.
         page: address of that run's page, when the store is a server that has pages.
         status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
         metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
+        cautions: sentences on what of it could not be read.
     """
 
     name: str
@@ -116,3 +129,4 @@ class Study:
     page: str | None = None
     status: str = "FINISHED"
     metrics: Mapping[str, float] = field(default_factory=dict)
+    cautions: Sequence[str] = ()

@@ -19,6 +19,7 @@ class Entry:
         run_ids: the runs it comes from.
         note: why it is empty or not what it seems, in words; a tooltip or footnote.
         link: an address that ``text`` leads to.
+        partial: whether only some of the finished runs have it; such an entry is never the best.
     """
 
     text: str = ""
@@ -29,6 +30,7 @@ class Entry:
     run_ids: tuple[str, ...] = ()
     note: str = ""
     link: str = ""
+    partial: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from cifar_ray.reporting import aggregate, measures
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting import aggregate, measures, scaling
+from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.measures import Figure
@@ -15,6 +15,9 @@ from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
 
 _CORNER = "Configuration"
+# Both are read from two configurations; here is how they are called and written.
+_SPEED_UP = Figure("speed_up", "Speed-up (times)", lambda _: None, " times", 2, "high")
+_EFFICIENCY = Figure("scaling_efficiency_percent", "Scaling efficiency (%)", lambda _: None, " %", 1, "")
 _Cell = Callable[[Configuration], Entry]
 
 
@@ -48,21 +51,27 @@ def _section(study: Study, among: list[Configuration], target: float | None, pri
         maker.rows("where_the_time_went_s", "Where the time went (s)", [*measures.PHASES, measures.TOTAL]),
     ]
     if goal is not None:
-        tables += [maker.grid(figure, _unreached) for figure in measures.to_target(goal)]
-    tables.append(maker.grid(measures.MEMORY))
+        tables += [maker.grid(figure, _unreached(goal)) for figure in measures.to_target(goal)]
+    tables.append(maker.grid(_memory(among)))
     tables.append(maker.grid(measures.utilisation("cpu"), _unsampled))
     if any(one.device == "cuda" for one in among):
         tables.append(maker.grid(measures.utilisation("gpu"), _unsampled))
     if price is not None:
         tables.append(maker.grid(measures.cost_of_run(price)))
         if goal is not None:
-            tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached))
+            tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached(goal)))
     return Section(f"{first.model} on {first.dataset}", tables, _settings(study, among, goal, target is None))
 
 
 def _quality() -> list[Figure]:
     names = ("Accuracy", "Precision", "Recall", "F1", "Specificity")
     return [dataclasses.replace(figure, title=name) for figure, name in zip(measures.QUALITY, names)]
+
+
+def _memory(among: Sequence[Configuration]) -> Figure:
+    """Of a GPU and of a process, memory is not the same thing, and so none is the best of both."""
+    several = len({one.device for one in among if one.finished}) > 1
+    return dataclasses.replace(measures.MEMORY, better="") if several else measures.MEMORY
 
 
 class _Maker:
@@ -100,24 +109,27 @@ class _Maker:
 
         def cell(efficiency: bool) -> _Cell:
             def make(one: Configuration) -> Entry:
-                found = aggregate.ratio(self._study, one, self._among)
-                base = one.statistic(aggregate.metric("images_per_s"))
-                if found is None or base is None:
+                found = scaling.ratio(self._study, one, self._among)
+                own = one.statistic(measures.IMAGES_PER_S.measure)
+                if found is None or own is None:
                     return Entry(note=_reasons(one) or "images per second were not recorded")
-                value = found.efficiency * 100 if efficiency else found.speed_up
-                text = f"{value:.1f} %" if efficiency else f"{value:.2f} times"
-                reference = found.reference.statistic(aggregate.metric("images_per_s"))
-                others = reference.run_ids if reference else ()
-                ids = tuple(dict.fromkeys((*base.run_ids, *others)))
-                note = f"against {found.reference.row}; {self._batch_note(one)}"
-                return Entry(text, value, None, base.n, run_ids=ids, note=note)
+                if found.reference is one and one.world_size > 1:
+                    return Entry(note="nothing with fewer workers to compare with")
+                shown = _EFFICIENCY if efficiency else _SPEED_UP
+                value, std = (found.efficiency, found.efficiency_std) if efficiency else (found.speed_up, found.std)
+                scale = 100 if efficiency else 1
+                whole = Statistic(value * scale, None if std is None else std * scale, own.n, found.run_ids)
+                text = shown.text(whole) + (f" (n={own.n})" if std is None and own.n > 1 else "")
+                notes = [f"against {found.reference.row}", found.spread, self._batch_note(one)]
+                note = "; ".join(filter(None, notes))
+                return Entry(text, whole.mean, whole.std, whole.n, run_ids=whole.run_ids, note=note)
 
             return make
 
         share = "Speed-up divided by how many times the workers are: 100 % is perfect."
         return [
-            self._grid("speed_up", "Speed-up (times)", cell(False), "high", (kind, basis)),
-            self._grid("scaling_efficiency_percent", "Scaling efficiency (%)", cell(True), "", (kind, basis, share)),
+            self._grid(of.key, of.title, cell(of is _EFFICIENCY), of.better, (kind, basis, *more))
+            for of, more in ((_SPEED_UP, ()), (_EFFICIENCY, (share,)))
         ]
 
     def rows(self, key: str, title: str, figures: Sequence[Figure]) -> Table:
@@ -164,10 +176,12 @@ def measured(one: Configuration, figure: Figure, why_empty: Callable[[Trial], st
     if found is None:
         why = "; ".join(dict.fromkeys(why_empty(trial) for trial in one.finished))
         return Entry(note="; ".join(filter(None, (why, reasons))))
-    missing = len(one.finished) - found.n
-    lacking = f"{missing} of {len(one.finished)} finished runs do not have it" if missing else ""
+    runs = len(one.finished)
+    missing = runs - found.n
+    lacking = f"{missing} of {runs} finished runs do not have it" if missing else ""
     note = "; ".join(filter(None, (lacking, reasons)))
-    return Entry(figure.text(found), found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
+    text, ids = figure.text(found, runs), found.run_ids
+    return Entry(text, found.mean, found.std, found.n, run_ids=ids, note=note, partial=missing > 0)
 
 
 def _reasons(one: Configuration) -> str:
@@ -184,9 +198,18 @@ def _unrecorded(_: Trial) -> str:
     return "the run did not record it"
 
 
-def _unreached(trial: Trial) -> str:
-    best = aggregate.best_accuracy(trial)
-    return "not recorded" if best is None else f"not reached: the best epoch has {best:.2%}"
+def _unreached(target: float) -> Callable[[Trial], str]:
+    def why(trial: Trial) -> str:
+        best, epochs = aggregate.best_accuracy(trial), aggregate.epochs_to(target)(trial)
+        if epochs is not None:
+            return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
+        if best is None:
+            return "not recorded"
+        if aggregate.reaches(best, target):
+            return f"reached, since the best epoch has {best:.2%}, but the epoch is not recorded"
+        return f"not reached: the best epoch has {best:.2%}"
+
+    return why
 
 
 def _unsampled(_: Trial) -> str:
@@ -194,16 +217,19 @@ def _unsampled(_: Trial) -> str:
 
 
 def _marked(rows: Sequence[tuple[str, list[Entry]]], better: Sequence[str]) -> list[tuple[str, list[Entry]]]:
-    """The rows with the best entry of every column marked, where two or more differ."""
+    """The rows with the best entry of every column marked, where two or more differ.
+
+    A mean over the lucky part of the runs is no candidate.
+    """
     marked = [(label, list(entries)) for label, entries in rows]
     for position, direction in enumerate(better):
-        values = [entry.value for _, entries in rows if (entry := entries[position]).value is not None]
-        known = [value for value in values if value is not None]
+        candidates = [entry for _, entries in rows if not (entry := entries[position]).partial]
+        known = [entry.value for entry in candidates if entry.value is not None]
         if not direction or len(set(known)) < 2:
             continue
         best = min(known) if direction == "low" else max(known)
         for _, entries in marked:
-            if entries[position].value == best:
+            if entries[position].value == best and not entries[position].partial:
                 entries[position] = dataclasses.replace(entries[position], best=True)
     return marked
 

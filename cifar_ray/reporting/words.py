@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -28,27 +29,41 @@ def summary(study: Study, among: Sequence[Configuration], price: Price | None) -
     sentences = []
     for model, dataset in kinds:
         of_kind = [one for one in among if (one.model, one.dataset) == (model, dataset)]
-        sentences += [f"{model} on {dataset}: {said}" for said in _about(study, of_kind, price)]
+        devices = list(dict.fromkeys(one.device for one in of_kind if one.finished))
+        if not devices:
+            sentences.append(f"{model} on {dataset}: no run has finished, so there is nothing to compare yet.")
+        for device in devices:  # what one device does faster than another is no matter of the configuration
+            title = f"{model} on {dataset}" + (f", {device}" if device and len(devices) > 1 else "")
+            of_device = [one for one in of_kind if one.device == device]
+            sentences += [f"{title}: {said}" for said in _about(study, of_device, price)]
     return sentences
 
 
 def _about(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
     times, accuracies = _figures(among, TRAINING_TIME), _figures(among, ACCURACY)
     if not times and not accuracies:
-        return ["no run has finished, so there is nothing to compare yet."]
+        return ["runs have finished, but recorded neither training times nor accuracies."]
     said = []
+    fastest = min(times, key=lambda found: found[1].mean)[0] if times else None
     if times:
         said.append(_fastest(study, times))
     if accuracies:
-        top = max(accuracies, key=lambda found: found[1].mean)
+        top = _top(accuracies, fastest)
         said.append(f"most accurate is {_name(study, top[0])}, with {ACCURACY.text(top[1])} of the test images right.")
     if price is not None and (costs := _figures(among, measures.cost_of_run(price))):
         low = min(costs, key=lambda found: found[1].mean)
         text = measures.cost_of_run(price).text(low[1])
         said.append(f"cheapest is {_name(study, low[0])}, with {text} a run on {price.machine}.")
-    if times and len(accuracies) > 1:
-        said += _trade(study, min(times, key=lambda found: found[1].mean)[0], accuracies)
+    if fastest is not None and len(accuracies) > 1:
+        said += _trade(study, fastest, accuracies)
     return said
+
+
+def _top(accuracies: Sequence[_Found], fastest: Configuration | None) -> _Found:
+    """The most accurate; of several that are equal, the fastest where it is one of them."""
+    most = max(found[1].mean for found in accuracies)
+    equal = [found for found in accuracies if math.isclose(found[1].mean, most, rel_tol=1e-9)]
+    return next((found for found in equal if found[0] is fastest), equal[0])
 
 
 def _figures(among: Sequence[Configuration], figure: Figure) -> list[_Found]:
@@ -71,7 +86,7 @@ def _fastest(study: Study, times: Sequence[_Found]) -> str:
     alone = [
         found
         for found in times
-        if found[0].world_size == 1 and aggregate.column(study, found[0]) == place and found[0].others == best[0].others
+        if found[0].world_size == 1 and aggregate.column(study, found[0]) == place and found[0].kind == best[0].kind
     ]
     if alone and alone[0][0] not in (best[0], worst[0]):
         sentence += f", and {alone[0][1].mean / best[1].mean:.2f} times as fast as 1x1 with the same batch"
@@ -80,7 +95,7 @@ def _fastest(study: Study, times: Sequence[_Found]) -> str:
 
 def _trade(study: Study, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
     """What the fastest configuration gave up in accuracy, and whether that can be told from noise."""
-    top = max(accuracies, key=lambda found: found[1].mean)
+    top = _top(accuracies, fastest)
     own = next((found for found in accuracies if found[0] is fastest), None)
     if own is None:
         return []
@@ -123,6 +138,7 @@ def _shared(key: str, among: Sequence[Configuration]) -> str:
 def warnings(study: Study) -> list[str]:
     """What a reader must know before believing a figure."""
     return [
+        *study.cautions,
         *_unfinished(study),
         *_not_a_clusters(study),
         *_side_by_side(study),

@@ -22,6 +22,9 @@ from cifar_ray.tracking.run import origin_tags
 from cifar_ray.tracking.sink import Sink
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
+STOPPED_TAG = "cifar_ray.stopped"
+"""Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
+
 SWEEP_TAG = "cifar_ray.sweep"
 CELLS_FILE = "cells.json"
 _PARENT_TAG = "mlflow.parentRunId"
@@ -155,8 +158,25 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
     return KnownSweep(run.info.run_id, folder, run.data.metrics.get("sweep/wall_s", 0.0))
 
 
-def statuses(client: MlflowClient, sweep: KnownSweep) -> dict[str, tuple[str, str]]:
-    """Key of every run of the sweep -> its MLflow id and status.
+@dataclass(frozen=True)
+class KnownTrial:
+    """A run of a sweep, found in the tracking store.
+
+    Attributes:
+        run_id: its id.
+        status: FINISHED, FAILED, KILLED or RUNNING.
+        stopped: whether the sweep's scheduler has stopped it.
+        times: seconds by phase, ``time/PHASE_s``, as far as they are recorded.
+    """
+
+    run_id: str
+    status: str
+    stopped: bool
+    times: Mapping[str, float]
+
+
+def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
+    """Key of every run of the sweep -> what is known of it.
 
     Raises:
         ConfigError: when the store does not answer.
@@ -175,7 +195,15 @@ def statuses(client: MlflowClient, sweep: KnownSweep) -> dict[str, tuple[str, st
                 break
     except MlflowException as error:
         raise store.refusal(client.tracking_uri, error) from None
-    return {run.data.tags[store.KEY_TAG]: (run.info.run_id, run.info.status) for run in found}
+    return {
+        run.data.tags[store.KEY_TAG]: KnownTrial(
+            run.info.run_id,
+            run.info.status,
+            STOPPED_TAG in run.data.tags,
+            {name: value for name, value in run.data.metrics.items() if name.startswith("time/")},
+        )
+        for run in found
+    }
 
 
 def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSweep]:

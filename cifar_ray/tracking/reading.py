@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config import TrainConfig
-from cifar_ray.reporting.study import Point, Study, Trial
+from cifar_ray.reporting.study import Point, Study, Trial, placement
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import parent, store
 
@@ -22,7 +23,12 @@ _FAILURE, _PARENT = "cifar_ray.failure", "mlflow.parentRunId"
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
 _NEEDED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
+_SIZES = ("batch_size", "global_batch_size", "accumulate")
 _PAGE = 200
+_NO_CELLS = (
+    f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
+    "are missing here."
+)
 
 
 def study(uri: str, name: str) -> Study:
@@ -45,9 +51,10 @@ def study(uri: str, name: str) -> Study:
             raise _no_such_sweep(uri, name)
         own = client.get_run(known.run_id)
         tags = own.data.tags
+        listed = (_json(client, known.run_id, parent.CELLS_FILE) or {}).get("cells")
         return Study(
             name=name,
-            trials=_cells(client, own),
+            trials=_cells(client, own, listed or ()),
             store=uri,
             command=tags.get("cifar_ray.command", ""),
             hold=tags.get("cifar_ray.hold", "batch"),
@@ -56,6 +63,7 @@ def study(uri: str, name: str) -> Study:
             page=store.page(uri, own),
             status=own.info.status,
             metrics=dict(own.data.metrics),
+            cautions=(_NO_CELLS,) if listed is None else (),
         )
     except MlflowException as error:
         raise store.refusal(uri, error) from None
@@ -82,19 +90,19 @@ def runs(uri: str, names: Sequence[str]) -> Study:
         if any(key not in trial.params for key in _NEEDED):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
     name = ", ".join(trial.name for trial in trials)
-    return Study(name, trials, uri, command=f"cifar-ray compare {' '.join(names)}")
+    held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
+    hold = "global_batch" if held else ""
+    return Study(name, trials, uri, command=f"cifar-ray compare {' '.join(names)}", hold=hold)
 
 
 def _no_such_sweep(uri: str, name: str) -> ConfigError:
     return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
 
 
-def _cells(client: MlflowClient, own: Run) -> list[Trial]:
+def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
     children = {run.info.run_name: run for run in _children(client, own)}
-    listed = _json(client, own.info.run_id, parent.CELLS_FILE) or {}
     trials = []
-    cells = listed.get("cells", ())
     held = own.data.tags.get("cifar_ray.hold", "batch")
     for cell in cells:
         params = _completed(cell["params"], [other["params"] for other in cells], held)
@@ -103,7 +111,9 @@ def _cells(client: MlflowClient, own: Run) -> list[Trial]:
         if run is not None:
             trials.append(_trial(client, run, params, reason))
         else:
-            status = cell["state"] if cell["state"] != "RUN" else "PENDING"
+            status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
+            if status == "PENDING" and (reason or own.info.status == "FINISHED"):
+                status, reason = "FAILED", reason or "it ended without a run"
             trials.append(Trial(cell["name"], "", status, reason, params=params))
     rest = [_trial(client, run, {}, "") for run in children.values()]
     return trials + [trial for trial in rest if all(key in trial.params for key in _NEEDED)]
@@ -112,20 +122,36 @@ def _cells(client: MlflowClient, own: Run) -> list[Trial]:
 def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], held: str) -> dict[str, str]:
     """A cell's parameters with those that a table needs to place it.
 
-    Of a cell whose values do not go together only these values are known; the others it has in common with
-    all cells.
+    Of a cell whose values do not go together only these values are known, and they may be impossible; the others
+    it has in common with all cells.
     """
-    full = dict(params)
-    defaults = {"model": TrainConfig().model, "dataset": TrainConfig().dataset, "topology": "1x1", "batch_size": "128"}
+    full = _sensible(params)
+    defaults = {"model": TrainConfig().model, "dataset": TrainConfig().dataset, "topology": "1x1"}
     for key, default in defaults.items():
-        if key not in full:
-            full[key] = next((other[key] for other in cells if key in other), default)
-    if "global_batch_size" not in full:
-        nodes, workers = (int(number) for number in full["topology"].split("x"))
-        given = int(full["batch_size"]) * int(full.get("accumulate", "1"))
-        # With the global batch held, a batch size is that of a single worker.
-        full["global_batch_size"] = str(given if held == "global_batch" else given * nodes * workers)
+        full.setdefault(key, _common(key, cells, default))
+    nodes, workers = placement(full["topology"]) or (1, 1)
+    steps = max(int(full.get("accumulate", "1")), 1)
+    if "batch_size" not in full and "global_batch_size" in full:
+        full["batch_size"] = str(int(full["global_batch_size"]) // (nodes * workers * steps))
+    full.setdefault("batch_size", _common("batch_size", cells, "128"))
+    # With the global batch held, a batch size is that of a single worker.
+    share = steps * (1 if held == "global_batch" else nodes * workers)
+    full.setdefault("global_batch_size", str(int(full["batch_size"]) * share))
     return full
+
+
+def _sensible(params: Mapping[str, str]) -> dict[str, str]:
+    """The parameters without those that say nothing, such as a batch size of None."""
+    return {
+        name: value
+        for name, value in params.items()
+        if value != "None" and (name not in _SIZES or re.fullmatch(r"-?\d+", value))
+    }
+
+
+def _common(key: str, cells: Sequence[Mapping[str, str]], default: str) -> str:
+    """The value of the first cell that has one."""
+    return next((sensible[key] for other in cells if key in (sensible := _sensible(other))), default)
 
 
 def _children(client: MlflowClient, own: Run) -> list[Run]:

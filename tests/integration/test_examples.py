@@ -10,17 +10,56 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import config as configs
+from cifar_ray import strict, sweeps
 from cifar_ray.training import recipe
 from tests.person import Person
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = sorted(EXAMPLES.glob("*.yaml"))
+YAML = sorted(EXAMPLES.glob("*.yaml"))
+SWEEPS = [file for file in YAML if "grid" in strict.read_yaml(file)]
+FILES = [file for file in YAML if file not in SWEEPS]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_is_a_run_that_can_be_started(file: Path) -> None:
     config = recipe.resolve(configs.load(file))
     assert config != recipe.resolve(configs.TrainConfig())
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
+    sweep = sweeps.from_mapping(sweeps.merge(sweeps.load(file), {}, str(file)))
+    cells = sweeps.cells(sweep, sweeps.combinations(sweep))
+    assert len(cells) > 1
+    assert all(recipe.resolve(cell.config) for cell in cells if cell.config)
+    assert [cell.name for cell in cells if cell.config is None] == []
+
+
+def test_the_digits_are_swept_and_reported(person: Person) -> None:
+    """What ``make quickstart`` does."""
+    done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^runs +8 finished$", done.stdout, flags=re.MULTILINE)
+    told = person.runs("report", "digits_sweep", "--out", "out")
+    assert told.returncode == 0, told.stderr
+    written = {str(path.relative_to(person.home / "out")) for path in (person.home / "out").rglob("*.*")}
+    assert {"report.html", "report.md"} <= written
+    assert {Path(name).suffix for name in written} == {".html", ".md", ".csv", ".png", ".svg"}
+    page = (person.home / "out/report.html").read_text()
+    assert "bs16 1x2 seed1" in page
+    assert "±" in page
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_the_paper_grid_runs(person: Person) -> None:
+    """Its grid with the topologies of two nodes, on digits rather than CIFAR-10."""
+    done = person.runs("sweep", str(EXAMPLES / "paper_grid.yaml"), "--dataset", "digits", timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^runs +11 finished$", done.stdout, flags=re.MULTILINE)
+    told = person.runs("report", "paper_grid", "--baseline", "rangoju_katneni_2025")
+    assert told.returncode == 0, told.stderr
+    assert "not those of a cluster" in done.stdout
 
 
 def test_the_digits_are_learned(person: Person) -> None:

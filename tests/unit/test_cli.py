@@ -53,7 +53,30 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
         ("ui --port 0", "--port must be from 1 to 65535, got 0"),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
-        ("trian", "unknown command 'trian'; it may be train, resume, evaluate, predict, ui or doctor"),
+        (
+            "trian",
+            "unknown command 'trian'; it may be train, resume, sweep, report, compare, evaluate, predict, ui or doctor",
+        ),
+        (
+            "sweep --grid bach_size=16,32 --name s",
+            "--grid has 'bach_size', which is no field of a run; did you mean 'batch_size'?",
+        ),
+        (
+            "sweep --grid batch_size=16,16 --name s",
+            "--grid must not have the same cell twice; it has 'bs16 1x1 seed0' twice",
+        ),
+        ("sweep --grid batch_size= --name s", "--grid must have at least one value for batch_size"),
+        ("sweep --name s", "--grid must name at least one field with its values, such as batch_size=16,64"),
+        ("sweep --grid batch_size=16", "--name must be given"),
+        (
+            "sweep --grid batch_size=16 --name s --topology x",
+            "--grid must have a cell that can run here; bs16 x seed0: "
+            "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got 'x'",
+        ),
+        ("sweep none.yaml", "cannot read config file none.yaml: No such file or directory"),
+        ("sweep a.yaml --resume s", "--resume goes on as the sweep was begun, and takes no file beside it"),
+        ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs beside it"),
+        ("report s --target 1", "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
         ("resume", "cifar-ray resume: needs more words; `cifar-ray resume --help` tells what it takes"),
     ],
 )

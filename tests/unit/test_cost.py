@@ -27,6 +27,13 @@ def test_a_type_has_two_prices_with_their_date_and_page() -> None:
     )
 
 
+def test_a_gpu_with_a_page_of_its_own_is_cited() -> None:
+    assert cost.find("n1-standard-4+t4").source == (
+        "https://cloud.google.com/compute/vm-instance-pricing and https://cloud.google.com/compute/gpus-pricing"
+    )
+    assert cost.find("n1-standard-4+v100:spot").source.endswith(" and https://cloud.google.com/compute/gpus-pricing")
+
+
 def test_every_type_of_the_list_can_be_used() -> None:
     for machine in cost._listed()["types"]:
         demand, spot = cost.find(machine), cost.find(f"{machine}:spot")
@@ -117,3 +124,4 @@ def test_a_cost_says_what_it_assumes() -> None:
     table = next(table for table in section.tables if table.key.endswith("cost_of_run_usd"))
     assert table.rows[0][1][0].text == "1.40 USD"
     assert table.notes[0].startswith("One machine of that type for each node of the topology")
+    assert table.notes[1].startswith("Counted are start-up, data, training, evaluation and checkpoints")

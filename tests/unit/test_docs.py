@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli, models, strict
+from cifar_ray import cli, models, strict, sweeps
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 
@@ -24,7 +24,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    known = {strict.flag_of(key) for key in strict.flat_types(TrainConfig)} | {"--config", "--help", "--no-augment"}
+    commands = [value for name, value in vars(cli).items() if name.endswith("Command")]
+    known = {strict.flag_of(key) for command in commands for key in strict.flat_types(command)}
+    known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
     found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
@@ -41,6 +43,18 @@ def test_train_commands_are_read(page: Path) -> None:
         file, given = cli._config_file(words)
         assert file is None or (ROOT / file).is_file()
         strict.build(TrainConfig, strict.parse_flags(TrainConfig, given))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sweep_commands_are_read(page: Path) -> None:
+    """Every complete ``cifar-ray sweep`` command, as the program reads it."""
+    for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
+        file, given = cli._sweep_words(shlex.split(line))
+        if "resume" in given:
+            continue
+        sweep = sweeps.from_mapping(sweeps.merge(sweeps.load(ROOT / file) if file else {}, given, file))
+        if sweep.search == "grid":
+            assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
 
 
 def test_quick_start_is_two_commands() -> None:

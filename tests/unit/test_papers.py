@@ -66,6 +66,45 @@ def test_strategies_by_images_per_second() -> None:
     assert by_column(table, "gpipe (batch 256)")["images/s, ours"].text == ""
 
 
+def test_shares_are_of_runs_on_the_same_device() -> None:
+    gpu = {"device": "cuda"}
+    both = study(
+        trial("1x1", training_s=400.0),
+        trial("2x2", training_s=100.0),
+        trial("1x1", training_s=40.0, params=gpu),
+        trial("2x2", training_s=20.0, params=gpu),
+        trial("1x2", training_s=30.0, params=gpu),
+    )
+    share = papers.comparison(both, "rangoju_katneni_2025").tables[0]
+    ours = "batch 16 per worker, ours"
+    assert by_column(share, "2x2, cpu")[ours].text == "25.0 %"
+    assert by_column(share, "2x2, cuda")[ours].text == "50.0 %"
+    assert by_column(share, "2x2, cuda")[ours].note == "against 1x1 (1 GPU); global batch 64"
+    assert by_column(share, "1x2, cpu")[ours] == Entry(note="no finished run")
+    alone = study(trial("1x1"), trial("2x2", params=gpu))
+    share = papers.comparison(alone, "rangoju_katneni_2025").tables[0]
+    assert by_column(share, "2x2, cuda")[ours] == Entry(note="no finished run on 1x1 with the same batch")
+
+
+def test_strategies_are_compared_where_all_else_is_the_same() -> None:
+    vgg = {"model": "vgg11"}
+    runs = study(
+        trial("1x1", 256, params={**vgg, "precision": "fp32"}),
+        trial("4x1", 64, params={**vgg, "precision": "fp32"}),
+        trial("2x2", 64, params={**vgg, "precision": "fp32"}),
+        trial("4x1", 64, params={**vgg, "precision": "bf16"}),
+        axes=("topology", "precision"),
+    )
+    (table,) = papers.comparison(runs, "vgg11_group_report").tables
+    same = by_column(table, "ddp (4 workers), precision=fp32")
+    assert same["share of single, ours"].note == (
+        "4x1 (4 CPU workers), precision=fp32, the first of 2 that fit, against 1x1 (1 CPU worker), precision=fp32"
+    )
+    assert same["per iteration, ours"].note.startswith("4x1 (4 CPU workers), precision=fp32, the first of 2 that fit; ")
+    other = by_column(table, "ddp (4 workers), precision=bf16")
+    assert (other["share of single, ours"].text, other["per iteration, ours"].text) == ("", "0.125 s")
+
+
 @pytest.mark.parametrize("key", ["rangoju_katneni_2025", "vgg11_group_report", "comparative_analysis_asu"])
 def test_nothing_in_common_is_said(key: str) -> None:
     found = papers.comparison(study(trial("3x1", 7)), key)

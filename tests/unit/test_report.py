@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from cifar_ray import cli
+from cifar_ray import cli, sweeps
+from cifar_ray.orchestration import plan
 from cifar_ray.reporting import report
 from cifar_ray.reporting.study import Trial
 from cifar_ray.strict import ConfigError
@@ -125,11 +128,13 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert "fastest is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with 100.00 s" in shown
     assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
     assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
+    written = [file for file in out.rglob("*") if file.is_file() and file.name != ".report.json"]
+    assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
     for name in ("report.html", "report.md", "tables/runs.csv", "tables/resnet_cifar10_cost_of_run_usd.csv"):
-        assert f"{out / name}\n" in shown
+        assert (out / name).is_file()
     assert list((out / "charts").glob("*.png"))
     assert list((out / "charts").glob("*.svg"))
-    assert not list(out.rglob(".*"))
+    assert list(out.rglob(".*")) == [out / ".report.json"]
     with (out / "tables" / "resnet_cifar10_training_time_s.csv").open(newline="") as file:
         rows = {row[0]: row[1] for row in csv.reader(file)}
     assert rows["2x2 (4 CPU workers)"] == "100"
@@ -139,6 +144,91 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert "| 2x2 (4 CPU workers) | **100.00 s** |" in page
     assert "## Beside Exploring Various Configurations" in page
     assert "cifar-ray sweep --name scaling" in page
+
+
+def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: Path) -> None:
+    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
+    assert cli.main([*words, "--price", "g4dn.xlarge"]) == 0
+    cost = tmp_path / "tables" / "resnet_cifar10_cost_of_run_usd.csv"
+    own = [tmp_path / "tables" / "own.csv", tmp_path / "charts" / "own.png", tmp_path / "own.csv"]
+    for file in own:
+        file.write_text("mine")
+    assert cost.exists()
+    manifest = tmp_path / ".report.json"
+    listed = json.loads(manifest.read_text())
+    assert "tables/resnet_cifar10_cost_of_run_usd.csv" in listed["files"]
+    listed["files"] += ["own.csv", "tables/../own.csv", str(own[2]), 7]
+    manifest.write_text(json.dumps(listed))
+    assert cli.main(words) == 0
+    assert not cost.exists()
+    assert all(file.read_text() == "mine" for file in own)
+    assert (tmp_path / "tables" / "runs.csv").exists()
+    manifest.write_text("damaged")
+    assert cli.main(words) == 0
+    assert "tables/runs.csv" in json.loads(manifest.read_text())["files"]
+
+
+def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    odd = without_run("SKIPPED", "topology must be NODESxWORKERS", "1x1", 16)
+    odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2", "batch_size": "None"})
+    sweep(client, experiment, "odd", [odd, trial("1x1", 32), without_run("PENDING", "", "1x2", 16)], "FINISHED")
+    skipped, _, lost = reading.study(address, "odd").trials
+    assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 32)
+    assert (lost.status, lost.reason) == ("FAILED", "it ended without a run")
+    assert cli.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
+
+
+def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    lost = [without_run("PENDING", "Ray Tune has ended without it", "1x1", 16), without_run("PENDING", "", "1x2", 16)]
+    sweep(client, experiment, "lost", lost, "FAILED")
+    assert [(one.status, one.reason) for one in reading.study(address, "lost").trials] == [
+        ("FAILED", "Ray Tune has ended without it"),
+        ("PENDING", ""),
+    ]
+
+
+def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    tags = {"cifar_ray.kind": "sweep", "cifar_ray.sweep": "bare"}
+    parent = client.create_run(experiment, tags=tags, run_name="bare").info.run_id
+    child(client, experiment, parent, trial())
+    study = reading.study(address, "bare")
+    assert [one.name for one in study.trials] == ["bs16 1x1 seed0"]
+    assert study.cautions[0].startswith("The sweep's list of its runs, cells.json, could not be read")
+
+
+def test_what_is_known_of_a_cell_that_cannot_be() -> None:
+    grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
+    held = sweeps.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
+    (cell,) = sweeps.cells(held, sweeps.combinations(held))
+    known = plan.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
+    assert (known["global_batch_size"], known["topology"]) == ("32", "1x2")
+    assert "batch_size" not in known
+    assert "None" not in known.values()
+    of_all = sweeps.from_mapping(
+        {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
+    )
+    (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))
+    known = plan.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(of_all)["params"]
+    assert known["global_batch_size"] == "64"
+
+
+def test_runs_of_one_global_batch_are_compared_by_it(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    sweep(client, experiment, "s", [trial("1x1", 32), trial("1x2", 16), trial("2x2", 16)], "FINISHED")
+    names = ["bs32 1x1 seed0", "bs16 1x2 seed0", "bs16 2x2 seed0"]
+    assert reading.runs(address, names[:2]).hold == "global_batch"
+    assert reading.runs(address, names[1:]).hold == ""
 
 
 def test_a_sweep_without_a_finished_run_has_a_report(

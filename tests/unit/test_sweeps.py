@@ -130,6 +130,7 @@ def test_values_that_do_not_go_together_say_so() -> None:
             "--hold must be global_batch where global_batch_size is given",
         ),
         ({"grid": {"lr": [0.1]}, "train": {"epoch": 3}}, "--train has 'epoch', which is no field of a run"),
+        ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr must be a finite number, got 'fast'"),
         ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),
@@ -184,3 +185,31 @@ def test_flags_lie_on_top_of_a_file() -> None:
     sweep = sweeps.from_mapping(merged)
     assert isinstance(sweep, SweepConfig)
     assert sweep.train["epochs"] == 1
+
+
+def test_a_file_whose_shared_options_are_no_mapping() -> None:
+    with pytest.raises(ConfigError, match="train must be a mapping of fields to values, got 'fast'"):
+        sweeps.merge({"train": "fast"}, {}, None)
+
+
+def test_a_batch_that_is_left_open_is_no_mistake() -> None:
+    (cell,) = cells_of(grid={"lr": [0.1]}, train={"batch_size": None}, hold="global_batch")
+    assert cell.reason == ""
+
+
+def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
+    sweep = sweeps.from_mapping(
+        {
+            "name": "s",
+            "grid": [{"weight_decay": 0.1, "batch_size": [16]}, {"weight_decay": 0.2, "batch_size": [16]}],
+            "search": "random",
+            "samples": 1,
+        }
+    )
+    names = [
+        cell.name
+        for cell in sweeps.cells(
+            sweep, [{"weight_decay": 0.1, "batch_size": 16}, {"weight_decay": 0.2, "batch_size": 16}]
+        )
+    ]
+    assert names == ["weight-decay0.1 bs16 1x1 seed0", "weight-decay0.2 bs16 1x1 seed0"]

@@ -81,6 +81,19 @@ def test_weak_scaling_is_against_the_fewest_workers_of_the_column() -> None:
     assert found.notes[0].startswith("Weak scaling")
 
 
+def test_speed_ups_over_seeds_have_a_spread_and_a_count() -> None:
+    slow = [trial("1x1", seed=n, images_per_s=100.0 + n) for n in (-1, 0, 1)]
+    fast = [trial("1x2", seed=n, images_per_s=150.0 + 3 * n) for n in (-1, 0, 1)]
+    found = dict(table(study(*slow, *fast), "speed_up").rows)
+    assert found["1x1 (1 CPU worker)"][0].text == "1.00 times (n=3)"
+    entry = found["1x2 (2 CPU workers)"][0]
+    assert entry.text == "1.50 times ± 0.03 (n=3)"
+    assert entry.std == pytest.approx(1.5 * (0.01**2 + 0.02**2) ** 0.5)
+    assert entry.note.startswith("against 1x1 (1 CPU worker); a ratio of two means, ± what their standard deviations")
+    efficiency = dict(table(study(*slow, *fast), "scaling_efficiency_percent").rows)["1x2 (2 CPU workers)"][0]
+    assert efficiency.text == "75.0 % ± 1.7 (n=3)"
+
+
 def test_strong_scaling_has_the_global_batch_in_its_columns() -> None:
     held = study(
         trial("1x2", 32, images_per_s=100.0),
@@ -91,6 +104,7 @@ def test_strong_scaling_has_the_global_batch_in_its_columns() -> None:
     found = table(held, "scaling_efficiency_percent")
     assert found.columns == ["Configuration", "global batch 64"]
     assert texts(found)["2x2 (4 CPU workers)"] == ["75.0 %"]  # 1.5 times with twice the workers
+    assert dict(found.rows)["1x2 (2 CPU workers)"][0] == Entry(note="nothing with fewer workers to compare with")
     assert found.notes[0].startswith("Strong scaling")
 
 
@@ -120,6 +134,42 @@ def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_a
     ]
 
 
+def test_compared_runs_that_are_alike_in_everything_stay_apart() -> None:
+    twins = (trial(training_s=10.0, name="a", run_id="1" * 32), trial(training_s=20.0, name="b", run_id="2" * 32))
+    pair = study(*twins, axes=(), hold="")
+    assert texts(table(pair, "training_time_s")) == {
+        "1x1 (1 CPU worker), run=a": ["10.00 s"],
+        "1x1 (1 CPU worker), run=b": ["20.00 s"],
+    }
+    of_one_name = study(*(replace(one, name="a") for one in twins), axes=(), hold="")
+    assert [one.others for one in aggregate.configurations(of_one_name)] == [
+        (("run", "a 11111111"),),
+        (("run", "a 22222222"),),
+    ]
+    seeds = study(trial(seed=0), trial(seed=1), axes=(), hold="")
+    assert [len(one.trials) for one in aggregate.configurations(seeds)] == [2]
+
+
+def test_an_axis_counts_whatever_it_is() -> None:
+    runs = study(*(trial(params={"log_every": n}) for n in ("1", "50")), axes=("log_every", "seed"))
+    assert [one.others for one in aggregate.configurations(runs)] == [(("log_every", "1"),), (("log_every", "50"),)]
+
+
+def test_a_topology_that_is_none_is_a_row_as_it_was_asked_for() -> None:
+    odd = replace(trial(), name="odd", status="SKIPPED", run_id="", metrics={}, history={})
+    odd = replace(odd, params={**odd.params, "topology": "2y2"})
+    assert texts(table(study(trial(), odd), "training_time_s")) == {"1x1 (1 CPU worker)": ["100.00 s"], "2y2": [""]}
+    assert (odd.nodes, odd.world_size) == (1, 1)
+
+
+def test_memory_of_processes_and_of_gpus_has_no_best() -> None:
+    little = {**trial().metrics, "peak_memory_mib": 5.0}
+    on_gpu = trial("1x2", params={"device": "cuda"})
+    for runs, marked in ((study(trial(metrics=little), on_gpu), 0), (study(trial(metrics=little), trial("1x2")), 1)):
+        rows = table(runs, "peak_memory_mib").rows
+        assert sum(entry.best for _, entries in rows for entry in entries) == marked
+
+
 def test_gpus_are_called_so() -> None:
     (one,) = aggregate.configurations(study(trial("2x2", params={"device": "cuda"})))
     assert one.row == "2x2 (4 GPUs)"
@@ -133,6 +183,26 @@ def test_the_way_to_a_target_ends_with_the_first_epoch_that_has_it() -> None:
     assert aggregate.seconds_to(0.7)(run) is None
     entry = table(study(run), "time_to_target_s", target=0.7).rows[0][1][0]
     assert (entry.text, entry.note) == ("", "not reached: the best epoch has 60.00%")
+
+
+def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
+    lucky = [trial("1x1", seed=n, training_s=30.0, accuracies=(best,)) for n, best in enumerate((0.7, 0.5, 0.5))]
+    slow = trial("1x2", training_s=60.0, accuracies=(0.7,))
+    slower = trial("2x2", training_s=90.0, accuracies=(0.7,))
+    rows = dict(table(study(*lucky, slow, slower), "time_to_target_s", target=0.7).rows)
+    assert rows["1x1 (1 CPU worker)"][0].text == "30.00 s (n=1 of 3)"
+    assert [entries[0].best for entries in rows.values()] == [False, True, False]
+
+
+def test_a_target_is_reached_but_for_rounding_and_lost_times_are_called_lost() -> None:
+    run = trial(training_s=90.0, accuracies=(0.3, 0.5999999))
+    assert aggregate.epochs_to(0.6)(run) == 2
+    assert aggregate.default_target(aggregate.configurations(study(run))) == 0.6
+    lost = replace(run, history={"test/accuracy": run.history["test/accuracy"]})
+    entry = table(study(lost), "time_to_target_s", target=0.6).rows[0][1][0]
+    assert entry.note == "reached in epoch 2, but not every epoch until then has its figures recorded"
+    entry = table(study(replace(run, history={})), "epochs_to_target", target=0.6).rows[0][1][0]
+    assert entry.note == "reached, since the best epoch has 60.00%, but the epoch is not recorded"
 
 
 def test_an_epoch_recorded_twice_counts_once_and_one_that_was_lost_leaves_no_time() -> None:

@@ -47,3 +47,19 @@ def test_verifies_where_workers_really_are() -> None:
     for wrong in (["a", "a", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "c", "d"]):
         with pytest.raises(ValueError, match="topology 2x2 was asked for, but the workers were placed as"):
             topology.verify(Topology(2, 2), wrong)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpus", "count"),
+    [
+        ((1, 2), [2], 1),
+        ((1, 1), [2], 2),
+        ((1, 2), [3, 5], 3),
+        ((2, 2), [4, 4, 2], 2),
+        ((2, 1), [4], 0),
+        ((2, 1), [9, 1], 1),
+    ],
+)
+def test_counts_how_many_runs_fit_at_once(wanted: tuple[int, int], cpus: list[int], count: int) -> None:
+    nodes = [node(str(index), number) for index, number in enumerate(cpus)]
+    assert topology.copies(Topology(*wanted), nodes, cpus_per_worker=1) == count

@@ -61,6 +61,33 @@ def test_a_study_without_a_finished_run_says_so() -> None:
     assert said(failed) == ["resnet on cifar10: no run has finished, so there is nothing to compare yet."]
 
 
+def test_runs_that_tell_nothing_have_finished_all_the_same() -> None:
+    assert said(study(replace(trial(), metrics={}, history={}))) == [
+        "resnet on cifar10: runs have finished, but recorded neither training times nor accuracies."
+    ]
+
+
+def test_of_equally_accurate_ones_the_fastest_is_named() -> None:
+    lines = said(study(trial("1x1", training_s=100.0), trial("1x2", training_s=50.0)))
+    assert "most accurate is 1x2 (2 CPU workers)" in lines[1]
+    assert lines[-1].endswith("the fastest is also the most accurate: its speed cost no accuracy.")
+
+
+def test_each_device_has_a_fastest_of_its_own() -> None:
+    gpu = {"device": "cuda"}
+    runs = study(
+        trial("1x1", training_s=100.0),
+        trial("1x2", training_s=50.0),
+        trial("1x1", training_s=10.0, params=gpu),
+        trial("1x2", training_s=4.0, params=gpu),
+        without_run("SKIPPED", "needs 4 GPUs", "1x4", 16),
+    )
+    fastest = [line for line in said(runs) if "fastest is 1x2" in line]
+    assert [line.split(":")[0] for line in fastest] == ["resnet on cifar10, cpu", "resnet on cifar10, cuda"]
+    assert "2.00 times as fast as the slowest, 1x1 (1 CPU worker)" in fastest[0]
+    assert "2.50 times as fast as the slowest, 1x1 (1 GPU)" in fastest[1]
+
+
 def warned(of: Study, about: str) -> str:
     (found,) = (warning for warning in words.warnings(of) if about in warning)
     return found
@@ -86,6 +113,10 @@ def test_a_sweep_that_has_not_ended_well() -> None:
     assert warned(some, "skipped") == "1 of 4 runs were skipped: bs16 2x4 seed0 SKIPPED: needs 8 CPUs."
     killed = replace(some, status="KILLED")
     assert warned(killed, "ended as") == "The sweep has ended as KILLED: 1 of 3 runs are finished."
+
+
+def test_what_could_not_be_read_is_told_first() -> None:
+    assert words.warnings(study(trial(), cautions=("half of it is missing.",)))[0] == "half of it is missing."
 
 
 def test_times_that_are_not_what_they_seem() -> None:

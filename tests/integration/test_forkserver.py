@@ -1,0 +1,104 @@
+"""Processes that begin as copies of one that has imported torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cifar_ray.orchestration import forkserver
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+SCRIPT = """
+import json, os, sys
+print(json.dumps({
+    "torch": "torch" in sys.modules, "ray": "ray" in sys.modules, "words": sys.argv[1:], "folder": os.getcwd(),
+    "hello": os.environ.get("HELLO"), "openblas": os.environ.get("OPENBLAS_NUM_THREADS"), "pid": os.getpid(),
+}), flush=True)
+if "stay" in sys.argv:
+    import time
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[list[str]]:
+    """The command that stands for Python."""
+    with forkserver.running() as environment:
+        yield shlex.split(environment["py_executable"])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_copy_has_the_modules_and_what_it_was_given(python: list[str], script: str, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HELLO": "there"}
+    done = subprocess.run(
+        [*python, script, "a", "b c"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
+    told = json.loads(done.stdout)
+    assert told.pop("pid") != 0
+    assert told == {
+        "torch": True,
+        "ray": False,
+        "words": ["a", "b c"],
+        "folder": str(tmp_path),
+        "hello": "there",
+        "openblas": None,
+    }
+
+
+def test_a_copy_ends_with_the_process_that_stands_for_it(python: list[str], script: str) -> None:
+    with subprocess.Popen([*python, script, "stay"], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        copy = psutil.Process(json.loads(client.stdout.readline())["pid"])
+        assert copy.pid != client.pid
+        client.send_signal(signal.SIGKILL)
+        copy.wait(timeout=10)
+
+
+def test_the_process_that_stands_for_a_copy_ends_with_it(python: list[str], script: str) -> None:
+    with subprocess.Popen([*python, script, "stay"], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        os.kill(json.loads(client.stdout.readline())["pid"], signal.SIGKILL)
+        client.wait(timeout=10)
+
+
+def test_without_a_server_python_is_started(script: str, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        forkserver.__file__.replace("forkserver", "fork_client"),
+        str(tmp_path / "none"),
+    ]
+    done = subprocess.run([*words, script, "a"], capture_output=True, text=True, timeout=60)
+    told = json.loads(done.stdout)
+    assert (told["torch"], told["words"]) == (False, ["a"])
+
+
+def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
+    driver = (
+        "import sys, time; from cifar_ray.orchestration import forkserver\n"
+        "with forkserver.running() as environment:\n"
+        "    print(environment['py_executable'], flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", driver], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (server,) = psutil.Process(process.pid).children()
+        process.kill()
+    server.wait(timeout=30)

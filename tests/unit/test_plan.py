@@ -1,0 +1,108 @@
+"""A sweep before it runs, and after an earlier driver has left it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import board, sweeps
+from cifar_ray.orchestration import plan as plans
+from cifar_ray.strict import ConfigError
+from cifar_ray.sweeps import SweepConfig
+from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+
+
+def made(**values: object) -> SweepConfig:
+    return sweeps.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
+
+
+def test_a_random_search_draws_each_combination_once() -> None:
+    sweep = made(grid={"batch_size": [16, 64], "topology": ["1x1", "1x2"]}, search="random", samples=3)
+    drawn = plans.draw(sweep)
+    assert len(drawn) == 3
+    assert len({repr(values) for values in drawn}) == 3
+    assert plans.draw(sweep) == drawn
+    few = made(grid={"batch_size": [16, 64]}, search="random", samples=9)
+    assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
+
+
+def test_numbers_are_drawn_from_a_range() -> None:
+    sweep = made(grid={"lr": {"loguniform": [0.01, 0.1]}}, search="random", samples=20)
+    rates = [values["lr"] for values in plans.draw(sweep)]
+    assert len(set(rates)) == 20
+    assert all(0.01 <= rate <= 0.1 for rate in rates)
+
+
+def test_all_that_cannot_run_is_named() -> None:
+    sweep = made(grid={"batch_size": [16, 2000, 3000]})
+    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    with pytest.raises(ConfigError) as caught:
+        plans.refuse(sweep, trials)
+    told = caught.value.as_flag()
+    assert told.startswith("--grid must have cells that can run here, or go with --skip-infeasible; bs2000 1x1 seed0: ")
+    assert "bs3000 1x1 seed0: batch_size must leave at least one step per epoch" in told
+
+    lenient = made(grid={"batch_size": [16, 2000, 3000]}, skip_infeasible=True)
+    plans.refuse(lenient, trials)
+    assert [trial.state for trial in trials] == [board.WAITING, board.SKIPPED, board.SKIPPED]
+    assert trials[1].described(lenient)["state"] == "SKIPPED"
+    assert trials[1].described(lenient)["params"]["batch_size"] == "2000"
+
+
+def test_a_sweep_with_nothing_that_can_run() -> None:
+    sweep = made(grid={"batch_size": [2000, 3000]}, skip_infeasible=True)
+    with pytest.raises(ConfigError, match="must have a cell that can run here"):
+        plans.refuse(sweep, plans.plan(sweeps.cells(sweep, plans.draw(sweep))))
+
+
+def test_names_of_folders_are_short_and_different() -> None:
+    long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
+    long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
+    sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
+    slugs = [trial.slug for trial in plans.plan(sweeps.cells(sweep, plans.draw(sweep)))]
+    assert len(set(slugs)) == len(slugs)
+    assert max(map(len, slugs)) <= 120
+
+
+def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
+    sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
+    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    plans.refuse(sweep, trials)
+    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
+    plans.write_cells(tmp_path, trials)
+    again, read = plans.read(KnownSweep("id", tmp_path, 0.0))
+    assert again == sweep
+    assert [trial.cell for trial in read] == [trial.cell for trial in trials]
+    assert [(trial.state, trial.reason) for trial in read] == [(trial.state, trial.reason) for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        (KnownTrial("id", "FINISHED", False, {}), board.FINISHED),
+        (KnownTrial("id", "FAILED", False, {}), board.FAILED),
+        (KnownTrial("id", "KILLED", False, {}), board.WAITING),
+        (KnownTrial("id", "RUNNING", False, {}), board.WAITING),
+        (KnownTrial("id", "KILLED", True, {}), board.STOPPED),
+        (None, board.WAITING),
+    ],
+)
+def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, state: str, tmp_path: Path) -> None:
+    sweep = made(grid={"batch_size": [16]})
+    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    (tmp_path / trial.slug).mkdir()
+    (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": "k", "name": trial.slug}))
+    trial.find_again(tmp_path, {"k": known} if known else {})
+    assert trial.state == state
+    assert trial.folder is not None
+
+
+def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
+    sweep = made(grid={"batch_size": [16]})
+    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    (tmp_path / trial.slug).mkdir()
+    trial.find_again(tmp_path, {})
+    assert (trial.state, trial.folder) == (board.WAITING, None)
+    assert not (tmp_path / trial.slug).exists()
