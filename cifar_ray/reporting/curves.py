@@ -163,5 +163,7 @@ def _same_range(drawn: Sequence[tuple[Panel, Any]]) -> None:
         ranges.setdefault(panel.title, []).append(ax)
     for group in ranges.values():
         limits = [ax.get_ylim() for ax in group]
+        low, high = min(low for low, _ in limits), max(high for _, high in limits)
+        room = 0.05 * (high - low)  # a marker on the edge would be cut
         for ax in group:
-            ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+            ax.set_ylim(low - room, high + room)

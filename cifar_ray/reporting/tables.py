@@ -45,7 +45,7 @@ def _section(study: Study, among: list[Configuration], target: float | None, pri
         maker.rows("test_metrics_percent", "Test metrics (%), precision to specificity as macro averages", _quality()),
         *(maker.grid(figure) for figure in measures.QUALITY),
         maker.grid(measures.EPOCH_TIME),
-        maker.grid(measures.ITERATION_TIME, also=measures.ITERATION_P95),
+        maker.grid(_iteration(study), also=measures.ITERATION_P95),
         maker.grid(measures.IMAGES_PER_S),
         *maker.scaling(),
         maker.rows("where_the_time_went_s", "Where the time went (s)", [*measures.PHASES, measures.TOTAL]),
@@ -61,6 +61,12 @@ def _section(study: Study, among: list[Configuration], target: float | None, pri
         if goal is not None:
             tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached(goal)))
     return Section(f"{first.model} on {first.dataset}", tables, _settings(study, among, goal, target is None))
+
+
+def _iteration(study: Study) -> Figure:
+    """Time per iteration; a column has a best one only where all its iterations are of as many images."""
+    same = study.hold == "global_batch"
+    return measures.ITERATION_TIME if same else dataclasses.replace(measures.ITERATION_TIME, better="")
 
 
 def _quality() -> list[Figure]:

@@ -55,7 +55,7 @@ def study(uri: str, name: str) -> Study:
         return Study(
             name=name,
             trials=_cells(client, own, listed or ()),
-            store=uri,
+            store=store.shown(uri),
             command=tags.get("cifar_ray.command", ""),
             hold=tags.get("cifar_ray.hold", "batch"),
             axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
@@ -92,7 +92,7 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     name = ", ".join(trial.name for trial in trials)
     held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
     hold = "global_batch" if held else ""
-    return Study(name, trials, uri, command=f"cifar-ray compare {' '.join(names)}", hold=hold)
+    return Study(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
 
 
 def _no_such_sweep(uri: str, name: str) -> ConfigError:

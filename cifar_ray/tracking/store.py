@@ -207,6 +207,11 @@ def page(uri: str, run: Run) -> str | None:
     return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
+def shown(uri: str) -> str:
+    """A tracking URI for others to read: without the home folder's name."""
+    return uri.replace(str(Path.home().absolute()), "~", 1)
+
+
 def is_server(uri: str) -> bool:
     """Whether a tracking URI is that of a server."""
     return uri.startswith(("http://", "https://"))

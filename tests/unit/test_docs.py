@@ -50,7 +50,7 @@ def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
         file, given = cli._sweep_words(shlex.split(line))
-        if "resume" in given:
+        if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         sweep = sweeps.from_mapping(sweeps.merge(sweeps.load(ROOT / file) if file else {}, given, file))
         if sweep.search == "grid":
