@@ -26,6 +26,7 @@ from cifar_ray.board import Board, RunView
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import attempt, cluster, events, runs
+from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.events import Inbox
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
 from cifar_ray.orchestration.plan import Trial, create, draw, only_driver, plan, read, refuse, write_cells
@@ -84,6 +85,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     Raises:
         ConfigError: on a user's mistake, before anything has run.
         InterruptedRunError: on SIGINT or SIGTERM; the sweep is KILLED in MLflow and can be resumed.
+        RunFailedError: when Ray Tune itself fails; the sweep is FAILED in MLflow and can be resumed.
     """
     begun = begun or time.time()
     trials = plan(sweeps.cells(config, draw(config)))
@@ -245,6 +247,8 @@ class _Sweep:
         for trial in self._trials:
             if trial.state in (boards.WAITING, boards.RUNNING):
                 self._close(trial, boards.FAILED, fitting.trouble or "Ray Tune has ended without it")
+        if fitting.trouble:
+            raise RunFailedError(f"Ray Tune has failed: {fitting.trouble}")
 
     def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, _Listener]:
         waiting = self._waiting()
