@@ -259,9 +259,9 @@ def sweep(words: Sequence[str]) -> int:
             print(f"sweep {given['resume']} is finished; there is nothing to resume")
             return 0
     else:
-        from cifar_ray import sweeps
+        from cifar_ray import sweeptext
 
-        config = sweeps.from_mapping(sweeps.merge(sweeps.load(file) if file else {}, given, file))
+        config = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file) if file else {}, given, file))
         from cifar_ray.orchestration.sweep import sweep as run
 
         result = run(config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
-from cifar_ray import files, strict, sweeps
+from cifar_ray import files, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import runs
 from cifar_ray.orchestration.runs import RunFolder
@@ -182,7 +182,7 @@ def create(config: SweepConfig, client: Client) -> Path:
         )
     try:
         folder.mkdir(parents=True)
-        files.write_whole(folder / _CONFIG, sweeps.to_yaml(config))
+        files.write_whole(folder / _CONFIG, sweeptext.to_yaml(config))
     except OSError as error:
         raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
     return folder
@@ -198,7 +198,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     """A sweep as its first driver planned it."""
     try:
         kept = json.loads((known.folder / _CELLS).read_text(encoding="utf-8"))
-        config = sweeps.from_mapping(sweeps.load(known.folder / _CONFIG))
+        config = sweeptext.from_mapping(sweeptext.load(known.folder / _CONFIG))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.tune
 from filelock import FileLock
-from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
@@ -31,6 +28,7 @@ from cifar_ray.orchestration.events import Inbox
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
 from cifar_ray.orchestration.plan import Trial, create, draw, only_driver, plan, read, refuse, write_cells
 from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
+from cifar_ray.orchestration.tuning import Fitting, Listener, asha
 from cifar_ray.orchestration.work import Work, made_up_note
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
@@ -42,7 +40,6 @@ from cifar_ray.training.clock import PHASES
 from cifar_ray.training.observer import EpochRecord, Launch
 
 _POLL_S = 0.1
-_CANCEL_S = 20.0
 _STORE_PATIENCE_S = 60.0
 _HEAD = {"node:__internal_head__": 0.001}
 """A trial's process costs no CPU and sits on the head, which is no spot instance."""
@@ -233,7 +230,7 @@ class _Sweep:
 
     def _train(self, check: Callable[[], None]) -> None:
         inbox = events.open_mailbox(Launch(self._begun, 0.0))
-        fitting = _Fitting(*self._tuner(inbox.actor))
+        fitting = Fitting(*self._tuner(inbox.actor))
         self._board.start(self._at_once)
         try:
             while fitting.thread.is_alive():
@@ -250,7 +247,7 @@ class _Sweep:
         if fitting.trouble:
             raise RunFailedError(f"Ray Tune has failed: {fitting.trouble}")
 
-    def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, _Listener]:
+    def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, Listener]:
         waiting = self._waiting()
         plans = {}
         for trial in waiting:
@@ -261,15 +258,15 @@ class _Sweep:
             plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.checkpoints)
         references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
         trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
-        asha = self._config.scheduler == "asha"
-        listener = _Listener()
+        racing = self._config.scheduler == "asha"
+        listener = Listener()
         tuner = ray.tune.Tuner(
             ray.tune.with_resources(trainable, _HEAD),
             param_space={"index": ray.tune.grid_search([trial.index for trial in waiting])},
             tune_config=ray.tune.TuneConfig(
                 max_concurrent_trials=self._at_once,
-                reuse_actors=not asha,  # a run that is stopped in its middle leaves its process in no fit state
-                scheduler=_asha(waiting) if asha else None,
+                reuse_actors=not racing,  # a run that is stopped in its middle leaves its process in no fit state
+                scheduler=asha([trial.config for trial in waiting]) if racing else None,
             ),
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
@@ -420,73 +417,3 @@ class _Sweep:
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=self.figures(),
         )
-
-
-class _CancelledError(Exception):
-    """Ends Ray Tune's loop from within."""
-
-
-class _Listener(ray.tune.Callback):
-    """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read.
-
-    Attributes:
-        cancelled: when True, Ray Tune's loop ends at its next step.
-    """
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
-
-    def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
-        return _Listener, ()  # Ray Tune keeps a copy of its callbacks on disk, which nothing ends in
-
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if self.cancelled:
-            raise _CancelledError
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._ended.put((trial.config["index"], False))
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._ended.put((trial.config["index"], True))
-
-    def take(self) -> list[tuple[int, bool]]:
-        """The places of the trials that have ended since the last call, and whether with an error."""
-        found = []
-        while not self._ended.empty():
-            found.append(self._ended.get())
-        return found
-
-
-@dataclass
-class _Fitting:
-    """``tuner.fit()`` in a thread, so that the main thread can show and record what happens."""
-
-    tuner: ray.tune.Tuner
-    listener: _Listener
-    trouble: str = ""
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True, name="tuner-fit")
-        self.thread.start()
-
-    def cancel(self) -> None:
-        """End Ray Tune's loop; going on after Ray has ended, it would start another."""
-        self.listener.cancelled = True
-        self.thread.join(_CANCEL_S)
-
-    def _run(self) -> None:
-        for name in ("ray.tune", "ray.train"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        # Tune's own files of results, and its table of trials in the newer style, which verbose=0 does not silence.
-        os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
-        try:
-            self.tuner.fit()
-        except BaseException as error:  # whatever ends Ray Tune ends the sweep
-            self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _asha(waiting: Sequence[Trial]) -> ASHAScheduler:
-    longest = max(trial.config.epochs for trial in waiting if trial.config)
-    return ASHAScheduler(time_attr="epoch", metric="accuracy", mode="max", max_t=longest, grace_period=1)

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray import sweeps
+from cifar_ray import sweeptext
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking import store
@@ -89,7 +89,7 @@ class SweepRecord:
         except MlflowException as error:
             raise store.refusal(client.tracking_uri, error) from None
         record = cls(client, run, session)
-        text = sweeps.to_yaml(sweep)
+        text = sweeptext.to_yaml(sweep)
         record._sink.call(lambda client, run_id: client.log_text(run_id, text, "sweep.yaml"))
         return record
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import config as configs
-from cifar_ray import strict, sweeps
+from cifar_ray import strict, sweeps, sweeptext
 from cifar_ray.training import recipe
 from tests.person import Person
 
@@ -28,7 +28,7 @@ def test_a_file_is_a_run_that_can_be_started(file: Path) -> None:
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
-    sweep = sweeps.from_mapping(sweeps.merge(sweeps.load(file), {}, str(file)))
+    sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file), {}, str(file)))
     cells = sweeps.cells(sweep, sweeps.combinations(sweep))
     assert len(cells) > 1
     assert all(recipe.resolve(cell.config) for cell in cells if cell.config)

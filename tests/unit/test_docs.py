@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli, models, strict, sweeps
+from cifar_ray import cli, models, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 
@@ -52,7 +52,7 @@ def test_sweep_commands_are_read(page: Path) -> None:
         file, given = cli._sweep_words(shlex.split(line))
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
-        sweep = sweeps.from_mapping(sweeps.merge(sweeps.load(ROOT / file) if file else {}, given, file))
+        sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(ROOT / file) if file else {}, given, file))
         if sweep.search == "grid":
             assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import board, sweeps
+from cifar_ray import board, sweeps, sweeptext
 from cifar_ray.orchestration import plan as plans
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
@@ -15,7 +15,7 @@ from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 
 
 def made(**values: object) -> SweepConfig:
-    return sweeps.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
+    return sweeptext.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
 def test_a_random_search_draws_each_combination_once() -> None:
@@ -70,7 +70,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
     trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
     plans.refuse(sweep, trials)
-    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweeptext.to_yaml(sweep))
     plans.write_cells(tmp_path, trials)
     again, read = plans.read(KnownSweep("id", tmp_path, 0.0))
     assert again == sweep

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from cifar_ray import cli, sweeps
+from cifar_ray import cli, sweeps, sweeptext
 from cifar_ray.orchestration import plan
 from cifar_ray.reporting import report
 from cifar_ray.reporting.study import Trial
@@ -207,13 +207,13 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
-    held = sweeps.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
+    held = sweeptext.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
     (cell,) = sweeps.cells(held, sweeps.combinations(held))
     known = plan.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
     assert (known["global_batch_size"], known["topology"]) == ("32", "1x2")
     assert "batch_size" not in known
     assert "None" not in known.values()
-    of_all = sweeps.from_mapping(
+    of_all = sweeptext.from_mapping(
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))
