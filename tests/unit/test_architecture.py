@@ -42,7 +42,9 @@ BELOW = {
         "training",
     },
     "doctor": {"config", "console", "data", "files", "orchestration", "strict", "tracking", "training"},
+    "commands": {"config"},
     "cli": {
+        "commands",
         "config",
         "console",
         "doctor",
