@@ -37,7 +37,7 @@ def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
 
 def test_the_digits_are_swept_and_reported(person: Person) -> None:
     """What ``make quickstart`` does."""
-    done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"))
+    done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"), timeout=900)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^runs +8 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "digits_sweep", "--out", "out")
