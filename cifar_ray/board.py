@@ -28,6 +28,7 @@ class RowState:
         share: how much of it is done, from 0 to 1.
         begun: ``time.monotonic()`` when it began.
         took_s: seconds from its beginning to its end; None before.
+        resumed: whether an earlier driver had done a part of it, so that it tells nothing of how long others take.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RowState:
     share: float = 0.0
     begun: float = 0.0
     took_s: float | None = None
+    resumed: bool = False
 
 
 class Board:
@@ -79,7 +81,8 @@ class Board:
         row = self.rows[index]
         row.state, row.begun, row.note = RUNNING, time.monotonic(), "starting the workers"
         if self._live is None:
-            self.line(f"{row.name}: begins, run {self._ended() + 1} of {self._total()}")
+            begun = sum(row.begun > 0 for row in self.rows)
+            self.line(f"{row.name}: begins, run {begun} of {self._total()}")
 
     def end(self, index: int, state: str, note: str) -> None:
         """A run has ended as ``state``; ``note`` says what it came to, or why."""
@@ -97,7 +100,7 @@ class Board:
 
     def left_s(self) -> float:
         """Seconds that the rest takes if runs go on as they did; 0 when none has finished yet, or none is left."""
-        times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s]
+        times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
         if not times:
             return 0.0
         usual = sum(times) / len(times)
@@ -112,10 +115,11 @@ class Board:
         return self._live is not None
 
     def _ended(self) -> int:
-        return sum(row.state in (FINISHED, FAILED, STOPPED) for row in self.rows)
+        return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
 
     def _total(self) -> int:
-        return sum(row.state != SKIPPED for row in self.rows)
+        """The runs of this driver: without those that were skipped, or had ended before it."""
+        return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, highlight=False)
@@ -159,7 +163,7 @@ class RunView:
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         self._epochs, self._total = epochs, epochs * steps_per_epoch
-        self._row.share = step / self._total
+        self._row.share, self._row.resumed = step / self._total, step > 0
         self._row.note = "training"
 
     def loss(self, value: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -182,8 +183,10 @@ class Console:
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
         rows.append(("wall time", duration(figures["sweep/wall_s"])))
-        rows += [(phase, f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
+        rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
         rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
+        failed = [run for run, state in states.items() if state == "failed"]
+        rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
         rows.append(("report", f"cifar-ray report {name}"))
         self._table(rows)
 

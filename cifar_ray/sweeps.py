@@ -191,7 +191,7 @@ def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     model = flat.get("model", TrainConfig.model)
     for other, group in MODEL_OPTIONS.items():
         if other != model:  # options of a model that other cells train
-            flat = {key: value for key, value in flat.items() if not key.startswith(f"{group}.")}
+            flat = {key: flat[key] for key in flat if key in values or not key.startswith(f"{group}.")}
     if sweep.held == "global_batch" and flat.get("batch_size") is not None:
         flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
     return strict.build(TrainConfig, strict.nest(flat))
@@ -244,6 +244,9 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("train", "must not have run_name; runs are named after their cells")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
+    everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
+    if twice := sorted(everywhere & set(strict.flatten(sweep.train))):
+        raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
     given = {name for axes in sweep.grid for name in axes} | set(sweep.train)
     if sweep.hold == "batch" and "global_batch_size" in given:
         raise ConfigError("hold", "must be global_batch where global_batch_size is given")

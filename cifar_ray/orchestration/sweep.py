@@ -388,6 +388,8 @@ class _Sweep:
         self._tell_figures()
         for lock in self._locks:
             lock.release()
+        if status != "FINISHED":
+            self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
         if not self._record.end(status):
             self._board.line(f"MLflow at {self._record.uri} does not answer; the sweep's own record is not complete")
 

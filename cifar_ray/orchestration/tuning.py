@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray.tune
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray.config import TrainConfig
@@ -22,7 +23,7 @@ class _CancelledError(Exception):
     """Ends Ray Tune's loop from within."""
 
 
-class Listener(ray.tune.Callback):
+class Listener(TrialProgressCallback):
     """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read.
 
     Attributes:
@@ -30,11 +31,15 @@ class Listener(ray.tune.Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.cancelled = False
         self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
     def __reduce__(self) -> tuple[type[Listener], tuple[()]]:
         return Listener, ()  # Ray Tune keeps a copy of its callbacks on disk, which nothing ends in
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+        pass  # it stands in for Ray Tune's own callback of that kind, which prints
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if self.cancelled:

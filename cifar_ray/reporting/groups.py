@@ -40,8 +40,8 @@ def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
 
 
 def place(configuration: Configuration) -> str:
-    """What a configuration is called but for its batch size, such as ``2x2`` or ``2x2 fsdp``."""
-    return " ".join([configuration.topology, *(value for _, value in configuration.others)])
+    """What a configuration is called but for its batch size, such as ``2x2`` or ``2x2 lr=0.1``."""
+    return " ".join([configuration.topology, *(f"{name}={value}" for name, value in configuration.others)])
 
 
 def places(configurations: Sequence[Configuration]) -> list[str]:

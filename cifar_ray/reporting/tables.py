@@ -60,7 +60,9 @@ def _section(study: Study, among: list[Configuration], target: float | None, pri
         tables.append(maker.grid(measures.cost_of_run(price)))
         if goal is not None:
             tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached(goal)))
-    return Section(f"{first.model} on {first.dataset}", tables, _settings(study, among, goal, target is None))
+    shown = tables if any(one.finished for one in among) else []
+    notes = [*_settings(study, among, goal, target is None), *maker.missing()]
+    return Section(f"{first.model} on {first.dataset}", shown, notes)
 
 
 def _iteration(study: Study) -> Figure:
@@ -146,13 +148,13 @@ class _Maker:
             rows.append((label, [measured(one, figure, _unrecorded) for figure in figures]))
         columns = [_CORNER, *(figure.title for figure in figures)]
         rows = _marked(rows, [figure.better for figure in figures])
-        return Table(f"{self._prefix}_{key}", title, columns, rows, tuple(self._missing()))
+        return Table(f"{self._prefix}_{key}", title, columns, rows)
 
     def _grid(self, key: str, title: str, cell: _Cell, better: str, notes: Sequence[str]) -> Table:
         rows = [(row, [self._entry(cell, row, batch) for batch in self._batches]) for row in self._labels]
         columns = [_CORNER, *(self._batch(batch) for batch in self._batches)]
         rows = _marked(rows, [better] * len(self._batches))
-        return Table(f"{self._prefix}_{key}", title, columns, rows, (*notes, *self._missing()))
+        return Table(f"{self._prefix}_{key}", title, columns, rows, tuple(notes))
 
     def _entry(self, cell: _Cell, row: str, batch: int) -> Entry:
         one = self._places.get((row, batch))
@@ -166,7 +168,7 @@ class _Maker:
             return f"batch {one.batch_size} per worker"
         return f"global batch {one.global_batch_size}"
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
         """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
         found = []
         for one in self._among:

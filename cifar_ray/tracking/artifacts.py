@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus
+from mlflow.entities import LoggedModelStatus, Run
 
 from cifar_ray.data import Dataset
 from cifar_ray.training import classifier
@@ -22,6 +23,8 @@ from cifar_ray.training import classifier
 _CHECKPOINTS = "checkpoints.json"
 _MODEL = "model"
 _MOST_LABELS = 20
+_one_at_a_time = threading.Lock()
+"""Runs of a sweep end at their own times; torch's export and MLflow's current store are one for all threads."""
 
 
 class CheckpointList:
@@ -103,7 +106,6 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
 
     It is stored as an exported graph, which loads without executing code.
     """
-    import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
@@ -117,6 +119,22 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
     run = client.get_run(run_id)
+    with _one_at_a_time:
+        _log_model(client, run, checkpoint, dataset, step, signature, requirements)
+
+
+def _log_model(
+    client: MlflowClient,
+    run: Run,
+    checkpoint: Path,
+    dataset: Dataset,
+    step: int,
+    signature: Any,
+    requirements: Sequence[str],
+) -> None:
+    import mlflow
+
+    run_id = run.info.run_id
     model = client.create_logged_model(
         run.info.experiment_id, name=_MODEL, source_run_id=run_id, params=run.data.params, model_type="classifier"
     )
@@ -128,7 +146,7 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
             step=step,
             signature=signature,
             input_example=np.ascontiguousarray(dataset.test.images[:2]),
-            pip_requirements=requirements,
+            pip_requirements=list(requirements),
             serialization_format="pt2",
             validate_serving_input=False,
         )

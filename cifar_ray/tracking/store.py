@@ -186,9 +186,15 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     if not matches:
         raise _no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
-        ids = ", ".join(match.info.run_id for match in matches)
+        ids = ", ".join(_told_apart(match) for match in matches)
         raise ConfigError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
     return _known(matches[0])
+
+
+def _told_apart(run: Run) -> str:
+    """A run's id, with the sweep that it is of."""
+    sweep = run.data.tags.get("cifar_ray.sweep")
+    return f"{run.info.run_id} (of sweep {sweep})" if sweep else run.info.run_id
 
 
 def _matching(client: MlflowClient, run: str) -> list[Run]:

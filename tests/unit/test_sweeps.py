@@ -64,6 +64,12 @@ def test_several_grids_with_settings_of_their_own() -> None:
     assert cells[3].config.vit.depth == 4
 
 
+def test_an_option_of_another_model_is_no_axis() -> None:
+    cells = cells_of(grid={"vit.depth": [2, 3]}, train={"model": "simple_cnn"})
+    assert [cell.config for cell in cells] == [None, None]
+    assert "vit options are for --model vit only" in cells[0].reason
+
+
 def test_what_follows_from_the_grid_is_named_where_nothing_else_tells_cells_apart() -> None:
     grids = [{"epochs": 1, "batch_size": [16]}, {"epochs": 2, "batch_size": [16]}]
     assert names_of(grid=grids) == ["epochs1 bs16 1x1 seed0", "epochs2 bs16 1x1 seed0"]
@@ -131,6 +137,10 @@ def test_values_that_do_not_go_together_say_so() -> None:
         ),
         ({"grid": {"lr": [0.1]}, "train": {"epoch": 3}}, "--train has 'epoch', which is no field of a run"),
         ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr must be a finite number, got 'fast'"),
+        (
+            {"grid": {"batch_size": [16, 64]}, "train": {"batch_size": 32}},
+            "--grid has batch_size, which is given for all runs, too; give it once",
+        ),
         ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),

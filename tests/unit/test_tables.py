@@ -60,7 +60,8 @@ def test_a_failed_seed_is_left_out_and_told() -> None:
     found = table(seeds, "training_time_s")
     assert found.rows[0][1][0].text == "100.00 s"
     assert found.rows[0][1][0].note == "bs16 1x1 seed1 FAILED: a worker died; global batch 16"
-    assert "1x1 (1 CPU worker), batch 16 per worker: bs16 1x1 seed1 FAILED: a worker died." in found.notes
+    (section,) = tables.sections(seeds, None, None)
+    assert "1x1 (1 CPU worker), batch 16 per worker: bs16 1x1 seed1 FAILED: a worker died." in section.notes
 
 
 def test_what_was_not_measured_is_empty_with_the_reason() -> None:
