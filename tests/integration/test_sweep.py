@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> 
     assert "bs32 7x1 seed0: topology 7x1 needs 7 nodes" in done.stderr
     assert not (person.home / ".cifar_ray/runs/large").exists()
     assert person.mlflow.search_runs(["0"], "") == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs to run two runs at once")
+def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -> None:
+    done = person.runs(
+        "sweep", "--name", "pair", *SMALL, "--epochs", "1", "--max-concurrent", "2", "--grid", "seed=1,2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 runs of 2, 2 at once" in done.stdout
+    assert "has not taken something" not in done.stdout
+    client = person.mlflow
+    for run in children(person, "pair").values():
+        ids = [output.model_id for output in client.get_run(run.info.run_id).outputs.model_outputs]
+        assert [str(client.get_logged_model(model_id).status) for model_id in ids] == ["READY"]
 
 
 @pytest.mark.slow
