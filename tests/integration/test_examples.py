@@ -42,7 +42,7 @@ def test_the_digits_are_swept_and_reported(person: Person) -> None:
     assert re.search(r"^runs +8 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "digits_sweep", "--out", "out")
     assert told.returncode == 0, told.stderr
-    written = {str(path.relative_to(person.home / "out")) for path in (person.home / "out").rglob("*.*")}
+    written = {str(path.relative_to(person.home / "out")) for path in (person.home / "out").rglob("[!.]*.*")}
     assert {"report.html", "report.md"} <= written
     assert {Path(name).suffix for name in written} == {".html", ".md", ".csv", ".png", ".svg"}
     page = (person.home / "out/report.html").read_text()
