@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,11 @@ def test_values_drawn_at_random(person: Person) -> None:
 def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> None:
     words = [*SMALL, "--epochs", "30", "--checkpoint-every", "10", "--grid", "topology=1x1,1x2", "seed=1,2"]
     with person.starts("sweep", "--name", "victim", *words) as driver:
+        driver.until("bs32 1x1 seed1: finished")
+        end = time.monotonic() + 60  # its record is written while the next run starts
+        while children(person, "victim")["bs32 1x1 seed1"].info.status != "FINISHED":
+            assert time.monotonic() < end
+            time.sleep(0.1)
         driver.until("bs32 1x1 seed2: epoch 3/30")
         driver.kill(signum)
         assert driver.end() == (-9 if signum == signal.SIGKILL else 128 + signum)
