@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from cifar_ray.strict import ConfigError
 
 
@@ -40,6 +42,25 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def hold(path: Path, refusal: Exception, wait_s: float = 0.0) -> FileLock:
+    """Lock a file for this process, until it ends or releases the lock.
+
+    Args:
+        path: the lock's file, in a folder that is there.
+        refusal: what is raised when another process keeps the lock.
+        wait_s: seconds for the other to let go.
+
+    Raises:
+        OSError: when the file cannot be made.
+    """
+    held = FileLock(path)
+    try:
+        held.acquire(timeout=wait_s)
+    except Timeout:
+        raise refusal from None
+    return held
 
 
 def digest(path: Path, algorithm: str) -> str:

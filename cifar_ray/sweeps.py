@@ -182,18 +182,24 @@ def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
         return Cell(name, values, reason=str(error))
 
 
-def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
+def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
     flat = {**strict.flatten(sweep.train), **values}
     if "global_batch_size" in values:  # the grid's choice replaces what all runs share
         flat.pop("batch_size", None)
     elif "batch_size" in values:
         flat.pop("global_batch_size", None)
+    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
+        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
+    return flat
+
+
+def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
+    flat = merged(sweep, values)
     model = flat.get("model", TrainConfig.model)
     for other, group in MODEL_OPTIONS.items():
         if other != model:  # options of a model that other cells train
             flat = {key: flat[key] for key in flat if key in values or not key.startswith(f"{group}.")}
-    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
-        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
     return strict.build(TrainConfig, strict.nest(flat))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.tune
-from filelock import FileLock, Timeout
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
@@ -105,13 +104,8 @@ class Trial:
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
         """The parameters of a cell that cannot be, as far as its values tell."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
-        values = {**usual, **strict.flatten(sweep.train), **self.cell.values}
-        values = {name: value for name, value in values.items() if value is not None and name not in sweeps.OWN}
-        if "global_batch_size" in self.cell.values:  # the grid's choice replaces what all runs share
-            values.pop("batch_size", None)
-        if sweep.held == "global_batch" and "batch_size" in values:
-            values["global_batch_size"] = values.pop("batch_size") * values.get("accumulate", 1)
-        return {name: str(value) for name, value in values.items()}
+        values = {**usual, **sweeps.merged(sweep, self.cell.values)}
+        return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Path, there: Mapping[str, KnownTrial]) -> None:
         """What an earlier driver has made of it."""
@@ -219,11 +213,8 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
 @contextmanager
 def only_driver(folder: Path) -> Iterator[None]:
     """Within it, this process is the only one that works on the sweep."""
-    held = FileLock(folder / ".driver.lock")
-    try:
-        held.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}") from None
+    taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
+    held = files.hold(folder / ".driver.lock", taken)
     try:
         yield
     finally:

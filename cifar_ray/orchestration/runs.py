@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from cifar_ray import config as configs
 from cifar_ray import files
@@ -58,12 +58,9 @@ class RunFolder:
         Raises:
             ConfigError: when another driver does.
         """
-        held = FileLock(self.path / ".driver.lock")
-        try:
-            held.acquire(timeout=0)
-        except Timeout:
-            raise ConfigError("", f"run {self.name!r} is being trained by another process") from None
-        return held
+        return files.hold(
+            self.path / ".driver.lock", ConfigError("", f"run {self.name!r} is being trained by another process")
+        )
 
 
 def create(config: TrainConfig) -> RunFolder:

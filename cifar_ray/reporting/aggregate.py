@@ -222,7 +222,7 @@ def epochs_to(target: float) -> Measure:
     """Epochs until the test accuracy is at least ``target``; None when it never was."""
 
     def read(trial: Trial) -> float | None:
-        reached = [step for step, value in _by_step(trial, "test/accuracy").items() if reaches(value, target)]
+        reached = [step for step, value in by_step(trial, "test/accuracy").items() if reaches(value, target)]
         return float(min(reached)) if reached else None
 
     return read
@@ -233,7 +233,7 @@ def seconds_to(target: float) -> Measure:
 
     def read(trial: Trial) -> float | None:
         epochs = epochs_to(target)(trial)
-        spent = _by_step(trial, "epoch_s")
+        spent = by_step(trial, "epoch_s")
         if epochs is None or any(epoch not in spent for epoch in range(1, int(epochs) + 1)):
             return None
         return sum(spent[epoch] for epoch in range(1, int(epochs) + 1))
@@ -252,7 +252,7 @@ def images_to(target: float) -> Measure:
     return read
 
 
-def _by_step(trial: Trial, name: str) -> dict[int, float]:
+def by_step(trial: Trial, name: str) -> dict[int, float]:
     """A history with one value per step; a continued run may have recorded an epoch twice."""
     return {point.step: point.value for point in trial.history.get(name, ())}
 

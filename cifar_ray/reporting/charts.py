@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray.reporting import aggregate, bars, curves, style
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.contents import Chart, Theme
 from cifar_ray.reporting.groups import Panel, panels
 from cifar_ray.reporting.study import Study, Trial
@@ -84,35 +84,33 @@ def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given
 
 
 def _training_time(study: Study) -> Chart | None:
-    found = panels(study, partial(_measured, _TRAINING))
-    caption = "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better."
-    paint = _chart(
+    return _by_batch(
+        study,
+        _TRAINING,
         "training_time",
         "Training time by topology and batch size",
-        caption + _seeds(study),
-        bars.grouped,
-        study,
-        found,
-        _TRAINING,
+        "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better.",
         "training time (s)",
     )
-    return paint if found else None
 
 
 def _accuracy(study: Study) -> Chart | None:
-    found = panels(study, partial(_measured, _ACCURACY))
-    caption = "Share of the test images classified correctly after the last epoch; higher is better."
-    paint = _chart(
+    return _by_batch(
+        study,
+        _ACCURACY,
         "accuracy",
         "Test accuracy by topology and batch size",
-        caption + _seeds(study),
-        bars.grouped,
-        study,
-        found,
-        _ACCURACY,
+        "Share of the test images classified correctly after the last epoch; higher is better.",
         "test accuracy (%)",
     )
-    return paint if found else None
+
+
+def _by_batch(study: Study, measure: Measure, key: str, title: str, caption: str, label: str) -> Chart | None:
+    """Bars of one figure, grouped by topology and batch size."""
+    found = panels(study, partial(_measured, measure))
+    if not found:
+        return None
+    return _chart(key, title, caption + _seeds(study), bars.grouped, study, found, measure, label)
 
 
 def _scaling(study: Study) -> Chart | None:
@@ -174,7 +172,7 @@ def _confusion(study: Study) -> Chart | None:
     return _chart("confusion", "Confusion matrix of the most accurate run", caption, bars.confusion, best)
 
 
-def _measured(measure: aggregate.Measure, configuration: Configuration) -> bool:
+def _measured(measure: Measure, configuration: Configuration) -> bool:
     return configuration.statistic(measure) is not None
 
 

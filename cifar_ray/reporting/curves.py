@@ -21,25 +21,20 @@ _MOST_LINEAR = 8  # with more, those with few workers would lie on each other
 
 def accuracy_by_time(trial: Trial) -> Curve:
     """Test accuracy in percent after every epoch, at the seconds trained until then; empty without either."""
-    spent = by_step(trial, "epoch_s")
+    spent = aggregate.by_step(trial, "epoch_s")
     epochs = range(1, max(spent, default=0) + 1)
     if not spent or any(epoch not in spent for epoch in epochs):
         return []
     until = dict(zip(epochs, accumulate(spent[epoch] for epoch in epochs)))
-    accuracy = by_step(trial, "test/accuracy")
+    accuracy = aggregate.by_step(trial, "test/accuracy")
     return [(until[epoch], 100 * accuracy[epoch]) for epoch in epochs if epoch in accuracy]
-
-
-def by_step(trial: Trial, name: str) -> dict[int, float]:
-    """A history with one value per step; a continued run may have recorded an epoch twice, and the last counts."""
-    return {point.step: point.value for point in trial.history.get(name, ())}
 
 
 def by_epoch(name: str) -> Callable[[Trial], Curve]:
     """A metric after every epoch; a curve is empty when it was not recorded."""
 
     def read(trial: Trial) -> Curve:
-        return [(float(step), value) for step, value in sorted(by_step(trial, name).items())]
+        return [(float(step), value) for step, value in sorted(aggregate.by_step(trial, name).items())]
 
     return read
 

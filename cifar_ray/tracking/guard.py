@@ -30,6 +30,23 @@ class Guard:
             start_new_session=True,  # a Ctrl-C in the terminal is for the driver
         )
 
+    def conclude(self, written: bool, status: str) -> bool:
+        """The driver has come to the end of the run.
+
+        Args:
+            written: whether it could write the status itself; if not, the guard goes on trying for some
+                minutes, and never with FINISHED, since the run's record is not complete.
+            status: FINISHED, FAILED or KILLED.
+
+        Returns:
+            ``written``.
+        """
+        if written:
+            self.dismiss()
+        else:
+            self.hand_over(_KILLED if status == "FINISHED" else status)
+        return written
+
     def dismiss(self) -> None:
         """The driver has ended the run itself."""
         self._say(_DONE)

@@ -29,6 +29,7 @@ SWEEP_TAG = "cifar_ray.sweep"
 CELLS_FILE = "cells.json"
 _PARENT_TAG = "mlflow.parentRunId"
 _PATIENCE_S = 30.0
+_PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,7 @@ class SweepRecord:
         try:
             run = client.get_run(known.run_id)
             record = cls(client, run, session)
-            client.set_tag(known.run_id, store.SESSION_TAG, session)
-            client.update_run(known.run_id, status="RUNNING")
+            store.take_over(client, known.run_id, session)
         except MlflowException as error:
             raise store.refusal(client.tracking_uri, error) from None
         return record
@@ -127,12 +127,7 @@ class SweepRecord:
 
     def end(self, status: str) -> bool:
         """End the sweep's run as FINISHED, FAILED or KILLED; whether that could be written."""
-        written = self._sink.close(status, _PATIENCE_S)
-        if written:
-            self._guard.dismiss()
-        else:
-            self._guard.hand_over("KILLED" if status == "FINISHED" else status)
-        return written
+        return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
 
 
 def find(client: MlflowClient, name: str) -> KnownSweep | None:
@@ -142,9 +137,8 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
         ConfigError: when the store does not answer.
     """
     try:
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         found = client.search_runs(
-            experiments,
+            store.all_experiments(client),
             f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
             order_by=["attributes.start_time DESC"],
             max_results=1,
@@ -175,6 +169,28 @@ class KnownTrial:
     times: Mapping[str, float]
 
 
+def children(client: MlflowClient, own: Run) -> list[Run]:
+    """The runs of a sweep, oldest first, by the sweep's own run.
+
+    Raises:
+        MlflowException: when the store does not answer.
+    """
+    found: list[Run] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [own.info.experiment_id],
+            f"tags.`{_PARENT_TAG}` = '{own.info.run_id}'",
+            order_by=["attributes.start_time ASC"],
+            max_results=_PAGE,
+            page_token=token,
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
 def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
     """Key of every run of the sweep -> what is known of it.
 
@@ -182,17 +198,7 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
         ConfigError: when the store does not answer.
     """
     try:
-        experiment = client.get_run(sweep.run_id).info.experiment_id
-        found: list[Run] = []
-        token: str | None = None
-        while True:
-            page = client.search_runs(
-                [experiment], f"tags.`{_PARENT_TAG}` = '{sweep.run_id}'", max_results=1000, page_token=token
-            )
-            found += page
-            token = page.token
-            if not token:
-                break
+        found = children(client, client.get_run(sweep.run_id))
     except MlflowException as error:
         raise store.refusal(client.tracking_uri, error) from None
     return {

@@ -19,12 +19,10 @@ from cifar_ray.reporting.study import Point, Study, Trial, placement
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import parent, store
 
-_FAILURE, _PARENT = "cifar_ray.failure", "mlflow.parentRunId"
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
 _NEEDED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 _SIZES = ("batch_size", "global_batch_size", "accumulate")
-_PAGE = 200
 _NO_CELLS = (
     f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
     "are missing here."
@@ -101,7 +99,7 @@ def _no_such_sweep(uri: str, name: str) -> ConfigError:
 
 def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
-    children = {run.info.run_name: run for run in _children(client, own)}
+    children = {run.info.run_name: run for run in parent.children(client, own)}
     trials = []
     held = own.data.tags.get("cifar_ray.hold", "batch")
     for cell in cells:
@@ -154,24 +152,6 @@ def _common(key: str, cells: Sequence[Mapping[str, str]], default: str) -> str:
     return next((sensible[key] for other in cells if key in (sensible := _sensible(other))), default)
 
 
-def _children(client: MlflowClient, own: Run) -> list[Run]:
-    """The runs of a sweep, oldest first."""
-    found: list[Run] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            [own.info.experiment_id],
-            f"tags.`{_PARENT}` = '{own.info.run_id}'",
-            order_by=["attributes.start_time ASC"],
-            max_results=_PAGE,
-            page_token=token,
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
-
-
 def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:
     """One run; ``params`` and ``reason`` stand in for those that it did not live to record."""
     info, data = run.info, run.data
@@ -181,7 +161,7 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
         name=info.run_name,
         run_id=info.run_id,
         status=status,
-        reason=data.tags.get(_FAILURE, reason) if status in ("FAILED", "KILLED") else "",
+        reason=data.tags.get(store.FAILURE_TAG, reason) if status in ("FAILED", "KILLED") else "",
         page=store.page(client.tracking_uri, run),
         params={**params, **data.params},
         tags=dict(data.tags),

@@ -29,7 +29,6 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
 _CONFIG_FILE = "config.yaml"
-_FAILURE_TAG = "cifar_ray.failure"
 _HOMES = {
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
     "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -108,8 +107,7 @@ class RunRecord:
         try:
             run = client.get_run(run_id)
             record = cls(client, run, session)
-            client.set_tag(run_id, store.SESSION_TAG, session)
-            client.update_run(run_id, status="RUNNING")
+            store.take_over(client, run_id, session)
         except MlflowException as error:
             raise store.refusal(client.tracking_uri, error) from None
         record.tags(_changed(run.data.tags, _tags(config)))
@@ -136,7 +134,7 @@ class RunRecord:
 
     def failed(self, reason: str) -> None:
         """Why the run is about to end as FAILED."""
-        self._sink.tags({_FAILURE_TAG: reason})
+        self._sink.tags({store.FAILURE_TAG: reason})
 
     def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Where every worker stands, as an artifact."""
@@ -202,12 +200,7 @@ class RunRecord:
         """
         if status == "FINISHED":
             self._sink.call(_forget_failure)
-        written = self._sink.close(status, _PATIENCE_S)
-        if written:
-            self._guard.dismiss()
-        else:
-            self._guard.hand_over("KILLED" if status == "FINISHED" else status)
-        return written
+        return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -256,8 +249,8 @@ def origin_tags() -> dict[str, str]:
 
 def _forget_failure(client: MlflowClient, run_id: str) -> None:
     """Remove what an earlier attempt had failed for."""
-    if _FAILURE_TAG in client.get_run(run_id).data.tags:
-        client.delete_tag(run_id, _FAILURE_TAG)
+    if store.FAILURE_TAG in client.get_run(run_id).data.tags:
+        client.delete_tag(run_id, store.FAILURE_TAG)
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,9 @@ KEY_TAG = "cifar_ray.key"
 FOLDER_TAG = "cifar_ray.folder"
 """Tag with the run's folder: its config and its checkpoints."""
 
+FAILURE_TAG = "cifar_ray.failure"
+"""Tag with the reason of a run that is not FINISHED."""
+
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
@@ -149,10 +152,20 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     return found.experiment_id
 
 
+def take_over(client: MlflowClient, run_id: str, session: str) -> None:
+    """A later driver works on a run, which is RUNNING again.
+
+    Raises:
+        MlflowException: when the store does not answer.
+    """
+    client.set_tag(run_id, SESSION_TAG, session)
+    client.update_run(run_id, status="RUNNING")
+
+
 def find_key(client: MlflowClient, key: str) -> Run | None:
     """The run with this key, the oldest if a repeated request made several."""
     runs = client.search_runs(
-        _all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
+        all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
     )
     return runs[0] if runs else None
 
@@ -199,7 +212,7 @@ def _told_apart(run: Run) -> str:
 
 def _matching(client: MlflowClient, run: str) -> list[Run]:
     """Runs of this program with that name or id; deleted ones do not count."""
-    experiments = _all_experiments(client)
+    experiments = all_experiments(client)
     quoted = run.replace("'", "")
     found = list(client.search_runs(experiments, f"attributes.run_id = '{quoted}'"))
     found = found or list(client.search_runs(experiments, f"attributes.run_name = '{quoted}'"))
@@ -253,7 +266,8 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _all_experiments(client: MlflowClient) -> list[str]:
+def all_experiments(client: MlflowClient) -> list[str]:
+    """Ids of all experiments that are not deleted."""
     return [experiment.experiment_id for experiment in client.search_experiments()]
 
 

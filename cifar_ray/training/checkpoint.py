@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import Tensor
 
 from cifar_ray import config as configs
@@ -234,13 +234,10 @@ def lock(folder: Path) -> FileLock:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / ".lock")
-        held.acquire(timeout=_LOCK_WAIT_S)
-    except Timeout:
-        raise CheckpointError(f"another process is training into {folder}") from None
+        taken = CheckpointError(f"another process is training into {folder}")
+        return files.hold(folder / ".lock", taken, wait_s=_LOCK_WAIT_S)
     except OSError as error:
         raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from None
-    return held
 
 
 def _prune(folder: Path, step: int, keep: int) -> Path | None:
