@@ -23,7 +23,12 @@ CONFIG_VERSION = 1
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "vit"]
-StrategyName = Literal["ddp"]
+StrategyName = Literal[
+    "gather_scatter",
+    "send_recv",
+    "all_reduce",
+    "ddp",
+]
 WhichCheckpoint = Literal["last", "best"]
 
 
@@ -77,6 +82,21 @@ class ViTOptions:
 MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vit": "vit"}
 """Model name -> the field of TrainConfig that shapes it. Other models have no options."""
 
+_EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
+STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "bucket_cap_mb": ("ddp",),
+    "comm_hook": ("ddp",),
+    "sync_batchnorm": _EXCHANGING,
+    "accumulate": (*_EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild"),
+    "sync_every": ("local_sgd",),
+    "gpus_per_worker": ("data_parallel",),
+    "micro_batches": ("gpipe", "one_f_one_b"),
+    "max_staleness": ("parameter_server",),
+    "staleness_weighting": ("parameter_server",),
+    "shards": ("reproducible",),
+}
+"""Field of TrainConfig -> the strategies that it is for. What is not here is for every strategy."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -105,6 +125,9 @@ class TrainConfig:
     epochs: int = 10
     """Passes over the training images."""
 
+    steps_per_epoch: int | None = None
+    """Optimizer steps in an epoch; all whole global batches when not given."""
+
     batch_size: int | None = None
     """Images per worker and micro-batch; when not given, 128 or what --global-batch-size leaves."""
 
@@ -112,7 +135,7 @@ class TrainConfig:
     """Images per optimizer step over all workers; may be given in place of --batch-size."""
 
     accumulate: int = 1
-    """Micro-batches whose gradients are added up before one optimizer step."""
+    """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
 
     # Where it runs
     topology: str = "1x1"
@@ -141,10 +164,31 @@ class TrainConfig:
 
     # How it is computed
     strategy: StrategyName = "ddp"
-    """How the replicas are kept in step."""
+    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
 
     bucket_cap_mb: float = 25.0
     """Size of DDP's gradient buckets in MiB."""
+
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How DDP compresses gradients before it sends them."""
+
+    sync_every: int = 8
+    """Optimizer steps between two averages of the weights in local_sgd."""
+
+    gpus_per_worker: int = 1
+    """GPUs of the one process of data_parallel."""
+
+    micro_batches: int = 4
+    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
+
+    max_staleness: int | None = None
+    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
+
+    staleness_weighting: Literal["none", "inverse"] = "none"
+    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
+
+    shards: int = 4
+    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
 
     sync_batchnorm: bool = False
     """Compute batch-norm statistics over all workers' images; needs GPUs."""
@@ -193,6 +237,9 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """Latest checkpoints to keep, beside the best one."""
 
+    per_rank_test: bool = False
+    """After the last epoch, also test every rank's own replica on all test images, as the studies print it."""
+
     log_every: int = 20
     """Optimizer steps between two records of every rank's loss."""
 
@@ -238,7 +285,14 @@ LEARNING = (
     *MODEL_OPTIONS.values(),
     "epochs",
     "images_per_step",
+    "steps_per_epoch",
     "strategy",
+    "comm_hook",
+    "sync_every",
+    "micro_batches",
+    "max_staleness",
+    "staleness_weighting",
+    "shards",
     "sync_batchnorm",
     "precision",
     "optimizer",
@@ -260,6 +314,12 @@ _AT_LEAST: dict[str, float] = {
     "batch_size": 1,
     "global_batch_size": 1,
     "accumulate": 1,
+    "steps_per_epoch": 1,
+    "sync_every": 1,
+    "gpus_per_worker": 1,
+    "micro_batches": 1,
+    "max_staleness": 0,
+    "shards": 1,
     "cpus_per_worker": 1,
     "local_nodes": 1,
     "max_failures": 0,
@@ -322,9 +382,19 @@ def _check(config: TrainConfig) -> None:
     if config.oversubscribe and config.address is not None:
         raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
     _check_batch(config, placement)
+    _check_options(config)
+
+
+def _check_options(config: TrainConfig) -> None:
+    """Refuse options of other models and strategies."""
     for model, group in MODEL_OPTIONS.items():
         if config.model != model and getattr(config, group) != type(getattr(config, group))():
             raise ConfigError(group, f"options are for --model {model} only, and the model is {config.model}")
+    for name, owners in STRATEGY_OPTIONS.items():
+        if config.strategy not in owners and getattr(config, name) != getattr(TrainConfig, name):
+            raise ConfigError(
+                name, f"is for --strategy {strict.one_of(owners)} only, and the strategy is {config.strategy}"
+            )
 
 
 def _check_batch(config: TrainConfig, placement: Topology) -> None:

@@ -16,12 +16,12 @@ from cifar_ray import data, tracking
 from cifar_ray.config import WhichCheckpoint
 from cifar_ray.data import SPECS
 from cifar_ray.data.datasets import to_model_size
+from cifar_ray.place import Place
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
-from cifar_ray.training.hardware import Place
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from unittest import mock
@@ -20,10 +21,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from cifar_ray import data, models, strategies
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.data.loader import TrainLoader
+from cifar_ray.data.loader import Piece, TrainLoader
+from cifar_ray.place import Place
 from cifar_ray.strict import ConfigError
+from cifar_ray.training import optimizer
 from cifar_ray.training.evaluate import Evaluation, Evaluator
-from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
@@ -141,7 +143,9 @@ def _watching(recorder: Recorder) -> Iterator[None]:
 def _exchanges(config: TrainConfig, place: Place) -> list[int]:
     """Buckets exchanged in each micro-batch of one step."""
     dataset = data.load(config.dataset)
-    strategy = strategies.build(models.build(config, dataset.spec), config, place.device)
+    model = models.build(config, dataset.spec)
+    made = partial(optimizer.build, config=config)
+    strategy = strategies.build(strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None))
     counts: list[int] = []
 
     def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
@@ -149,11 +153,14 @@ def _exchanges(config: TrainConfig, place: Place) -> list[int]:
         return allreduce_hook(None, bucket)
 
     strategy._replica.register_comm_hook(None, counting)  # type: ignore[attr-defined]
-    loader = TrainLoader(config, dataset, place.rank, place.world_size, place.device)
-    for part, (images, _) in enumerate(loader.micro_batches(0, 0), start=1):
-        counts.append(0)
-        with strategy.accumulating(last=part == config.accumulate):
-            strategy.forward(images).sum().backward()
+    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
+
+    def told() -> Iterator[Piece]:
+        for piece in loader.pieces(0, 0):
+            counts.append(0)
+            yield piece
+
+    strategy.gradients(told())
     return counts
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,38 +17,68 @@ EVALUATION_BATCH = 512
 """Test images per forward pass. It bounds memory and has no effect on the metrics."""
 
 
-class TrainLoader:
-    """Training batches of one rank, reachable in any order."""
+@dataclass(frozen=True)
+class Feed:
+    """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``pieces``."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, rank: int, world_size: int, device: torch.device) -> None:
+    index: int = 0
+    shares: int = 1
+    pieces: int = 1
+
+
+class Piece(NamedTuple):
+    """Images that pass through the model together, on the device.
+
+    Attributes:
+        images: normalised float32, shape (B, C, H, W).
+        labels: int64, shape (B,).
+        seed: of torch's generators while they do; it depends on the step and the piece, not on what came before.
+    """
+
+    images: Tensor
+    labels: Tensor
+    seed: int
+
+
+class TrainLoader:
+    """Training batches of one rank, reachable in any order.
+
+    Attributes:
+        steps_per_epoch: global batches in an epoch.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, feed: Feed, device: torch.device) -> None:
         self._config = config
         self._spec = dataset.spec
-        self._rank, self._world_size = rank, world_size
+        self._feed = feed
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared.
         self._normalise = augment.Normalise(dataset.spec).to(device)
         self._images, self._labels = (tensor.to(device) for tensor in as_tensors(dataset.train))
         self._order: tuple[int, Tensor] = (-1, self._labels)
-        self.steps_per_epoch = order.steps_per_epoch(len(self._labels), config.images_per_step)
+        self._seeds: list[list[int]] = []
+        whole = order.steps_per_epoch(len(self._labels), config.images_per_step)
+        self.steps_per_epoch = min(whole, config.steps_per_epoch or whole)
 
-    def micro_batches(self, epoch: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's part of global batch ``step`` of ``epoch``, in ``accumulate`` pieces.
-
-        Yields:
-            Normalised float32 images (B, C, H, W) and int64 labels (B,), on the device.
-        """
+    def pieces(self, epoch: int, step: int) -> Iterator[Piece]:
+        """This rank's share of global batch ``step`` of ``epoch``, piece by piece."""
         config = self._config
         batch = order.global_batch(self._permutation(epoch), step, config.images_per_step)
-        for samples in order.rank_slice(batch, self._rank, self._world_size).chunk(config.accumulate):
+        parts = order.share(batch, self._feed.index, self._feed.shares).chunk(self._feed.pieces)
+        for samples, seeds in zip(parts, self._seeds):
             images = self._images[samples]
             if config.augment:
                 images = augment.crop_and_flip(images, samples, config.seed, epoch, self._spec.flip)
-            yield self._normalise(images), self._labels[samples]
+            yield Piece(self._normalise(images), self._labels[samples], seeds[step])
 
     def _permutation(self, epoch: int) -> Tensor:
-        """The epoch's order on the device: a copy in every step would have the host wait for the GPU."""
+        """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
         if self._order[0] != epoch:
             samples = order.permutation(self._config.seed, epoch, len(self._labels))
             self._order = (epoch, samples.to(self._labels.device))
+            steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
+            first = self._feed.index * self._feed.pieces
+            pieces = range(first, first + self._feed.pieces)
+            self._seeds = [order.step_seeds(self._config.seed, steps, piece) for piece in pieces]
         return self._order[1]
 
 

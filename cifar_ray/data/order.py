@@ -62,10 +62,10 @@ def global_batch(epoch_order: Tensor, step: int, batch: int) -> Tensor:
     return epoch_order[step * batch : (step + 1) * batch]
 
 
-def rank_slice(samples: Tensor, rank: int, world_size: int) -> Tensor:
-    """The part of a global batch that ``rank`` computes: contiguous, equal in size to the others."""
-    share = len(samples) // world_size
-    return samples[rank * share : (rank + 1) * share]
+def share(samples: Tensor, index: int, shares: int) -> Tensor:
+    """Part ``index`` of a global batch cut into ``shares``: contiguous, equal in size to the others."""
+    size = len(samples) // shares
+    return samples[index * size : (index + 1) * size]
 
 
 def evaluation_range(size: int, rank: int, world_size: int) -> range:
@@ -73,6 +73,15 @@ def evaluation_range(size: int, rank: int, world_size: int) -> range:
     return range(size * rank // world_size, size * (rank + 1) // world_size)
 
 
-def step_seeds(seed: int, steps: range, rank: int) -> list[int]:
-    """Seeds of torch's generators (dropout) on ``rank`` for consecutive ``steps``; each from 0 to 2**63 - 1."""
-    return _shift(hash64(seed, torch.arange(steps.start, steps.stop), rank), 1).tolist()
+def step_seeds(seed: int, steps: range, piece: int) -> list[int]:
+    """Seeds of torch's generators (dropout) for one piece of every global batch of consecutive ``steps``.
+
+    Args:
+        seed: the run's seed.
+        steps: optimizer steps over the whole run.
+        piece: number of the piece in its global batch, from 0, counted over all ranks.
+
+    Returns:
+        Numbers from 0 to 2**63 - 1.
+    """
+    return _shift(hash64(seed, torch.arange(steps.start, steps.stop), piece), 1).tolist()

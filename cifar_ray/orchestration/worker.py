@@ -24,9 +24,9 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample
+from cifar_ray.place import Place
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import hardware
-from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 

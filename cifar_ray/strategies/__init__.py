@@ -1,42 +1,73 @@
-"""Ways of keeping the replicas in step, by name."""
+"""Ways of keeping the replicas in step, by name.
+
+The registry is ``StrategyName`` in ``config.py``: every name in it is a file here, whose ``STRATEGY`` is a class
+with the methods of :class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence, its
+label, its source and its cost per step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+import importlib
+import re
+import typing
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from cifar_ray.config import StrategyName, TrainConfig
+from cifar_ray.strategies.protocol import Parts, Strategy
 
-from cifar_ray.config import TrainConfig
-from cifar_ray.strategies import ddp
+__all__ = ["NAMES", "About", "Parts", "Strategy", "about", "build", "of"]
 
-__all__ = ["REGISTRY", "Strategy", "build"]
+NAMES: tuple[str, ...] = typing.get_args(StrategyName)
 
 
-class Strategy(Protocol):
-    """What the loop asks of a strategy.
+@dataclass(frozen=True)
+class About:
+    """What a strategy's file says of it.
 
-    A strategy is made from a model that every rank has initialised alike, in a process group that is up.
+    Attributes:
+        summary: one sentence.
+        label: ``exact`` (bit-identical to one worker under a condition), ``close`` (the same mathematics in
+            another order of additions) or ``different`` (another algorithm).
+        condition: what the label means here.
+        source: where it comes from.
+        messages: what each rank exchanges in a step, as a formula; its variables are explained in ``cost``.
+        bytes: likewise.
+        cost: the formulas in words.
     """
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of this rank's images (B, C, H, W), ready for ``backward``."""
-
-    def accumulating(self, last: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a micro-batch; nothing is exchanged unless it is the ``last``."""
-
-    def synchronize(self) -> None:
-        """After the last backward pass: every rank's ``.grad`` is the mean over the global batch."""
-
-    def synchronize_buffers(self) -> None:
-        """Before an evaluation or a checkpoint: every rank's buffers are those of rank 0."""
+    summary: str
+    label: str
+    condition: str
+    source: str
+    messages: str
+    bytes: str
+    cost: str
 
 
-REGISTRY: dict[str, Callable[[nn.Module, TrainConfig, torch.device], Strategy]] = {"ddp": ddp.DDP}
+def of(config: TrainConfig) -> Any:
+    """The class of the configured strategy."""
+    return _module(config.strategy).STRATEGY
 
 
-def build(model: nn.Module, config: TrainConfig, device: torch.device) -> Strategy:
-    """The configured strategy around ``model``."""
-    return REGISTRY[config.strategy](model, config, device)
+def build(parts: Parts) -> Strategy:
+    """The configured strategy, ready for the first step."""
+    return of(parts.config)(parts)
+
+
+def about(name: str) -> About:
+    """What the file of strategy ``name`` opens with."""
+    text = " ".join((_module(name).__doc__ or "").split())
+    opening = re.match(
+        r"(?P<summary>.*?) Label: (?P<label>exact|close|different)(?P<condition>.*?) Source: (?P<source>.*?) "
+        r"Cost per step: messages ``(?P<messages>.*?)``, bytes ``(?P<bytes>.*?)``\. (?P<cost>.*)",
+        text,
+    )
+    assert opening is not None, f"strategies/{name}.py does not open with its label, source and cost"
+    found = opening.groupdict()
+    return About(**{**found, "condition": found["condition"].strip(".;, ")})
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"cifar_ray.strategies.{name}")

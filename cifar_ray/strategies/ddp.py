@@ -1,49 +1,73 @@
 """PyTorch's DistributedDataParallel: bucketed all-reduce, overlapped with the backward pass.
 
-Label: close. The mean gradient is that of one worker with the whole global batch, added up in another
-order; batch-norm statistics are those of each worker's own images unless ``--sync-batchnorm``.
+Label: close; different with a ``--comm-hook``. The mean gradient is that of one worker with the whole global
+batch, added up in another order; batch-norm statistics are those of each worker's own images unless
+``--sync-batchnorm``. PyTorch's hooks send gradients as float16 or bfloat16, or as matrices of rank 1 with what
+they leave out carried over to the next step (``powersgd``: Vogels et al. 2019, from its tenth step on).
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
-Cost per step: one all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB), which together hold every gradient once.
+Cost per step: messages ``buckets``, bytes ``G``. One all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB),
+which together hold every gradient once (G bytes); half of that with ``--comm-hook fp16`` or ``bf16``. With
+``--accumulate`` only the last micro-batch is followed by an exchange.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.replicas import Replicas
+
+_POWERSGD_FROM = 10
+"""Step from which gradients are compressed; those of the first steps change too fast for it."""
 
 
-class DDP:
-    """See the module. With one worker there is nothing to exchange and the model runs bare."""
+class DDP(Replicas):
+    """See the module."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
-        self._model = model
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         self._replica: DistributedDataParallel | None = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            self._replica = DistributedDataParallel(
-                model,
-                device_ids=[device.index] if device.type == "cuda" else None,
-                bucket_cap_mb=config.bucket_cap_mb,
-                gradient_as_bucket_view=True,
+        if self.world_size == 1:
+            return
+        config, device = parts.config, parts.place.device
+        self._replica = DistributedDataParallel(
+            parts.model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=config.bucket_cap_mb,
+            gradient_as_bucket_view=True,
+            static_graph=config.accumulate == 1,  # it takes every backward pass for one that exchanges
+        )
+        # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
+        self._replica.broadcast_buffers = False
+        if config.comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=_POWERSGD_FROM)
+            self._replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif config.comm_hook != "none":
+            halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+            self._replica.register_comm_hook(None, halves[config.comm_hook])
+        for parameter in parts.model.parameters():
+            # The backward pass ends with the last gradient; what DDP then still waits for is not overlapped.
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _: parts.mark("backward")
             )
-            # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
-            self._replica.broadcast_buffers = False
 
     def forward(self, images: Tensor) -> Tensor:
-        return (self._replica or self._model)(images)
+        return (self._replica or self.model)(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._replica is None else self._replica.no_sync()
 
-    def synchronize(self) -> None:
+    def finish_backward(self) -> None:
+        if self._replica is None:
+            self.parts.mark("backward")
+
+    def exchange(self) -> None:
         """DDP has exchanged the gradients during the backward pass."""
 
-    def synchronize_buffers(self) -> None:
-        if self._replica is not None:
-            for buffer in self._model.buffers():
-                dist.broadcast(buffer, src=0)
+
+STRATEGY = DDP

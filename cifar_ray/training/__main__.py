@@ -18,9 +18,9 @@ import torch.distributed as dist
 from cifar_ray import IMPORTED_AT, data, files, strict
 from cifar_ray import config as configs
 from cifar_ray.config import TrainConfig
+from cifar_ray.place import Place
 from cifar_ray.training import recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
-from cifar_ray.training.hardware import Place
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 

@@ -3,6 +3,10 @@
 Five phases are kept apart: start-up, data, training, evaluation, checkpoint. Training is the time in
 which steps run, from the first batch to the end of the last optimizer step. On a GPU the ends of the
 steps are recorded as CUDA events and read when the steps pause, so nothing waits inside a step.
+
+A step is split further: data (the batch is taken and augmented), forward, backward, communication (waiting for
+other ranks, as far as it is not hidden behind the backward pass), optimizer. What is in none of them, such as the
+record of a logged iteration, counts to the iteration alone.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import torch
 from torch import Tensor
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+PARTS = ("data", "forward", "backward", "communication", "optimizer")
+_STEP, _OTHER = "step", "other"
 
 
 class Clock:
@@ -29,7 +35,8 @@ class Clock:
         self._device = device
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._iterations: list[float] = []
-        self._marks: list[Any] = []
+        self._parts: dict[str, float] = {}
+        self._marks: list[tuple[str, Any]] = []
         self._fresh = True  # the first iteration of a process is not typical
 
     @contextmanager
@@ -43,21 +50,42 @@ class Clock:
 
     def start(self) -> None:
         """Steps run from here on."""
-        self._marks = [self._mark()]
+        self._marks = [(_OTHER, self._mark())]
+
+    def mark(self, part: str) -> None:
+        """The time since the last mark was spent on this part of the step; on a GPU, that of what was queued.
+
+        A part that is marked twice in a row ends with the second mark.
+        """
+        if self._marks and self._marks[-1][0] == part:
+            self._marks[-1] = (part, self._mark(self._marks[-1][1]))
+        else:
+            self._marks.append((part, self._mark()))
 
     def lap(self) -> None:
         """A step has ended, or on a GPU: has been queued."""
-        self._marks.append(self._mark())
+        self._marks.append((_STEP, self._mark()))
 
     def stop(self) -> None:
         """Steps pause here."""
         self._wait()
-        laps = [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
-        self.seconds["training"] += sum(laps)
-        if laps:
-            self._iterations += laps[1:] if self._fresh else laps
-            self._fresh = False
-        self._marks = []
+        marks, self._marks = self._marks, []
+        begin = before = marks[0][1]
+        for part, mark in marks[1:]:
+            counts = not self._fresh
+            if part == _STEP:
+                lap = self._between(begin, mark)
+                self.seconds["training"] += lap
+                self._iterations += [lap] if counts else []
+                self._fresh, begin = False, mark
+            elif part != _OTHER and counts:
+                self._parts[part] = self._parts.get(part, 0.0) + self._between(before, mark)
+            before = mark
+
+    def parts(self) -> dict[str, float]:
+        """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
+        count = len(self._iterations)
+        return {part: self._parts[part] / count for part in PARTS if part in self._parts} if count else {}
 
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.
@@ -75,7 +103,8 @@ class Clock:
 
     def state(self) -> dict[str, Any]:
         """Everything that a later process continues from."""
-        return {"seconds": dict(self.seconds), "iterations": torch.tensor(self._iterations, dtype=torch.float32)}
+        iterations = torch.tensor(self._iterations, dtype=torch.float32)
+        return {"seconds": dict(self.seconds), "iterations": iterations, "parts": dict(self._parts)}
 
     def restore(self, state: dict[str, Any], same_workers: bool) -> None:
         """Continue from :meth:`state`; what this process has measured so far is added.
@@ -89,11 +118,14 @@ class Clock:
         saved: Tensor = state["iterations"]
         if same_workers:
             self._iterations = saved.tolist() + self._iterations
+            for part, seconds in state["parts"].items():
+                self._parts[part] = self._parts.get(part, 0.0) + seconds
 
-    def _mark(self) -> Any:
+    def _mark(self, again: Any = None) -> Any:
+        """This moment; an event of a GPU is used ``again`` where there is one."""
         if self._device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

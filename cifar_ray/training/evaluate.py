@@ -19,7 +19,7 @@ from torchmetrics.classification import (
 
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
-from cifar_ray.training.hardware import Place, autocast
+from cifar_ray.place import Place, autocast
 
 _RATES = {
     "precision": MulticlassPrecision,
@@ -87,6 +87,22 @@ class Evaluator:
             self._scores.update(logits.argmax(1), labels)
         model.train(was_training)
         return self._read(self._scores.compute(), self._loss.compute() / len(self._dataset.test.labels))
+
+    @torch.inference_mode()
+    def alone(self, model: nn.Module) -> tuple[float, float]:
+        """Loss and accuracy of this rank's ``model`` over all test images, whatever the other ranks have."""
+        was_training = model.training
+        model.eval()
+        place, test = self._place, self._dataset.test
+        loss = torch.zeros((), dtype=torch.float64, device=place.device)
+        right = torch.zeros((), dtype=torch.int64, device=place.device)
+        for images, labels in evaluation_batches(test, self._dataset.spec, 0, 1, place.device):
+            with autocast(self._precision, place.device):
+                logits = model(images)
+            loss += F.cross_entropy(logits.double(), labels, reduction="sum")
+            right += (logits.argmax(1) == labels).sum()
+        model.train(was_training)
+        return loss.item() / len(test.labels), right.item() / len(test.labels)
 
     def _read(self, scores: dict[str, Tensor], loss: Tensor) -> Evaluation:
         macro = {name: float(scores[f"{name}_macro"]) for name in _RATES}

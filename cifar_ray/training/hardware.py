@@ -1,49 +1,21 @@
-"""What one worker computes with: device, threads, arithmetic, and its place among the others."""
+"""What one worker computes with: device, threads, arithmetic."""
 
 from __future__ import annotations
 
 import platform
 import resource
 import sys
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Place:
-    """One worker's place in the run.
-
-    Attributes:
-        rank: number of this worker, from 0.
-        world_size: workers in all.
-        local_rank: number of this worker among those of its node.
-        node: name of the node, the same for all workers on it.
-        device: where it computes.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    node: str = "localhost"
-    device: torch.device = _CPU
+from cifar_ray.place import Place
 
 
 def set_threads(threads: int) -> None:
     """Compute with this many CPU threads, whatever the environment says."""
     torch.set_num_threads(threads)
-
-
-def seed(value: int, device: torch.device) -> None:
-    """Start the generators that a model draws from on ``device``; ``torch.manual_seed`` asks every kind of device."""
-    torch.default_generator.manual_seed(value)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(value)
 
 
 def fast_at_bf16(device: torch.device) -> bool:
@@ -70,11 +42,6 @@ def agree_on_precision(choice: str, place: Place) -> str:
 def use_precision(precision: str) -> None:
     """Have ``fp32`` mean float32: by itself, cuDNN rounds the inputs of convolutions to TF32."""
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Around a forward pass: matrix products and convolutions in bfloat16 when ``precision`` says so."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def describe(device: torch.device) -> str:

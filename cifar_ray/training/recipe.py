@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cifar_ray import models, strict
+from cifar_ray import models, strategies, strict
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.strict import ConfigError
@@ -49,6 +49,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
         )
+    strategies.of(resolved).check(resolved)
     if resolved.batch_size == 1:
         _check_single_image(resolved)
     return resolved
@@ -86,7 +87,9 @@ def on_device(config: TrainConfig, device: str) -> TrainConfig:
     """
     if config.sync_batchnorm and device != "cuda":
         raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
-    return dataclasses.replace(config, device=typing.cast(Any, device))
+    decided = dataclasses.replace(config, device=typing.cast(Any, device))
+    strategies.of(decided).check(decided)
+    return decided
 
 
 def _check_single_image(config: TrainConfig) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cifar_ray.training import checkpoint, hardware
 from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.clock import PARTS
 from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluation
-from cifar_ray.training.hardware import Place
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
 from cifar_ray.training.setup import Job
 
@@ -23,7 +23,7 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
     Raises:
         DivergedError: on every rank alike, when a loss is not finite.
     """
-    losses = _gather(loss, job.place)
+    losses = job.strategy.losses(loss)
     if not all(map(math.isfinite, losses)):
         raise DivergedError(job.step)
     metrics = {"train/loss": sum(losses) / len(losses), "train/lr": lr}
@@ -43,6 +43,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
     total = _sum_losses(job)
     if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
         raise DivergedError(job.step)
+    state = job.strategy.state()
     if job.place.rank != 0:
         return
     snapshot = Snapshot(
@@ -52,7 +53,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         accuracy=accuracy,
         class_names=job.class_names,
         weights=job.model.state_dict(),
-        optimizer=job.optimizer.state_dict(),
+        optimizer=state,
         clock=job.clock.state(),
         epoch_loss=total / job.place.world_size,
         history=job.history,
@@ -90,11 +91,10 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
     """The whole run in figures; the same on every rank but for the times, which are rank 0's to tell."""
     epochs = [row for row in job.history if row.kind == "epoch"]
     best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
-    peak = torch.tensor(hardware.peak_memory_mib(job.place.device), device=job.place.device)
-    if job.place.world_size > 1:
-        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    peaks = _peak_memory(job)
     times = {f"time/{phase}_s": seconds for phase, seconds in job.clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in job.clock.iterations().items()}
+    times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(job).items()}
     times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
         times["images_per_s"] = job.config.images_per_step / times["time/iteration_mean_s"]
@@ -105,7 +105,9 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
             **epochs[-1].metrics,
             "best/accuracy": best.metrics["test/accuracy"],
             "best/epoch": float(best.step),
-            "peak_memory_mib": peak.item(),
+            "peak_memory_mib": max(peaks),
+            **{f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)},
+            **job.strategy.figures(),
         },
         times=times,
         weights_sha256=checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"],
@@ -128,9 +130,21 @@ def _sum_losses(job: Job) -> float:
     return total
 
 
-def _gather(loss: Tensor, place: Place) -> list[float]:
-    if place.world_size == 1:
-        return [loss.item()]
-    losses = [torch.zeros_like(loss) for _ in range(place.world_size)]
-    dist.all_gather(losses, loss)
-    return [other.item() for other in losses]
+def _parts(job: Job) -> dict[str, float]:
+    """Mean seconds of a step by part, as the mean over the ranks that have measured it."""
+    mine = job.clock.parts()
+    found = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
+    found = found.to(job.place.device)
+    if job.place.world_size > 1:
+        dist.all_reduce(found)
+    return {part: seconds / count for part, (seconds, count) in zip(PARTS, found.tolist()) if count}
+
+
+def _peak_memory(job: Job) -> list[float]:
+    """The most memory that each rank has held, in MiB."""
+    mine = torch.tensor(hardware.peak_memory_mib(job.place.device), device=job.place.device)
+    if job.place.world_size == 1:
+        return [mine.item()]
+    every = [torch.zeros_like(mine) for _ in range(job.place.world_size)]
+    dist.all_gather(every, mine)
+    return [peak.item() for peak in every]

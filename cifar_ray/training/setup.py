@@ -6,6 +6,7 @@ import dataclasses
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from torch import Tensor, nn
 from cifar_ray import config as configs
 from cifar_ray import models, strategies
 from cifar_ray.config import TrainConfig
-from cifar_ray.data import Dataset, order
+from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
+from cifar_ray.place import Place
+from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
-from cifar_ray.training.hardware import Place
 from cifar_ray.training.observer import Launch, Row, Started
 
 
@@ -44,8 +46,6 @@ class Job:
     folder: Path
     model: nn.Module
     strategy: strategies.Strategy
-    optimizer: torch.optim.Optimizer
-    criterion: nn.Module
     loader: TrainLoader
     evaluator: Evaluator
     clock: Clock
@@ -55,13 +55,15 @@ class Job:
     step: int = 0
     history: list[Row] = dataclasses.field(default_factory=list)
 
-    def seeds(self, epoch: int) -> list[int]:
-        """Seed of torch's generators on this rank for every step of ``epoch``."""
-        steps = self.loader.steps_per_epoch
-        return order.step_seeds(self.config.seed, range(epoch * steps, (epoch + 1) * steps), self.place.rank)
 
-
-def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, launch: Launch) -> Job:
+def prepare(
+    config: TrainConfig,
+    dataset: Dataset,
+    folder: Path,
+    place: Place,
+    launch: Launch,
+    server: ServerHandle | None = None,
+) -> Job:
     """Build the run's parts and restore the newest usable checkpoint below ``folder``.
 
     Args:
@@ -70,6 +72,7 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
         folder: where checkpoints are; the same for all ranks.
         place: this worker's place; the process group is up when there are several workers.
         launch: what happened before; what is left of the time since then is start-up time.
+        server: the parameter server, for the strategy that has one.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
@@ -86,19 +89,20 @@ def prepare(config: TrainConfig, dataset: Dataset, folder: Path, place: Place, l
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(place.device).to(memory_format=torch.channels_last).train()
-    strategy = strategies.build(model, config, place.device)
-    loader = TrainLoader(config, dataset, place.rank, place.world_size, place.device)
-    criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
     clock = Clock(place.device)
-    _warm_up(model, strategy, criterion, next(loader.micro_batches(0, 0)), config, place)
+    criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
+    make_optimizer = partial(optimizer.build, config=config)
+    parts = strategies.Parts(config, place, model, make_optimizer, criterion, clock.mark, server)
+    fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    strategy = strategies.build(parts)
+    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
+    _warm_up(strategy, loader, fresh)
     job = Job(
         config=config,
         place=place,
         folder=folder,
         model=model,
         strategy=strategy,
-        optimizer=optimizer.build(model, config),
-        criterion=criterion,
         loader=loader,
         evaluator=Evaluator(dataset, place, precision),
         clock=clock,
@@ -134,29 +138,15 @@ def _check_shared(folder: Path, place: Place) -> None:
         raise ConfigError("storage", f"must be a folder that all nodes share; rank {blind} does not see {folder}")
 
 
-def _warm_up(
-    model: nn.Module,
-    strategy: strategies.Strategy,
-    criterion: nn.Module,
-    batch: tuple[Tensor, Tensor],
-    config: TrainConfig,
-    place: Place,
-) -> None:
+def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
     """One forward and backward pass that leaves no trace in the model.
 
     DDP lays out its buckets anew after the first backward pass. With the first pass spent here, every
     real step adds up gradients in the same layout, so a resumed run adds them in the order of one that
     was never interrupted. What libraries set up at first use is also part of start-up this way.
     """
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    images, labels = batch
-    with strategy.accumulating(last=True):
-        with hardware.autocast(config.precision, place.device):
-            loss = criterion(strategy.forward(images), labels)
-        loss.backward()
-    strategy.synchronize()
-    model.zero_grad(set_to_none=True)
-    model.load_state_dict(before)
+    strategy.gradients(loader.pieces(0, 0))
+    strategy.load(fresh, None)
 
 
 def _restore(job: Job) -> None:
@@ -167,8 +157,7 @@ def _restore(job: Job) -> None:
         return
     path, snapshot, skipped = found
     _check_same(snapshot.config, job.config, path)
-    job.model.load_state_dict(snapshot.weights)
-    job.optimizer.load_state_dict(snapshot.optimizer)
+    job.strategy.load(snapshot.weights, snapshot.optimizer)
     job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
     job.step = snapshot.step
     job.history = list(snapshot.history)

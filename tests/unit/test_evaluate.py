@@ -7,8 +7,8 @@ from sklearn import metrics
 from torch import nn
 
 from cifar_ray.data import Dataset
+from cifar_ray.place import Place
 from cifar_ray.training.evaluate import Evaluator
-from cifar_ray.training.hardware import Place
 
 
 class Noisy(nn.Module):

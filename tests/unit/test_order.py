@@ -50,7 +50,7 @@ def test_the_order_is_that_of_the_hashes() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_the_union_over_workers_is_the_same_at_any_world_size(world_size: int) -> None:
     batch = order.global_batch(order.permutation(seed=3, epoch=1, size=500), step=2, batch=48)
-    parts = [order.rank_slice(batch, rank, world_size) for rank in range(world_size)]
+    parts = [order.share(batch, rank, world_size) for rank in range(world_size)]
     assert torch.equal(torch.cat(parts), batch)
     assert {len(part) for part in parts} == {48 // world_size}
 

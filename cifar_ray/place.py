@@ -1,0 +1,41 @@
+"""One worker's place among the others, and how it computes there: what strategies and the loop both need."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One worker's place in the run.
+
+    Attributes:
+        rank: number of this worker, from 0.
+        world_size: workers in all.
+        local_rank: number of this worker among those of its node.
+        node: name of the node, the same for all workers on it.
+        device: where it computes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    node: str = "localhost"
+    device: torch.device = _CPU
+
+
+def seed(value: int, device: torch.device) -> None:
+    """Start the generators that a model draws from on ``device``; ``torch.manual_seed`` asks every kind of device."""
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Around a forward pass: matrix products and convolutions in bfloat16 when ``precision`` says so."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -1,0 +1,53 @@
+"""What most strategies have in common: one optimizer over one model, and losses that all ranks tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.strategies.protocol import Parts
+
+
+class Base:
+    """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
+
+    own_statistics = False
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.model = parts.model
+        self.optimizer = parts.make_optimizer(parts.model)
+        self.world_size = parts.place.world_size
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Any config will do."""
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.parts.mark("optimizer")
+
+    def losses(self, loss: Tensor) -> list[float]:
+        if self.world_size == 1:
+            return [loss.item()]
+        losses = [torch.zeros_like(loss) for _ in range(self.world_size)]
+        dist.all_gather(losses, loss)
+        return [other.item() for other in losses]
+
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        self.model.load_state_dict(weights)
+        self.optimizer.zero_grad(set_to_none=True)
+        if state is not None:
+            self.optimizer.load_state_dict(dict(state))
+
+    def figures(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,91 @@
+"""What the loop asks of a strategy, and what a strategy is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.place import Place
+from cifar_ray.strategies.server import ServerHandle
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a strategy works with on one rank.
+
+    Attributes:
+        config: a resolved config.
+        place: this worker's place; the process group is up when there are several workers.
+        model: initialised alike on every rank, on the device, in training mode.
+        make_optimizer: makes the configured optimizer for a model that has the same parameters in the same order.
+        criterion: mean loss of logits (B, num_classes) and labels (B,).
+        mark: ``mark(part)`` says that the time since the last mark was spent on this part of a step:
+            ``data``, ``forward``, ``backward``, ``communication`` or ``optimizer``.
+        server: the parameter server, for the strategy that has one.
+    """
+
+    config: TrainConfig
+    place: Place
+    model: nn.Module
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    criterion: nn.Module
+    mark: Callable[[str], None]
+    server: ServerHandle | None = None
+
+
+class Strategy(Protocol):
+    """Keeps the replicas in step. Every method is called on every rank.
+
+    Attributes:
+        optimizer: its parameter groups' learning rate is set before every step.
+        own_statistics: whether every rank has batch-norm statistics of its own until :meth:`publish`.
+    """
+
+    optimizer: torch.optim.Optimizer
+    own_statistics: bool
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Refuse what cannot be.
+
+        Args:
+            config: a resolved config; its device may still be ``auto``.
+
+        Raises:
+            ConfigError: naming the field and what it may be.
+        """
+
+    @staticmethod
+    def feed(config: TrainConfig, place: Place) -> Feed:
+        """The part of every global batch that this rank is given."""
+
+    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+        """Forward and backward pass of one global batch, and the exchange of the gradients.
+
+        Returns:
+            This rank's loss: the mean over the images that it was given, a scalar on the device.
+        """
+
+    def step(self) -> None:
+        """Move the weights, and forget the gradients."""
+
+    def losses(self, loss: Tensor) -> list[float]:
+        """The latest loss of every rank, where this rank's is ``loss``."""
+
+    def publish(self) -> None:
+        """Before an evaluation or a checkpoint: make the model whole, and the same on every rank."""
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state for the whole model, on rank 0; call it after :meth:`publish`."""
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        """Go on from a whole model's parameters and buffers, and from :meth:`state` where there is one."""
+
+    def figures(self) -> dict[str, float]:
+        """What is peculiar to the strategy, measured since this process began; the same on every rank."""
