@@ -108,3 +108,55 @@ def grid() -> Study:
         trial("2x2", 16, training_s=105.0, accuracies=(0.3, 0.5, 0.7), images_per_s=300.0),
         trial("2x2", 64, training_s=60.0, accuracies=(0.3, 0.5, 0.65), images_per_s=640.0),
     )
+
+
+PARTS = ("data", "forward", "backward", "communication", "optimizer")
+
+
+def of_strategy(
+    strategy: str,
+    topology: str = "1x1",
+    seconds: float = 0.5,
+    *,
+    parts: Sequence[float | None] = (),
+    losses: Sequence[float] = (),
+    right: Sequence[float] = (),
+    memory: Sequence[float] = (),
+    also: dict[str, float] | None = None,
+    **changes: Any,
+) -> Trial:
+    """A finished run of vgg11 with a global batch of 256 images, one epoch of 40 steps.
+
+    Args:
+        strategy: its strategy.
+        topology: NODESxWORKERS.
+        seconds: of an iteration.
+        parts: seconds of a step's parts in the order of PARTS; None for one that was not measured.
+        losses: test loss of every rank.
+        right: test accuracy of every rank, 0 to 1.
+        memory: peak memory of every rank in MiB.
+        also: other metrics.
+        changes: other arguments of :func:`trial`.
+    """
+    nodes, workers = (int(number) for number in topology.split("x"))
+    params = {"model": "vgg11", "strategy": strategy, "steps_per_epoch": "40", **changes.pop("params", {})}
+    given = {"training_s": 40 * seconds, "images_per_s": 256 / seconds, "accuracies": (0.2,)}
+    made = trial(topology, 256 // (nodes * workers), params=params, **{**given, **changes})
+    metrics = {**made.metrics, "time/iteration_mean_s": seconds, "test/loss": 2.2}
+    metrics |= {f"time/step_{part}_s": value for part, value in zip(PARTS, parts) if value is not None}
+    metrics |= {f"test/loss_rank{rank}": value for rank, value in enumerate(losses)}
+    metrics |= {f"test/accuracy_rank{rank}": value for rank, value in enumerate(right)}
+    metrics |= {f"peak_memory_mib_rank{rank}": value for rank, value in enumerate(memory)}
+    name = f"{strategy} {topology} seed{made.seed}"
+    return replace(made, name=name, run_id=f"id-{name.replace(' ', '-')}", metrics={**metrics, **(also or {})})
+
+
+def skipped_strategy(strategy: str, topology: str, reason: str) -> Trial:
+    """A cell of a sweep over strategies that cannot be."""
+    whole = of_strategy(strategy, topology)
+    return Trial(whole.name, "", "SKIPPED", reason, params={k: v for k, v in whole.params.items() if k != "device"})
+
+
+def of_strategies(*trials: Trial, axes: tuple[str, ...] = ("strategy", "topology")) -> Study:
+    """A finished sweep over strategy and topology that holds the global batch."""
+    return study(*trials, name="strategies", hold="global_batch", axes=axes)

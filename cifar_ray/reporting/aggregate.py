@@ -20,6 +20,9 @@ HARDWARE = "hardware"
 PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 """Parameters that have a place in a table of their own."""
 
+STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
+"""Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
+
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
@@ -29,7 +32,7 @@ _ASIDE = {
     *_TOLD,
     *("world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
     *("tracking_uri", "storage", "data_dir", "address", "verbose", "keep_checkpoints", "max_failures"),
-    *("start_timeout_s", "local_nodes", "oversubscribe", "log_every"),
+    *("start_timeout_s", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
 }
 _STEP = 0.05
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits
@@ -267,6 +270,15 @@ def total_seconds(trial: Trial) -> float | None:
     """Seconds of all phases together; None unless all were recorded."""
     found = phases(trial)
     return sum(found.values()) if len(found) == 5 else None
+
+
+def unsplit_ms(trial: Trial) -> float | None:
+    """Milliseconds of a mean iteration that none of its measured parts accounts for; None when they exceed it."""
+    whole = trial.metrics.get("time/iteration_mean_s")
+    if whole is None:
+        return None
+    rest = whole - sum(trial.metrics.get(f"time/step_{part}_s", 0.0) for part in STEP_PARTS)
+    return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
 
 
 def utilisation(device: str) -> Measure:

@@ -49,7 +49,7 @@ def grouped(look: Look, study: Study, panels: Sequence[Panel], measure: Measure,
         ax.set_ylim(bottom=0)
     style.legend(
         figure,
-        [style.patch(look, index, f"{batch} images") for index, batch in enumerate(batches)],
+        [style.patch(style.filled(look, index), f"{batch} images") for index, batch in enumerate(batches)],
         "global batch" if study.hold == "global_batch" else "batch per worker",
     )
     return figure
@@ -90,7 +90,7 @@ def _series(
     if most <= _MOST_WRITTEN:
         for bar, top, (_, statistic) in zip(bars, tops, known):
             ax.annotate(
-                _short(statistic.mean),
+                style.short(statistic.mean),
                 (bar.get_x() + bar.get_width() / 2, top),
                 (0, 3),
                 textcoords="offset points",
@@ -98,10 +98,6 @@ def _series(
                 va="bottom",
                 fontsize=8,
             )
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def where_time_went(look: Look, study: Study, panels: Sequence[Panel]) -> Any:
@@ -124,12 +120,12 @@ def where_time_went(look: Look, study: Study, panels: Sequence[Panel]) -> Any:
                     ax.barh(at, statistic.mean, 0.7, ends[at], **style.filled(look, index))
                     ends[at] += statistic.mean
         for at, end in enumerate(ends):
-            ax.annotate(f"{_short(end)} s", (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            style.value(ax, end, at, f"{style.short(end)} s", bold=False)
         ax.set_yticks(range(len(labels)), [style.plain(label) for label in labels])
         ax.set_ylim(len(labels) - 0.4, -0.6)  # the first at the top
         ax.set_xlim(0, max(ends) * 1.09 or 1)
     ax.set_xlabel("time (s)")
-    style.legend(figure, [style.patch(look, index, name) for index, name in enumerate(_PHASES.values())])
+    style.legend(figure, [style.patch(style.filled(look, index), name) for index, name in enumerate(_PHASES.values())])
     return figure
 
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.reporting import aggregate, bars, curves, style
+from cifar_ray.reporting import aggregate, bars, curves, strategies, strategy_charts, style
 from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.contents import Chart, Theme
-from cifar_ray.reporting.groups import Panel, panels
+from cifar_ray.reporting.groups import Panel, line_panels, panels
 from cifar_ray.reporting.study import Study, Trial
 
 _DOTS_PER_INCH = 160
@@ -29,12 +29,12 @@ def charts(study: Study, paper: str | None) -> list[Chart]:
         paper: key of a published study that the report compares with. Its times and accuracies stand in the
             report's tables: they come from other hardware and are not drawn beside these.
     """
+    several = strategies.compared(aggregate.configurations(study))
+    first = strategy_charts.charts(study) if several else [_training_time(study), _accuracy(study), _scaling(study)]
     found = [
-        _training_time(study),
-        _accuracy(study),
-        _scaling(study),
+        *first,
         _accuracy_by_time(study),
-        _losses(study),
+        _losses(study, fewest=2 if several else 1),
         _where_time_went(study),
         _confusion(study),
     ]
@@ -126,7 +126,7 @@ def _scaling(study: Study) -> Chart | None:
 
 
 def _accuracy_by_time(study: Study) -> Chart | None:
-    found = panels(study, lambda one: bool(curves.mean(one, curves.accuracy_by_time)))
+    found = line_panels(study, lambda one: bool(curves.mean(one, curves.accuracy_by_time)))
     parts = [(panel, panel.title, curves.accuracy_by_time) for panel in found]
     caption = (
         "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up "
@@ -137,13 +137,14 @@ def _accuracy_by_time(study: Study) -> Chart | None:
     return _chart("accuracy_by_time", title, caption, curves.lines, study, parts, labels, 3) if found else None
 
 
-def _losses(study: Study) -> Chart | None:
+def _losses(study: Study, fewest: int) -> Chart | None:
+    """The losses of those with so many epochs: of many lines with one point there is nothing to see."""
     parts: list[tuple[Panel, str, Callable[[Trial], curves.Curve]]] = []
     for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss")):
         read = curves.by_epoch(name)
-        found = panels(study, lambda one, read=read: bool(curves.mean(one, read)))  # type: ignore[misc]
+        found = line_panels(study, lambda one, read=read: len(curves.mean(one, read)) >= fewest)  # type: ignore[misc]
         parts += [(panel, f"{panel.title}: {words}", read) for panel in found]
-    order = [panel.title for panel in panels(study, lambda _: True)]
+    order = [panel.title for panel in line_panels(study, lambda _: True)]
     parts.sort(key=lambda part: order.index(part[0].title))  # both losses of a model side by side
     caption = (
         "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "

@@ -9,7 +9,7 @@ from typing import Any
 
 from cifar_ray.reporting import aggregate, style
 from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.groups import Panel, all_places, place
+from cifar_ray.reporting.groups import Panel, line_names
 from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.style import Look
 
@@ -52,7 +52,7 @@ def lines(
     labels: tuple[str, str],
     columns: int,
 ) -> Any:
-    """A line for every configuration: colour and marker by topology, dashes by batch size.
+    """A line for every configuration: colour and marker by topology or strategy, dashes by batch size.
 
     Args:
         look: colours.
@@ -61,14 +61,14 @@ def lines(
         labels: of the two axes, with units.
         columns: most panels in a row.
     """
-    names = all_places([panel for panel, _, _ in parts])
+    name, names = line_names(study, [panel for panel, _, _ in parts])
     batches = _batches(study, [panel for panel, _, _ in parts])
     width = 3.4 if columns == 3 else 4.8
     figure, axes = style.panels([title for _, title, _ in parts], columns, width, 3.0)
     for (panel, _, read), ax in zip(parts, axes):
         for one in panel.configurations:
             curve = mean(one, read)
-            at = names.index(place(one))
+            at = names.index(name(one))
             ax.plot(
                 [x for x, _ in curve],
                 [y for _, y in curve],
@@ -82,7 +82,7 @@ def lines(
         if labels[0] == "epoch":
             ax.xaxis.get_major_locator().set_params(integer=True)
     _same_range([(panel, ax) for (panel, _, _), ax in zip(parts, axes)])
-    handles = [style.line(look.colour(at), name, style.marker(at)) for at, name in enumerate(names)]
+    handles = [style.line(look.colour(at), label, style.marker(at)) for at, label in enumerate(names)]
     style.legend(figure, handles + _dashes(look, study, batches))
     return figure
 

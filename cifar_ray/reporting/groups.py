@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate
+from cifar_ray.reporting import aggregate, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.study import Study
 
@@ -37,6 +37,27 @@ def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
         return one.world_size, one.nodes, place(one), aggregate.column(study, one)
 
     return [Panel(title, tuple(sorted(group, key=size))) for title, group in found.items()]
+
+
+def line_panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
+    """The panels of a chart with a line for every configuration: one for each topology too, where lines are many."""
+    found = panels(study, shown)
+    if not strategies.compared(aggregate.configurations(study)):
+        return found
+    return [
+        Panel(f"{panel.title}, {top}", tuple(one for one in panel.configurations if one.topology == top))
+        for panel in found
+        for top in dict.fromkeys(one.topology for one in panel.configurations)
+    ]
+
+
+def line_names(study: Study, panels: Sequence[Panel]) -> tuple[Callable[[Configuration], str], list[str]]:
+    """What tells lines apart in such panels, and all of it in order, so that each looks the same in every panel."""
+    every = aggregate.configurations(study)
+    if not strategies.compared(every):
+        return place, all_places(panels)
+    called = strategies.names(study, every)
+    return called.of, called.among(one for panel in panels for one in panel.configurations)
 
 
 def place(configuration: Configuration) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cifar_ray.reporting import aggregate, cost
 from cifar_ray.reporting.aggregate import Measure, Statistic, metric
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.study import Trial
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,22 @@ ITERATION_TIME = Figure(
     ("Mean in steady state; an iteration is one optimizer step.",),
 )
 ITERATION_P95 = Figure("p95_ms", "95th percentile (ms)", metric("time/iteration_p95_s", 1000.0), " ms", 2, "low")
+SECONDS_PER_ITERATION = Figure(
+    "s_per_iteration",
+    "Seconds per iteration",
+    metric("time/iteration_mean_s"),
+    " s",
+    None,
+    "low",
+    ITERATION_TIME.notes,
+)
+STEP_PARTS = tuple(
+    Figure(f"{part}_ms", title, metric(f"time/step_{part}_s", 1000.0), " ms", None, "")
+    for part, title in zip(
+        aggregate.STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"), strict=True
+    )
+)
+NOT_SPLIT = Figure("not_split_ms", "Not split", aggregate.unsplit_ms, " ms", None, "")
 IMAGES_PER_S = Figure(
     "images_per_s",
     "Images per second",
@@ -100,6 +118,7 @@ IMAGES_PER_S = Figure(
     "high",
     ("Over all workers, in steady state.",),
 )
+LOSS = Figure("test_loss", "Test loss after the last epoch", metric("test/loss"), "", 4, "low")
 MEMORY = Figure(
     "peak_memory_mib",
     "Peak memory of one worker (MiB)",
@@ -120,6 +139,36 @@ PHASES = tuple(
     )
 )
 TOTAL = Figure("total_s", "Total", aggregate.total_seconds, " s", 2, "")
+BUBBLE = (
+    Figure("bubble_measured_percent", "Measured", metric("bubble/measured", 100.0), " %", 1, ""),
+    Figure("bubble_theory_percent", "Theory", metric("bubble/theory", 100.0), " %", 1, ""),
+)
+STALENESS = (
+    Figure("staleness_mean_updates", "Mean", metric("staleness/mean"), "", 2, ""),
+    Figure("staleness_max_updates", "Most", metric("staleness/max"), "", 0, ""),
+)
+
+
+def of_rank(figure: Figure, rank: int) -> Figure:
+    """What one rank's own replica has of a figure of the test: its loss or its accuracy."""
+    name, scale = {LOSS: ("loss", 1.0), ACCURACY: ("accuracy", 100.0)}[figure]
+    return replace(figure, title=f"Rank {rank}", measure=metric(f"test/{name}_rank{rank}", scale), better="")
+
+
+def over_ranks(figure: Figure) -> Figure:
+    """The mean over all ranks of a figure of the test, of runs that have it of every rank."""
+
+    def read(trial: Trial) -> float | None:
+        found = [of_rank(figure, rank).measure(trial) for rank in range(trial.world_size)]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if len(known) == len(found) else None
+
+    return replace(figure, title="Mean over ranks", measure=read, better="")
+
+
+def memory_of_rank(rank: int) -> Figure:
+    """Peak memory of one worker in MiB."""
+    return replace(MEMORY, title=f"Rank {rank}", measure=metric(f"peak_memory_mib_rank{rank}"))
 
 
 def utilisation(device: Literal["cpu", "gpu"]) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ LOOKS: dict[Theme, Look] = {
 
 def hatch(index: int) -> str:
     """Pattern of a bar of series ``index``, so that it is known without its colour."""
-    return _HATCHES[index % len(_HATCHES)]
+    return _HATCHES[(index + index // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
 
 
 def marker(index: int) -> str:
@@ -164,16 +164,49 @@ def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
-def patch(look: Look, index: int, label: str) -> Any:
-    """A legend's entry for the bars of series ``index``."""
+def length(names: Sequence[str]) -> float:
+    """Inches that the longest of these names takes."""
+    return _CHARACTER * max(map(len, names), default=0)
+
+
+def short(value: float) -> str:
+    """Three digits, as there is room for beside a bar."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def value(axes: Any, x: float, y: float, text: str, *, bold: bool) -> None:
+    """What a lying bar that ends at ``x`` comes to."""
+    weight = "bold" if bold else "normal"
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8, fontweight=weight)
+
+
+def dotted(look: Look, index: int) -> dict[str, Any]:
+    """How a point of series ``index`` looks."""
+    return {"color": look.colour(index), "marker": marker(index), "linestyle": "none"}
+
+
+def point(look: Look, index: int, label: str) -> Any:
+    """A legend's entry for the points of series ``index``."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **dotted(look, index), label=plain(label))
+
+
+def patch(fill: Mapping[str, Any], label: str) -> Any:
+    """A legend's entry for bars that are filled so."""
     from matplotlib.patches import Patch
 
-    return Patch(**filled(look, index), label=plain(label))
+    return Patch(**fill, label=plain(label))
 
 
 def filled(look: Look, index: int) -> dict[str, Any]:
     """How the bars of series ``index`` are filled and outlined."""
     return {"facecolor": look.colour(index), "edgecolor": look.text, "linewidth": 0.5, "hatch": hatch(index)}
+
+
+def plainly(look: Look) -> dict[str, Any]:
+    """How the bars of a rest are filled, that is no series."""
+    return {"facecolor": look.grid, "edgecolor": look.text, "linewidth": 0.5}
 
 
 def line(colour: str, label: str, shape: str = "", dashes: Any = "solid") -> Any:

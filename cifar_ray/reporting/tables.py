@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from cifar_ray.reporting import aggregate, measures, scaling
+from cifar_ray.reporting import aggregate, measures, scaling, strategy_tables
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.entries import marked, measured, reasons, unrecorded, unsampled
 from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
@@ -19,6 +20,7 @@ _CORNER = "Configuration"
 _SPEED_UP = Figure("speed_up", "Speed-up (times)", lambda _: None, " times", 2, "high")
 _EFFICIENCY = Figure("scaling_efficiency_percent", "Scaling efficiency (%)", lambda _: None, " %", 1, "")
 _Cell = Callable[[Configuration], Entry]
+_WHOLE_EPOCH = {"None", "0"}  # of steps_per_epoch, when it says nothing
 
 
 def sections(study: Study, target: float | None, price: Price | None) -> list[Section]:
@@ -53,13 +55,14 @@ def _section(study: Study, among: list[Configuration], target: float | None, pri
     if goal is not None:
         tables += [maker.grid(figure, _unreached(goal)) for figure in measures.to_target(goal)]
     tables.append(maker.grid(_memory(among)))
-    tables.append(maker.grid(measures.utilisation("cpu"), _unsampled))
+    tables.append(maker.grid(measures.utilisation("cpu"), unsampled))
     if any(one.device == "cuda" for one in among):
-        tables.append(maker.grid(measures.utilisation("gpu"), _unsampled))
+        tables.append(maker.grid(measures.utilisation("gpu"), unsampled))
     if price is not None:
         tables.append(maker.grid(measures.cost_of_run(price)))
         if goal is not None:
             tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached(goal)))
+    tables += strategy_tables.tables(study, among, maker.prefix)
     shown = tables if any(one.finished for one in among) else []
     notes = [*_settings(study, among, goal, target is None), *maker.missing()]
     return Section(f"{first.model} on {first.dataset}", shown, notes)
@@ -86,7 +89,7 @@ class _Maker:
     """Makes the tables of one model on one data set."""
 
     def __init__(self, study: Study, among: list[Configuration], prefix: str) -> None:
-        self._study, self._prefix = study, prefix
+        self._study, self.prefix = study, prefix
         self._among = sorted(among, key=lambda one: (one.device, one.world_size, one.nodes))
         self._labels = list(dict.fromkeys(one.row for one in self._among))
         self._batches = sorted({aggregate.column(study, one) for one in among})
@@ -98,7 +101,7 @@ class _Maker:
         """One figure by configuration and batch size."""
 
         def cell(one: Configuration) -> Entry:
-            entry = measured(one, figure, why_empty or _unrecorded)
+            entry = measured(one, figure, why_empty or unrecorded)
             more = one.statistic(also.measure) if also is not None and entry.text else None
             notes = [entry.note, self._batch_note(one) if entry.text else ""]
             if also is not None and more is not None:
@@ -120,7 +123,7 @@ class _Maker:
                 found = scaling.ratio(self._study, one, self._among)
                 own = one.statistic(measures.IMAGES_PER_S.measure)
                 if found is None or own is None:
-                    return Entry(note=_reasons(one) or "images per second were not recorded")
+                    return Entry(note=reasons(one) or "images per second were not recorded")
                 if found.reference is one and one.world_size > 1:
                     return Entry(note="nothing with fewer workers to compare with")
                 shown = _EFFICIENCY if efficiency else _SPEED_UP
@@ -145,16 +148,16 @@ class _Maker:
         rows = []
         for one in sorted(self._places.values(), key=lambda one: aggregate.column(self._study, one)):
             label = f"{one.row}, {self._batch(aggregate.column(self._study, one))}"
-            rows.append((label, [measured(one, figure, _unrecorded) for figure in figures]))
+            rows.append((label, [measured(one, figure, unrecorded) for figure in figures]))
         columns = [_CORNER, *(figure.title for figure in figures)]
-        rows = _marked(rows, [figure.better for figure in figures])
-        return Table(f"{self._prefix}_{key}", title, columns, rows)
+        rows = marked(rows, [figure.better for figure in figures])
+        return Table(f"{self.prefix}_{key}", title, columns, rows)
 
     def _grid(self, key: str, title: str, cell: _Cell, better: str, notes: Sequence[str]) -> Table:
         rows = [(row, [self._entry(cell, row, batch) for batch in self._batches]) for row in self._labels]
         columns = [_CORNER, *(self._batch(batch) for batch in self._batches)]
-        rows = _marked(rows, [better] * len(self._batches))
-        return Table(f"{self._prefix}_{key}", title, columns, rows, tuple(notes))
+        rows = marked(rows, [better] * len(self._batches))
+        return Table(f"{self.prefix}_{key}", title, columns, rows, tuple(notes))
 
     def _entry(self, cell: _Cell, row: str, batch: int) -> Entry:
         one = self._places.get((row, batch))
@@ -172,38 +175,9 @@ class _Maker:
         """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
         found = []
         for one in self._among:
-            if reasons := _reasons(one):
-                found.append(f"{one.row}, {self._batch(aggregate.column(self._study, one))}: {reasons}.")
+            if lost := reasons(one):
+                found.append(f"{one.row}, {self._batch(aggregate.column(self._study, one))}: {lost}.")
         return found
-
-
-def measured(one: Configuration, figure: Figure, why_empty: Callable[[Trial], str]) -> Entry:
-    """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
-    found = one.statistic(figure.measure)
-    reasons = _reasons(one)
-    if found is None:
-        why = "; ".join(dict.fromkeys(why_empty(trial) for trial in one.finished))
-        return Entry(note="; ".join(filter(None, (why, reasons))))
-    runs = len(one.finished)
-    missing = runs - found.n
-    lacking = f"{missing} of {runs} finished runs do not have it" if missing else ""
-    note = "; ".join(filter(None, (lacking, reasons)))
-    text, ids = figure.text(found, runs), found.run_ids
-    return Entry(text, found.mean, found.std, found.n, run_ids=ids, note=note, partial=missing > 0)
-
-
-def _reasons(one: Configuration) -> str:
-    """Why some of its runs are not in its figures."""
-    return "; ".join(outcome(trial) for trial in one.trials if not trial.finished)
-
-
-def outcome(trial: Trial) -> str:
-    """What became of a run, such as ``bs16 2x2 seed1 FAILED: out of memory``."""
-    return f"{trial.name} {trial.status}" + (f": {trial.reason.rstrip('.')}" if trial.reason else "")
-
-
-def _unrecorded(_: Trial) -> str:
-    return "the run did not record it"
 
 
 def _unreached(target: float) -> Callable[[Trial], str]:
@@ -220,36 +194,14 @@ def _unreached(target: float) -> Callable[[Trial], str]:
     return why
 
 
-def _unsampled(_: Trial) -> str:
-    return "no sample was taken while it trained"
-
-
-def _marked(rows: Sequence[tuple[str, list[Entry]]], better: Sequence[str]) -> list[tuple[str, list[Entry]]]:
-    """The rows with the best entry of every column marked, where two or more differ.
-
-    A mean over the lucky part of the runs is no candidate.
-    """
-    marked = [(label, list(entries)) for label, entries in rows]
-    for position, direction in enumerate(better):
-        candidates = [entry for _, entries in rows if not (entry := entries[position]).partial]
-        known = [entry.value for entry in candidates if entry.value is not None]
-        if not direction or len(set(known)) < 2:
-            continue
-        best = min(known) if direction == "low" else max(known)
-        for _, entries in marked:
-            if entries[position].value == best and not entries[position].partial:
-                entries[position] = dataclasses.replace(entries[position], best=True)
-    return marked
-
-
 def _settings(study: Study, among: Sequence[Configuration], goal: float | None, chosen: bool) -> list[str]:
     """How all these runs were trained, where they agree, and what the target is."""
     trials = [trial for one in among for trial in one.trials]
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
-    for name in names:
+    for name in ("steps_per_epoch", *names):
         values = {trial.params[name] for trial in trials if name in trial.params}
-        if len(values) == 1:
+        if len(values) == 1 and not (name == "steps_per_epoch" and values <= _WHOLE_EPOCH):
             shared.append(f"{name} {values.pop()}")
     notes = [f"All of them: {', '.join(shared)}."] if shared else []
     hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})

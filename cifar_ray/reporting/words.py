@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from cifar_ray.reporting import aggregate, measures
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.entries import outcome
 from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
 from cifar_ray.reporting.study import Study
-from cifar_ray.reporting.tables import outcome
 
 _MOST_LISTED = 5
 _Found = tuple[Configuration, Statistic]

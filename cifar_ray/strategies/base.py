@@ -17,6 +17,7 @@ class Base:
     """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
 
     own_statistics = False
+    warm_ups = 1
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

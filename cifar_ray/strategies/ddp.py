@@ -29,6 +29,8 @@ _POWERSGD_FROM = 10
 class DDP(Replicas):
     """See the module."""
 
+    warm_ups = 2  # with a static graph, buckets get their layout in the second pass
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._replica: DistributedDataParallel | None = None

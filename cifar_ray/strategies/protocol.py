@@ -45,10 +45,12 @@ class Strategy(Protocol):
     Attributes:
         optimizer: its parameter groups' learning rate is set before every step.
         own_statistics: whether every rank has batch-norm statistics of its own until :meth:`publish`.
+        warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
     """
 
     optimizer: torch.optim.Optimizer
     own_statistics: bool
+    warm_ups: int
 
     @staticmethod
     def check(config: TrainConfig) -> None:

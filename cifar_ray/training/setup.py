@@ -139,13 +139,14 @@ def _check_shared(folder: Path, place: Place) -> None:
 
 
 def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
-    """One forward and backward pass that leaves no trace in the model.
+    """Forward and backward passes that leave no trace in the model.
 
-    DDP lays out its buckets anew after the first backward pass. With the first pass spent here, every
+    DDP lays out its buckets anew after the first backward passes. With those spent here, every
     real step adds up gradients in the same layout, so a resumed run adds them in the order of one that
     was never interrupted. What libraries set up at first use is also part of start-up this way.
     """
-    strategy.gradients(loader.pieces(0, 0))
+    for _ in range(strategy.warm_ups):
+        strategy.gradients(loader.pieces(0, 0))
     strategy.load(fresh, None)
 
 
