@@ -28,6 +28,10 @@ StrategyName = Literal[
     "send_recv",
     "all_reduce",
     "ddp",
+    "local_sgd",
+    "data_parallel",
+    "fsdp",
+    "reproducible",
 ]
 WhichCheckpoint = Literal["last", "best"]
 

@@ -83,6 +83,11 @@ def train_on_ranks(
     return _on_ranks(config, _train, folder, stop_after)
 
 
+def weights_on_ranks(config: TrainConfig, folder: Path) -> list[list[str]]:
+    """A hash of all parameters after every step of training, of every rank."""
+    return _on_ranks(config, _hashes, folder)
+
+
 def evaluate_on_ranks(config: TrainConfig) -> list[Evaluation]:
     """The evaluation of the initial weights, in one process per worker of ``config``."""
     return _on_ranks(config, _evaluate)
@@ -138,6 +143,21 @@ def _watching(recorder: Recorder) -> Iterator[None]:
 
     with mock.patch.object(Evaluator, "__call__", watched):
         yield
+
+
+def _hashes(config: TrainConfig, place: Place, folder: Path) -> list[str]:
+    made: list[strategies.Strategy] = []
+    build = strategies.build
+
+    class Watching(Recorder):
+        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+            weights = [parameter.detach().numpy().tobytes() for parameter in made[0].model.parameters()]  # type: ignore[attr-defined]
+            found.append(hashlib.sha256(b"".join(weights)).hexdigest())
+
+    found: list[str] = []
+    with mock.patch.object(strategies, "build", lambda parts: made.append(build(parts)) or made[0]):
+        train_here(config, data.load(config.dataset), folder, Watching(), place)
+    return found
 
 
 def _exchanges(config: TrainConfig, place: Place) -> list[int]:

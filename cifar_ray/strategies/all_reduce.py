@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from cifar_ray.strategies.gradients import flat_gradients
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -18,7 +19,7 @@ class AllReduce(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        for gradient in self.flat_gradients():
+        for gradient in flat_gradients(self.model):
             dist.all_reduce(gradient)
             gradient /= self.world_size
 

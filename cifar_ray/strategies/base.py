@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifar_ray.config import TrainConfig
 from cifar_ray.strategies.protocol import Parts
@@ -19,10 +19,11 @@ class Base:
     own_statistics = False
     warm_ups = 1
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, model: nn.Module | None = None) -> None:
+        """Train ``parts.model``, or ``model`` in its place."""
         self.parts = parts
-        self.model = parts.model
-        self.optimizer = parts.make_optimizer(parts.model)
+        self.model = model or parts.model
+        self.optimizer = parts.make_optimizer(self.model)
         self.world_size = parts.place.world_size
 
     @staticmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from cifar_ray.strategies.gradients import flat_gradients
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -20,7 +21,7 @@ class GatherScatter(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        for gradient in self.flat_gradients():
+        for gradient in flat_gradients(self.model):
             if self.parts.place.rank != 0:
                 dist.gather(gradient, dst=0)
                 dist.scatter(gradient, src=0)

@@ -74,8 +74,3 @@ class Replicas(Base):
         if self.world_size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
-
-    def flat_gradients(self) -> list[Tensor]:
-        """Every gradient as a vector over its own memory, whatever its layout; changing one changes the gradient."""
-        found = (parameter.grad for parameter in self.model.parameters())
-        return [grad.as_strided((grad.numel(),), (1,)) for grad in found if grad is not None]

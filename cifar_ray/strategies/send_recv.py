@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.strategies.gradients import flat_gradients
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -23,7 +24,7 @@ class SendRecv(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        gradients = self.flat_gradients()
+        gradients = flat_gradients(self.model)
         vector = torch.cat(gradients)
         self._around(vector)
         vector /= self.world_size

@@ -1,0 +1,149 @@
+"""PyTorch's fully_shard (FSDP2): every rank keeps a part of the weights, gradients and optimizer state.
+
+Label: close. The mean gradient is that of one worker with the whole global batch, added up in another
+order; batch-norm statistics are those of each worker's own images unless ``--sync-batchnorm``.
+Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"; Rajbhandari et al.
+2020, "ZeRO".
+Cost per step: messages ``3 * L``, bytes ``(1 + 2 / W) * G``. Each of the L children of the model that have
+parameters is gathered for the forward pass and again for the backward pass, to which each rank hands its part of
+the weights (G / W bytes each time), and its gradients are reduced and scattered (G bytes). A ring sends
+(W - 1) / W of G in each of the three.
+
+For evaluations and checkpoints there is also a whole copy of the weights on every rank, so what is saved is the
+memory of gradients and optimizer state. What a GPU waits for weights is part of its forward and backward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.replicas import Replicas
+
+
+class FSDP(Replicas):
+    """See the module. With one worker there is nothing to shard and the model trains as it is."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts, parts.model if parts.place.world_size == 1 else _sharded(parts))
+        self._keep_plain()
+        self._passing = "forward"
+        if parts.place.device.type == "cpu":
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_custom_all_gather(_Timed(self._told, dist.all_gather_into_tensor))  # type: ignore[arg-type]
+                    module.set_custom_reduce_scatter(_Timed(self._told, dist.reduce_scatter_tensor))  # type: ignore[arg-type]
+
+    def _told(self, waiting: bool) -> None:
+        """A collective begins, or has ended."""
+        self.parts.mark("communication" if waiting else self._passing)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self._passing = "forward"
+        logits = self.model(images)
+        self._passing = "backward"
+        return logits
+
+    def _keep_plain(self) -> None:
+        """The fused step has no version for sharded weights."""
+        if self.model is not self.parts.model:
+            for group in self.optimizer.param_groups:
+                group["fused"] = False
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+        yield
+
+    def exchange(self) -> None:
+        """Gradients have been exchanged during the backward pass."""
+
+    def publish(self) -> None:
+        if self.model is not self.parts.model:
+            with torch.no_grad():
+                for whole, part in zip(self.parts.model.parameters(), self.model.parameters(), strict=True):
+                    whole.copy_(_whole(part))
+        super().publish()
+
+    def state(self) -> dict[str, Any]:
+        found = super().state()
+        each = {index: {key: _whole(value) for key, value in of.items()} for index, of in found["state"].items()}
+        return {**found, "state": each}
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        if self.model is self.parts.model:
+            super().load(weights, state)
+            return
+        self.parts.model.load_state_dict(weights)  # the buffers are the sharded model's, too
+        with torch.no_grad():
+            for whole, part in zip(self.parts.model.parameters(), self.model.parameters(), strict=True):
+                part.copy_(_like(whole, part))
+        self.optimizer.zero_grad(set_to_none=True)
+        if state is not None:
+            order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            each = {
+                index: {key: _like(value, order[index]) for key, value in of.items()}
+                for index, of in state["state"].items()
+            }
+            self.optimizer.load_state_dict({**state, "state": each})
+            self._keep_plain()
+
+
+class _Timed:
+    """A collective that says when it begins and ends; on a CPU, the pass waits for it."""
+
+    def __init__(self, tell: Callable[[bool], None], collective: Callable[..., Any]) -> None:
+        self._tell, self._collective = tell, collective
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
+        self._tell(False)
+        work = self._collective(output_tensor, input_tensor, **how)
+        self._tell(True)
+        return work
+
+
+def _sharded(parts: Parts) -> nn.Module:
+    """A copy of the model whose parameters are spread over the ranks; it shares the model's buffers."""
+    model = copy.deepcopy(parts.model).to(memory_format=torch.contiguous_format)
+    for own, whole in zip(model.modules(), parts.model.modules(), strict=True):
+        own._buffers.update(whole._buffers)
+    mesh = init_device_mesh(parts.place.device.type, (parts.place.world_size,))
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if dist.get_backend() == "gloo":  # it has no mean
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def _whole(value: Any) -> Any:
+    """A sharded tensor on every rank in full; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _like(value: Any, part: Tensor) -> Any:
+    """This rank's part of a whole tensor that belongs to the sharded parameter ``part``; anything else as it is."""
+    if not isinstance(value, Tensor) or not isinstance(part, DTensor) or value.shape != part.shape:
+        return value
+    whole = value.to(part.device).contiguous()
+    return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
+
+
+STRATEGY = FSDP

@@ -1,0 +1,125 @@
+"""The same weights, to the last bit, at 1, 2, 4, ... workers: shards of a fixed number, added up in a fixed tree.
+
+Label: exact: for any power-of-two number of workers up to ``--shards``, on one node or several, interrupted and
+resumed at another number or not, with the same threads per worker and the same kind of hardware and libraries.
+Source: our own combination of recursive doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
+Communication Operations in MPICH") with logical shards; docs/exactness.md has the argument.
+Cost per step: messages ``log2(W)``, bytes ``log2(W) * (G + B + 4)``. Each rank exchanges one vector with a
+partner log2(W) times: the gradients (G bytes), the batch statistics of batch norm (B bytes) and the loss.
+
+Every global batch is cut into ``--shards`` parts. Each passes through the model alone, whoever computes it: with its
+own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up pairwise, shard 0
+with 1, 2 with 3, and so on up a binary tree. The lower levels are on one rank; the upper ones are exchanges with
+rank XOR 1, 2, 4, ..., after which both partners hold the same sum, since addition is commutative to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.place import Place, autocast, seed
+from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.gradients import flat_gradients
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strict import ConfigError
+
+
+class Reproducible(Base):
+    """See the module."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._norms: list[Any] = [norm for norm in parts.model.modules() if isinstance(norm, _BatchNorm)]
+        self._momenta = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum = 1.0  # a forward pass then leaves the statistics of its own shard in the buffers
+        if parts.place.device.type == "cuda":
+            torch.backends.cudnn.deterministic = True
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        shards, batch, workers = config.shards, config.images_per_step, config.world_size
+        if shards & (shards - 1):
+            raise ConfigError("shards", f"must be a power of two, got {shards}")
+        if shards % workers:
+            raise ConfigError(
+                "shards", f"must be a multiple of the workers, so that each has as many, got {shards} for {workers}"
+            )
+        if batch % shards:
+            raise ConfigError("shards", f"must divide the global batch of {batch} images, got {shards}")
+
+    @staticmethod
+    def feed(config: TrainConfig, place: Place) -> Feed:
+        return Feed(place.rank, place.world_size, config.shards // place.world_size)
+
+    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+        running = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms]
+        batches = [norm.num_batches_tracked + 1 for norm in self._norms]
+        # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
+        vector = self._across_ranks(_tree(map(self._shard, pieces))) / self.parts.config.shards
+        gradients = flat_gradients(self.model)
+        statistics = [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
+        sizes = [part.numel() for part in (*gradients, *statistics)]
+        loss, *means = torch.split(vector, [1, *sizes])
+        for gradient, mean in zip(gradients, means):
+            gradient.copy_(mean)
+        found = iter(means[len(gradients) :])
+        for norm, momentum, before, count in zip(self._norms, self._momenta, running, batches):
+            for buffer, old in zip((norm.running_mean, norm.running_var), before):
+                buffer.copy_(old.lerp(next(found), momentum))
+            norm.num_batches_tracked.copy_(count)
+        self.parts.mark("communication")
+        return loss[0]
+
+    def _shard(self, piece: Piece) -> Tensor:
+        """One shard's loss, gradients and batch statistics, as one vector."""
+        parts = self.parts
+        parts.mark("data")
+        self.model.zero_grad(set_to_none=True)
+        seed(piece.seed, parts.place.device)
+        with autocast(parts.config.precision, parts.place.device):
+            loss = parts.criterion(self.model(piece.images), piece.labels)
+        parts.mark("forward")
+        loss.backward()
+        statistics = [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
+        vector = torch.cat([loss.detach().view(1), *flat_gradients(self.model), *statistics])
+        parts.mark("backward")
+        return vector
+
+    def _across_ranks(self, vector: Tensor) -> Tensor:
+        """The sum over all ranks, by exchanges between partners whose numbers differ in one bit."""
+        distance = 1
+        while distance < self.world_size:
+            partner = self.parts.place.rank ^ distance
+            theirs = torch.empty_like(vector)
+            exchange = [dist.P2POp(dist.isend, vector, partner), dist.P2POp(dist.irecv, theirs, partner)]
+            for work in dist.batch_isend_irecv(exchange):
+                work.wait()
+            vector = vector + theirs
+            distance *= 2
+        return vector
+
+    def publish(self) -> None:
+        """All ranks have the same to the last bit."""
+
+
+def _tree(vectors: Iterable[Tensor]) -> Tensor:
+    """The sum of a power of two of vectors, added up pairwise; at most one waits on each level."""
+    waiting: list[Tensor] = []
+    for count, vector in enumerate(vectors, start=1):
+        while count % 2 == 0:
+            vector, count = waiting.pop() + vector, count // 2
+        waiting.append(vector)
+    assert len(waiting) == 1, "as many shards as a power of two"
+    return waiting[0]
+
+
+STRATEGY = Reproducible

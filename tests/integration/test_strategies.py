@@ -1,0 +1,154 @@
+"""What each strategy promises, against one worker on the same stream of global batches; real processes over gloo."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+
+from cifar_ray import strategies
+from cifar_ray.config import ResNetOptions, TrainConfig
+from cifar_ray.training import checkpoint, recipe
+from tests.helpers import train_on_ranks, weights_on_ranks
+
+STEPS = 20
+PLAIN = {"model": "simple_cnn"}
+NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+CLOSE = 1e-5
+"""Largest difference of a weight after 20 steps, as a share of the largest weight of its tensor."""
+
+EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp")
+
+
+def config(strategy: str, topology: str, **values: object) -> TrainConfig:
+    plain: dict[str, object] = {
+        "dataset": "digits",
+        "epochs": 1,
+        "steps_per_epoch": STEPS,
+        "global_batch_size": 64,
+        "precision": "fp32",
+        "log_every": 10,
+        **PLAIN,
+    }
+    return recipe.resolve(TrainConfig(strategy=strategy, topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+
+
+def weights(wanted: TrainConfig, folder: Path) -> dict[str, torch.Tensor]:
+    outcome = train_on_ranks(wanted, folder)[0][0]
+    assert outcome is not None
+    return checkpoint.load(Path(outcome.checkpoint)).weights
+
+
+@cache
+def alone(**values: object) -> dict[str, torch.Tensor]:
+    """One worker, which has nothing to exchange."""
+    return weights(config("ddp", "1x1", **values), Path(mkdtemp()))
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any float tensor as a share of its largest number."""
+    assert one.keys() == other.keys()
+    return max(
+        float((one[name] - other[name]).abs().max() / other[name].abs().max().clamp_min(1e-3))
+        for name in one
+        if one[name].is_floating_point()
+    )
+
+
+@pytest.mark.parametrize("topology", ["1x2", "2x2"])
+@pytest.mark.parametrize(
+    ("strategy", "values"),
+    [
+        *((name, {}) for name in (*EXCHANGING, "fsdp")),
+        ("ddp", {"accumulate": 4}),
+        ("all_reduce", {"accumulate": 2}),
+        ("fsdp", {"accumulate": 2}),
+        ("reproducible", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_the_label_holds_on_a_model_without_batch_norm(
+    strategy: str, values: dict[str, object], topology: str, tmp_path: Path
+) -> None:
+    if strategy != "reproducible":
+        assert strategies.about(strategy).label == "close"
+    made = weights(config(strategy, topology, **values), tmp_path)
+    assert 0 < difference(made, alone()) < CLOSE
+
+
+@pytest.mark.parametrize("strategy", [*EXCHANGING, "reproducible"])
+def test_replicas_are_equal_after_every_step(strategy: str, tmp_path: Path) -> None:
+    """Also with batch norm, whose statistics differ from rank to rank while the weights do not."""
+    ranks = weights_on_ranks(config(strategy, "2x2", **NORM), tmp_path)
+    assert [len(set(step)) for step in zip(*ranks)] == [1] * STEPS
+    assert len(set(ranks[0])) == STEPS
+
+
+def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> None:
+    """The same four strategies that are close without it agree with each other, and not with one worker."""
+    made = {name: weights(config(name, "1x2", **NORM), tmp_path / name) for name in EXCHANGING}
+    for name in EXCHANGING:
+        assert difference(made[name], made["ddp"]) < 1e-3
+    assert difference(made["ddp"], alone(**NORM)) > 1e-2
+
+
+def test_replicas_drift_apart_between_the_averages_of_local_sgd(tmp_path: Path) -> None:
+    ranks = weights_on_ranks(config("local_sgd", "1x2", sync_every=5), tmp_path)
+    equal = [len(set(step)) == 1 for step in zip(*ranks)]
+    assert [number for number, same in enumerate(equal, start=1) if same] == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "values"),
+    [
+        ("ddp", {"comm_hook": "fp16"}),
+        ("ddp", {"comm_hook": "bf16"}),
+        ("ddp", {"comm_hook": "powersgd"}),
+        ("local_sgd", {"sync_every": 4}),
+    ],
+    ids=["fp16", "bf16", "powersgd", "local_sgd"],
+)
+def test_another_algorithm_learns(strategy: str, values: dict[str, object], tmp_path: Path) -> None:
+    wanted = config(strategy, "1x2", epochs=8, steps_per_epoch=None, **values)
+    outcome = train_on_ranks(wanted, tmp_path)[0][0]
+    assert outcome is not None
+    assert outcome.metrics["test/loss"] < 0.6
+    assert outcome.metrics["test/accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("strategy", ["send_recv", "local_sgd", "fsdp"])
+def test_an_interrupted_run_equals_an_uninterrupted_one(strategy: str, tmp_path: Path) -> None:
+    wanted = config(strategy, "1x2", checkpoint_every=6, sync_every=4 if strategy == "local_sgd" else 8, **NORM)
+    whole = train_on_ranks(wanted, tmp_path / "whole")[0][0]
+    train_on_ranks(wanted, tmp_path / "parts", stop_after=9)
+    parts, *_ = train_on_ranks(wanted, tmp_path / "parts")
+    assert parts[1].steps[0] == 7
+    assert whole is not None
+    assert parts[0] is not None
+    assert parts[0].weights_sha256 == whole.weights_sha256
+
+
+def test_every_ranks_own_replica_is_tested(tmp_path: Path) -> None:
+    """With batch norm they differ; the shared model is that of rank 0."""
+    outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True, **NORM), tmp_path / "norm")[0][0]
+    assert outcome is not None
+    figures = outcome.metrics
+    assert figures["test/loss_rank0"] == pytest.approx(figures["test/loss"], rel=1e-6)
+    assert figures["test/loss_rank1"] != pytest.approx(figures["test/loss"], rel=1e-6)
+    outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True), tmp_path / "plain")[0][0]
+    assert outcome is not None
+    assert outcome.metrics["test/accuracy_rank1"] == outcome.metrics["test/accuracy"]
+
+
+def test_a_step_is_split_and_one_worker_does_not_communicate(tmp_path: Path) -> None:
+    parts = ("data", "forward", "backward", "communication", "optimizer")
+    for topology in ("1x1", "1x2"):
+        outcome = train_on_ranks(config("all_reduce", topology, **NORM), tmp_path / topology)[0][0]
+        assert outcome is not None
+        times = {part: outcome.times[f"time/step_{part}_s"] for part in parts}
+        assert all(seconds > 0 for seconds in times.values())
+        assert sum(times.values()) <= 1.05 * outcome.times["time/iteration_mean_s"]
+        assert (times["communication"] < 0.01 * sum(times.values())) == (topology == "1x1")
