@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.reporting import aggregate, measures
+from cifar_ray.reporting import aggregate, beside, measures, paper_strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Section
-from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Entry, Table
 from cifar_ray.strict import ConfigError
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
-_ALONE = "single"
-_Others = tuple[tuple[str, str], ...]
-_SECONDS = Figure("s", "", aggregate.metric("time/iteration_mean_s"), " s", 3, "")
 
 
 @cache
@@ -55,8 +49,8 @@ def comparison(study: Study, key: str) -> Section:
     paper = known()[key]
     makers: dict[str, Callable[[Mapping[str, Any], list[Configuration]], tuple[list[Table], list[str]]]] = {
         "rangoju_katneni_2025": _topologies,
-        "vgg11_group_report": _iterations,
-        "comparative_analysis_asu": _speeds,
+        "vgg11_group_report": paper_strategies.iterations,
+        "comparative_analysis_asu": paper_strategies.speeds,
     }
     title = f"Beside {paper['title']}"
     if key not in makers:
@@ -93,7 +87,7 @@ def _topologies(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[li
                 "share_of_1x1_time_percent",
                 f"{name}: training time as a share of that on 1x1 (%)",
                 {
-                    top: {n: _share(value, seconds["1x1"][n]) for n, value in row.items()}
+                    top: {n: beside.share(value, seconds["1x1"][n]) for n, value in row.items()}
                     for top, row in seconds.items()
                 },
                 lambda one: _own_share(one, ours),
@@ -102,16 +96,16 @@ def _topologies(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[li
                 "accuracy_percent",
                 f"{name}: test accuracy (%)",
                 {
-                    top: {n: _plain(all_five[0] * 100, 2, " %") for n, all_five in row.items()}
+                    top: {n: beside.plain(all_five[0] * 100, 2, " %") for n, all_five in row.items()}
                     for top, row in right.items()
                 },
-                lambda one: _own(one, measures.ACCURACY),
+                lambda one: beside.own(one, measures.ACCURACY),
             ),
             sides.table(
                 "training_time_s",
                 f"{name}: training time (s), not comparable",
-                {top: {n: _plain(value, 2, " s") for n, value in row.items()} for top, row in seconds.items()},
-                lambda one: _own(one, measures.TRAINING_TIME),
+                {top: {n: beside.plain(value, 2, " s") for n, value in row.items()} for top, row in seconds.items()},
+                lambda one: beside.own(one, measures.TRAINING_TIME),
             ),
         ]
     return tables, notes
@@ -139,7 +133,7 @@ class _Sides:
         rows = []
         for topology in self._topologies:
             for device, others in self._kinds:
-                label = ", ".join([topology, *_told(device if self._several else "", others)])
+                label = ", ".join([topology, *beside.told(device if self._several else "", others)])
                 entries = []
                 for batch, side in sides:
                     one = self._places.get((topology, device, others, batch))
@@ -152,29 +146,6 @@ class _Sides:
         return Table(f"{self._prefix}_{key}", title, columns, rows)
 
 
-def _told(device: str, others: _Others) -> list[str]:
-    """What tells our runs apart, for the label of a row."""
-    return [*([device] if device else []), *(f"{name}={value}" for name, value in others)]
-
-
-def _plain(value: float, digits: int, unit: str) -> Entry:
-    """A published figure."""
-    return Entry(f"{value:,.{digits}f}{unit}", value, note="as published")
-
-
-def _share(value: float, of: float) -> Entry:
-    return _plain(value / of * 100, 1, " %")
-
-
-def _own(one: Configuration, figure: Figure) -> Entry:
-    found = one.statistic(figure.measure)
-    if found is None:
-        return Entry(note="not recorded")
-    note = f"global batch {one.global_batch_size}"
-    text = figure.text(found, len(one.finished))
-    return Entry(text, found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
-
-
 def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
     wanted = ("1x1", one.batch_size, one.kind)
     alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted]
@@ -182,119 +153,4 @@ def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
     if not alone:
         return Entry(note="no finished run on 1x1 with the same batch")
     note = f"against {alone[0].row}; global batch {one.global_batch_size}"
-    return _relative(one, alone[0], measures.TRAINING_TIME, note)
-
-
-def _relative(one: Configuration, other: Configuration, figure: Figure, note: str) -> Entry:
-    """One's figure as a share of the other's."""
-    value, base = one.statistic(figure.measure), other.statistic(figure.measure)
-    if value is None or base is None or base.mean <= 0:
-        return Entry(note="not recorded")
-    share = value.mean / base.mean * 100
-    ids = tuple(dict.fromkeys((*value.run_ids, *base.run_ids)))
-    return Entry(f"{share:.1f} %", share, None, value.n, run_ids=ids, note=note)
-
-
-def _iterations(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
-    """Seconds per iteration by strategy, at their global batch."""
-    batch = paper["global_batch"]
-    mine = [one for one in ours if (one.model, one.dataset) == (paper["model"], paper["dataset"])]
-    mine = [one for one in mine if one.global_batch_size == batch]
-    notes = [
-        f"Comparable: the time per iteration as a share of a single worker's, with a global batch of {batch}.",
-        "With caution: the accuracy, theirs being the mean over the ranks after one epoch.",
-        "Not comparable: seconds, which are those of other hardware.",
-    ]
-    strategies = paper["strategies"]
-    kinds = _by_kind(mine, {name: (theirs["world"], batch) for name, theirs in strategies.items()})
-    if not kinds:
-        return [], notes
-    base = strategies[_ALONE]["seconds_per_iteration"]
-    columns = ["Strategy", "share of single, theirs", "share of single, ours", "per iteration, theirs"]
-    columns += ["per iteration, ours", "test accuracy, theirs", "test accuracy, ours"]
-    rows = []
-    for name, theirs in strategies.items():
-        label = f"{name} ({theirs['world']} workers)" if theirs["world"] > 1 else name
-        seconds, right = theirs["seconds_per_iteration"], theirs["test_accuracy"]
-        for kind, found in kinds.items():
-            entries = [
-                _share(seconds, base),
-                _own_relative(found[name], found[_ALONE], _SECONDS),
-                _plain(seconds, 3, " s"),
-                _beside(found[name], _SECONDS),
-                _plain(sum(right) / len(right) * 100, 2, " %"),
-                _beside(found[name], measures.ACCURACY),
-            ]
-            rows.append((f"{label}{kind}", entries))
-    return [Table("baseline_vgg11", f"vgg11: one iteration with a global batch of {batch}", columns, rows)], notes
-
-
-def _speeds(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
-    """Images per second by strategy, at their batch and number of GPUs, for every model of ours."""
-    notes = [
-        "Comparable: the speed as a multiple of a single worker's. Their single worker has a batch of 128 and their "
-        "two have 256 together.",
-        "Not comparable: images per second. The hardware is another, and they do not state the model.",
-    ]
-    strategies = paper["strategies"]
-    tables = []
-    for model, dataset in dict.fromkeys((one.model, one.dataset) for one in ours):
-        mine = [one for one in ours if (one.model, one.dataset) == (model, dataset)]
-        kinds = _by_kind(mine, {name: (theirs["gpus"], theirs["batch"]) for name, theirs in strategies.items()})
-        if dataset not in paper["datasets"] or not kinds:
-            continue
-        base = strategies[_ALONE]["images_per_second"]
-        rows = []
-        for name, theirs in strategies.items():
-            speed = theirs["images_per_second"]
-            for kind, found in kinds.items():
-                entries = [_share(speed, base), _own_relative(found[name], found[_ALONE], measures.IMAGES_PER_S)]
-                entries += [_plain(speed, 0, "/s"), _beside(found[name], measures.IMAGES_PER_S)]
-                rows.append((f"{name} (batch {theirs['batch']}){kind}", entries))
-        columns = ["Strategy", "share of single, theirs", "share of single, ours", "images/s, theirs", "images/s, ours"]
-        key = re.sub(r"\W", "_", f"baseline_{model}_{dataset}_images_per_s")
-        tables.append(Table(key, f"{model} on {dataset}: images per second by strategy", columns, rows))
-    return tables, notes
-
-
-def _by_kind(
-    ours: Sequence[Configuration], theirs: Mapping[str, tuple[int, int]]
-) -> dict[str, dict[str, list[Configuration]]]:
-    """Our configurations for each of theirs, apart from those that differ in more than the strategy.
-
-    Theirs is strategy -> workers and global batch; returned is end of a row's label -> strategy -> those that fit.
-    """
-    kinds: dict[tuple[str, str, str, _Others], dict[str, list[Configuration]]] = {}
-    for one in ours:
-        for name, (workers, batch) in theirs.items():
-            if _fits(one, name, workers, batch):
-                kinds.setdefault(one.kind, {other: [] for other in theirs})[name].append(one)
-    several = len({device for _, _, device, _ in kinds}) > 1
-    labels = [_told(device if several else "", others) for _, _, device, others in kinds]
-    return {"".join(f", {word}" for word in label): found for label, found in zip(labels, kinds.values())}
-
-
-def _fits(one: Configuration, strategy: str, workers: int, batch: int) -> bool:
-    """Whether it is one of theirs; a single worker is the same under every strategy."""
-    if (one.world_size, one.global_batch_size) != (workers, batch):
-        return False
-    return workers == 1 or one.finished[0].params.get("strategy") == strategy
-
-
-def _beside(fitting: Sequence[Configuration], figure: Figure) -> Entry:
-    if not fitting:
-        return Entry(note="no finished run of the same kind")
-    entry = _own(fitting[0], figure)
-    return replace(entry, note=f"{_which(fitting)}; {entry.note}")
-
-
-def _which(fitting: Sequence[Configuration]) -> str:
-    """The one that is shown, and that it is not the only one."""
-    more = f", the first of {len(fitting)} that fit" if len(fitting) > 1 else ""
-    return f"{fitting[0].row}{more}"
-
-
-def _own_relative(fitting: Sequence[Configuration], alone: Sequence[Configuration], figure: Figure) -> Entry:
-    if not fitting or not alone:
-        return Entry(note="no finished run of the same kind, or none with a single worker")
-    return _relative(fitting[0], alone[0], figure, f"{_which(fitting)}, against {_which(alone)}")
+    return beside.relative(one, alone[0], measures.TRAINING_TIME, note)

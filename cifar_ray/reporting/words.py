@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from cifar_ray.reporting import aggregate, measures
+from cifar_ray.reporting import aggregate, measures, strategy_words
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.entries import outcome
+from cifar_ray.reporting.entries import noise, outcome
 from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
 from cifar_ray.reporting.study import Study
 
@@ -56,7 +56,7 @@ def _about(study: Study, among: Sequence[Configuration], price: Price | None) ->
         said.append(f"cheapest is {_name(study, low[0])}, with {text} a run on {price.machine}.")
     if fastest is not None and len(accuracies) > 1:
         said += _trade(study, fastest, accuracies)
-    return said
+    return said + strategy_words.sentences(study, among)
 
 
 def _top(accuracies: Sequence[_Found], fastest: Configuration | None) -> _Found:
@@ -105,19 +105,9 @@ def _trade(study: Study, fastest: Configuration, accuracies: Sequence[_Found]) -
     figures = f"{ACCURACY.text(own[1])} against {ACCURACY.text(top[1])} of {_name(study, top[0])}"
     return [
         f"for its speed the fastest gives up {lost:.2f} percentage points of accuracy ({figures}); "
-        f"{_noise(own, top, lost)}.",
+        f"{noise(own[1], top[1], lost, ACCURACY)}.",
         _batches(fastest, top[0]),
     ]
-
-
-def _noise(own: _Found, top: _Found, lost: float) -> str:
-    stds = [found[1].std for found in (own, top)]
-    known = [std for std in stds if std is not None]
-    if len(known) < 2:
-        return "with one run of a configuration (n=1) that cannot be told from noise"
-    if lost <= max(known):
-        return f"that lies within one standard deviation over the seeds ({max(known):.2f}), and may be noise"
-    return f"that is more than one standard deviation over the seeds ({max(known):.2f})"
 
 
 def _batches(fastest: Configuration, top: Configuration) -> str:

@@ -43,7 +43,7 @@ def test_what_we_have_not_run_stays_empty() -> None:
 def test_strategies_of_vgg11_by_time_per_iteration() -> None:
     vgg = {"model": "vgg11"}
     runs = study(trial("1x1", 256, params=vgg), trial("4x1", 64, params=vgg), trial("2x1", 64, params=vgg))
-    (table,) = papers.comparison(runs, "vgg11_group_report").tables
+    table, *_ = papers.comparison(runs, "vgg11_group_report").tables
     row = by_column(table, "ddp (4 workers)")
     assert row["share of single, theirs"].text == "59.3 %"
     assert row["share of single, ours"].text == "100.0 %"
@@ -60,7 +60,7 @@ def test_strategies_by_images_per_second() -> None:
         trial("1x2", 128, images_per_s=150.0, params=parallel),
         axes=("topology", "strategy"),
     )
-    (table,) = papers.comparison(runs, "comparative_analysis_asu").tables
+    table, _ = papers.comparison(runs, "comparative_analysis_asu").tables
     row = by_column(table, "data_parallel (batch 256)")
     assert (row["share of single, theirs"].text, row["share of single, ours"].text) == ("130.5 %", "150.0 %")
     assert by_column(table, "gpipe (batch 256)")["images/s, ours"].text == ""
@@ -95,7 +95,7 @@ def test_strategies_are_compared_where_all_else_is_the_same() -> None:
         trial("4x1", 64, params={**vgg, "precision": "bf16"}),
         axes=("topology", "precision"),
     )
-    (table,) = papers.comparison(runs, "vgg11_group_report").tables
+    table, *_ = papers.comparison(runs, "vgg11_group_report").tables
     same = by_column(table, "ddp (4 workers), precision=fp32")
     assert same["share of single, ours"].note == (
         "4x1 (4 CPU workers), precision=fp32, the first of 2 that fit, against 1x1 (1 CPU worker), precision=fp32"

@@ -1,0 +1,123 @@
+"""The charts of a study of several strategies: which there are data for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cifar_ray.reporting import aggregate, measures, strategies, strategy_bars, strategy_lines, style
+from cifar_ray.reporting.aggregate import Configuration, Measure
+from cifar_ray.reporting.contents import Chart
+from cifar_ray.reporting.groups import Panel, panels
+from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, TRAINING_TIME, Figure
+from cifar_ray.reporting.strategies import Names
+from cifar_ray.reporting.study import Study
+
+_SECONDS = SECONDS_PER_ITERATION.measure
+_SPEED = measures.IMAGES_PER_S.measure
+
+
+def charts(study: Study) -> list[Chart]:
+    """What a study has data for; finished runs alone count, and what was not measured is left out."""
+    called = strategies.names(study, aggregate.configurations(study))
+    found = [
+        _bars(
+            study,
+            called,
+            SECONDS_PER_ITERATION,
+            "s_per_iteration_by_strategy",
+            "Seconds per iteration by strategy",
+            "Mean seconds of an optimizer step in steady state, a group for every topology; shorter is better.",
+            "seconds per iteration",
+        ),
+        _by_count(study, called),
+        _scaling(study, called),
+        _bars(
+            study,
+            called,
+            TRAINING_TIME,
+            "training_time",
+            "Training time by strategy",
+            "Seconds of training of a whole run, without start-up, evaluation and checkpoints; shorter is better.",
+            "training time (s)",
+        ),
+        _by_rank(study, called, LOSS, "test_loss_by_rank", "Test loss", "test loss"),
+        _by_rank(study, called, ACCURACY, "test_accuracy_by_rank", "Test accuracy", "test accuracy (%)"),
+        _steps(study, called),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
+    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
+
+
+def _bars(study: Study, called: Names, figure: Figure, key: str, title: str, caption: str, label: str) -> Chart | None:
+    found = panels(study, partial(_measured, figure.measure))
+    if not found:
+        return None
+    several = any(len(one.finished) > 1 for panel in found for one in panel.configurations)
+    caption += " Means over the seeds; error bars show one sample standard deviation." if several else ""
+    return _chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
+
+
+def _by_count(study: Study, called: Names) -> Chart | None:
+    found = _growing(study, _SECONDS)
+    if not found:
+        return None
+    word, _ = strategies.counted([one for panel in found for one in panel.configurations])
+    title = f"Seconds per iteration by number of {word}"
+    caption = (
+        f"Mean seconds of an optimizer step in steady state, a line for every strategy. Where several topologies have "
+        f"as many {word}, the line goes through the fastest."
+    )
+    label = "seconds per iteration"
+    key = f"s_per_iteration_by_{word}"
+    return _chart(key, title, caption, strategy_lines.by_count, called, found, _SECONDS, label, min)
+
+
+def _scaling(study: Study, called: Names) -> Chart | None:
+    found = _growing(study, _SPEED)
+    title = "Training speed by number of workers"
+    caption = "Images trained on per second in steady state, all workers together, a line for every strategy."
+    given = (called, found, _SPEED, "images per second", max)
+    return _chart("scaling", title, caption, strategy_lines.by_count, *given) if found else None
+
+
+def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, label: str) -> Chart | None:
+    found = panels(study, partial(_measured, figure.measure))
+    if not found:
+        return None
+    ranks = range(max(one.world_size for panel in found for one in panel.configurations))
+    each = [measures.of_rank(figure, rank).measure for rank in ranks]
+    by_rank = any(_measured(measure, one) for panel in found for one in panel.configurations for measure in each)
+    caption = "After the last epoch, over all test images; a group for every topology."
+    if by_rank:
+        title += " by strategy and rank"
+        caption += (
+            " A point is a rank's own replica, with its own batch-norm statistics; the stroke is the run's figure."
+        )
+        return _chart(key, title, caption, strategy_bars.by_rank, called, found, figure.measure, each, label)
+    title += " by strategy"
+    return _chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
+
+
+def _steps(study: Study, called: Names) -> Chart | None:
+    found = panels(study, lambda one: any(_measured(part.measure, one) for part in measures.STEP_PARTS))
+    caption = (
+        "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
+        "hide; a part that was not measured by itself is in what is not split."
+    )
+    title = "Where a step's time goes"
+    return _chart("step", title, caption, strategy_bars.steps, called, found) if found else None
+
+
+def _growing(study: Study, measure: Measure) -> list[Panel]:
+    """The panels with something to see: more than one number of workers."""
+    found = panels(study, partial(_measured, measure))
+    return [panel for panel in found if len({one.world_size for one in panel.configurations}) > 1]
+
+
+def _measured(measure: Measure, one: Configuration) -> bool:
+    return one.statistic(measure) is not None
