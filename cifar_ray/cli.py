@@ -23,6 +23,7 @@ from cifar_ray.commands import (
     PredictCommand,
     ReportCommand,
     ResumeCommand,
+    StrategiesCommand,
     SweepCommand,
     TrainCommand,
     UiCommand,
@@ -155,6 +156,16 @@ def predict(words: Sequence[str]) -> int:
     return 0
 
 
+def strategies(words: Sequence[str]) -> int:
+    """``cifar-ray strategies``."""
+    _read(StrategiesCommand, words, None, "strategies")
+    from cifar_ray.console import Console
+    from cifar_ray.strategies import NAMES, about
+
+    Console().strategies({name: about(name) for name in NAMES})
+    return 0
+
+
 def ui(words: Sequence[str]) -> int:
     """``cifar-ray ui``."""
     command = _read(UiCommand, words, None, "ui")
@@ -180,6 +191,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "sweep": (sweep, "train every combination of batch sizes, worker counts or any other options"),
     "report": (report, "write a sweep's results as a page, tables and charts"),
     "compare": (compare, "show the results of some runs side by side"),
+    "strategies": (strategies, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, "evaluate a run's model on every test image"),
     "predict": (predict, "classify image files with a run's model"),
     "ui": (ui, "open MLflow's pages on the runs"),

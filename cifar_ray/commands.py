@@ -176,6 +176,11 @@ class PredictCommand:
 
 
 @dataclass(frozen=True)
+class StrategiesCommand:
+    """List the ways of keeping replicas in step: what each promises, where it comes from, and what it sends."""
+
+
+@dataclass(frozen=True)
 class UiCommand:
     """Open MLflow's pages on the tracking store, for this machine only."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
     from cifar_ray.results import Prediction, Scored
+    from cifar_ray.strategies import About
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
@@ -165,6 +167,23 @@ class Console:
         for prediction in predictions:
             shown = ", ".join(f"{name} {chance:.1%}" for name, chance in prediction.classes[:top])
             self.line(f"{prediction.image}: {shown}")
+
+    def strategies(self, known: Mapping[str, About]) -> None:
+        """What every strategy promises, where it comes from, and what it sends."""
+        for name, about in known.items():
+            self.line(f"{name}: {about.label}")
+            rows = [
+                ("what", about.summary),
+                (about.label, about.condition),
+                ("source", about.source),
+                ("each step", f"{about.messages} messages, {about.bytes} bytes"),
+                ("", about.cost.replace("``", "")),
+            ]
+            for title, text in rows:
+                lines = textwrap.wrap(text.replace("``", ""), 96)
+                self.line("\n".join(f"  {title if not at else '':<10} {line}" for at, line in enumerate(lines)))
+            self.line("")
+        self.line("each step: what a rank hands to messages and collectives; W workers, P parameters, G bytes of them")
 
     def findings(self, findings: Iterable[Finding]) -> bool:
         """What the doctor found; whether nothing is wrong."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data, models, strategies
 from cifar_ray.config import TrainConfig
@@ -73,14 +75,28 @@ def train_here(
 
 
 def train_on_ranks(
-    config: TrainConfig, folder: Path, stop_after: int | None = None
+    config: TrainConfig, folder: Path, stop_after: int | None = None, test_images: int | None = None
 ) -> list[tuple[Outcome | None, Recorder]]:
     """The loop in one process per worker of ``config``, over gloo.
+
+    Args:
+        config: what to train.
+        folder: where the checkpoints go.
+        stop_after: step after which all processes end in the middle of the run.
+        test_images: how many to evaluate on, from the first; all when None.
 
     Returns:
         Outcome (None when stopped) and what the observer heard, of every rank.
     """
-    return _on_ranks(config, _train, folder, stop_after)
+    return _on_ranks(config, _train, folder, stop_after, test_images)
+
+
+def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
+    """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``.
+
+    Bytes are those of rank 0; whoever else is scattered to hands over none.
+    """
+    return _on_ranks(config, _traffic, steps)
 
 
 def weights_on_ranks(config: TrainConfig, folder: Path) -> list[list[str]]:
@@ -122,11 +138,15 @@ def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T],
             dist.destroy_process_group()
 
 
-def _train(config: TrainConfig, place: Place, folder: Path, stop_after: int | None) -> tuple[Outcome | None, Recorder]:
+def _train(
+    config: TrainConfig, place: Place, folder: Path, stop_after: int | None, test_images: int | None
+) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
+    dataset = data.load(config.dataset)
+    test = replace(dataset.test, images=dataset.test.images[:test_images], labels=dataset.test.labels[:test_images])
     try:
         with _watching(recorder):
-            return train_here(config, data.load(config.dataset), folder, recorder, place), recorder
+            return train_here(config, replace(dataset, test=test), folder, recorder, place), recorder
     except Stopped:
         return None, recorder
 
@@ -160,12 +180,38 @@ def _hashes(config: TrainConfig, place: Place, folder: Path) -> list[str]:
     return found
 
 
-def _exchanges(config: TrainConfig, place: Place) -> list[int]:
-    """Buckets exchanged in each micro-batch of one step."""
+def _traffic(config: TrainConfig, place: Place, steps: int) -> tuple[float, float]:
+    strategy, loader = _ready(config, place)
+    for _ in range(2):
+        strategy.gradients(loader.pieces(0, 0))
+    strategy.load(strategy.parts.model.state_dict(), None)  # type: ignore[attr-defined]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        for step in range(steps):
+            strategy.gradients(loader.pieces(0, step))
+            strategy.step()
+    sizes = {"float": 4, "c10::Half": 2, "c10::BFloat16": 2}
+    found = []
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name().startswith("gloo:") and event.name() != "gloo:recv":
+            # Whoever is scattered to hands over nothing.
+            found.append(math.prod(event.shapes()[0]) * sizes[event.dtypes()[0]] if event.shapes() else 0)
+    return len(found) / steps, sum(found) / steps
+
+
+def _ready(config: TrainConfig, place: Place) -> tuple[strategies.Strategy, TrainLoader]:
+    """A strategy with fresh weights, and what feeds it."""
     dataset = data.load(config.dataset)
+    torch.manual_seed(0)
     model = models.build(config, dataset.spec)
     made = partial(optimizer.build, config=config)
-    strategy = strategies.build(strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None))
+    parts = strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None)
+    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
+    return strategies.build(parts), loader
+
+
+def _exchanges(config: TrainConfig, place: Place) -> list[int]:
+    """Buckets exchanged in each micro-batch of one step."""
+    strategy, loader = _ready(config, place)
     counts: list[int] = []
 
     def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
@@ -173,7 +219,6 @@ def _exchanges(config: TrainConfig, place: Place) -> list[int]:
         return allreduce_hook(None, bucket)
 
     strategy._replica.register_comm_hook(None, counting)  # type: ignore[attr-defined]
-    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
 
     def told() -> Iterator[Piece]:
         for piece in loader.pieces(0, 0):

@@ -48,7 +48,7 @@ def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     nodes = cluster.nodes()
     if config.device != "cpu":
         try:
-            chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, gpus_per_worker=1)
+            chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, config.gpus_per_worker)
             return recipe.on_device(config, "cuda"), chosen
         except ValueError as error:
             if config.device == "cuda":
@@ -95,7 +95,7 @@ def run(
         RunFailedError: when training fails, for whatever reason.
     """
     inbox = events.open_mailbox(launch)
-    gpus = 1 if config.device == "cuda" else 0
+    gpus = config.gpus_per_worker if config.device == "cuda" else 0
     payload = {
         "config": configs.to_mapping(config),
         "dataset": dataset,

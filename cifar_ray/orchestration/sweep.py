@@ -200,7 +200,7 @@ class _Sweep:
                 trial.reason, trial.config = str(error), None
         refuse(self._config, self._trials)
         nodes = cluster.nodes()
-        gpus = int(any(trial.config.device == "cuda" for trial in self._waiting()))
+        gpus = max((t.config.gpus_per_worker for t in self._waiting() if t.config.device == "cuda"), default=0)
         room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
         if self._base.oversubscribe:  # more at once than the machine computes would only slow each other down
             needed = self._base.world_size * self._base.cpus_per_worker

@@ -123,7 +123,7 @@ def _place(config: TrainConfig, mailbox: Any) -> Place:
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
-    device = ray.train.torch.get_device() if config.device == "cuda" else torch.device("cpu")
+    device = ray.train.torch.get_devices()[0] if config.device == "cuda" else torch.device("cpu")
     mailbox.post.remote(
         Placed(
             rank=rank,

@@ -58,15 +58,16 @@ def build(parts: Parts) -> Strategy:
 
 def about(name: str) -> About:
     """What the file of strategy ``name`` opens with."""
-    text = " ".join((_module(name).__doc__ or "").split())
+    opening_paragraphs = (_module(name).__doc__ or "").split("\n\n")[:2]
+    text = " ".join(" ".join(opening_paragraphs).split())
     opening = re.match(
         r"(?P<summary>.*?) Label: (?P<label>exact|close|different)(?P<condition>.*?) Source: (?P<source>.*?) "
-        r"Cost per step: messages ``(?P<messages>.*?)``, bytes ``(?P<bytes>.*?)``\. (?P<cost>.*)",
+        r"Cost per step: messages ``(?P<messages>.*?)``, bytes ``(?P<bytes>.*?)``\. (?P<cost>.*)$",
         text,
     )
     assert opening is not None, f"strategies/{name}.py does not open with its label, source and cost"
     found = opening.groupdict()
-    return About(**{**found, "condition": found["condition"].strip(".;, ")})
+    return About(**{**found, "condition": found["condition"].strip(".:;, ")})
 
 
 def _module(name: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -9,10 +10,11 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from cifar_ray import strategies
+from cifar_ray import models, strategies
 from cifar_ray.config import ResNetOptions, TrainConfig
+from cifar_ray.data import SPECS
 from cifar_ray.training import checkpoint, recipe
-from tests.helpers import train_on_ranks, weights_on_ranks
+from tests.helpers import traffic_on_ranks, train_on_ranks, weights_on_ranks
 
 STEPS = 20
 PLAIN = {"model": "simple_cnn"}
@@ -141,6 +143,47 @@ def test_every_ranks_own_replica_is_tested(tmp_path: Path) -> None:
     outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True), tmp_path / "plain")[0][0]
     assert outcome is not None
     assert outcome.metrics["test/accuracy_rank1"] == outcome.metrics["test/accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "values"),
+    [
+        *((name, {}) for name in (*EXCHANGING, "fsdp", "local_sgd", "reproducible")),
+        ("ddp", {"accumulate": 4}),
+        ("ddp", {"bucket_cap_mb": 0.01}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_messages_and_bytes_are_those_of_the_docstring(strategy: str, values: dict[str, object]) -> None:
+    """Counted by PyTorch's profiler where gloo is called, on every rank, with batch norm."""
+    wanted = config(strategy, "2x2", **NORM, **values)
+    model = models.build(wanted, SPECS["digits"])
+    sizes = [parameter.numel() * 4 for parameter in model.parameters()]
+    symbols = {
+        "W": wanted.world_size,
+        "P": len(sizes),
+        "G": sum(sizes),
+        "B": sum(buffer.numel() * 4 for buffer in model.buffers() if buffer.is_floating_point()),
+        "L": sum(any(True for _ in child.parameters()) for child in model.children()),
+        "N": wanted.sync_every,
+        "log2": math.log2,
+        "buckets": 1 if wanted.bucket_cap_mb > 1 else buckets(sizes, wanted.bucket_cap_mb * 2**20),
+    }
+    about = strategies.about(strategy)
+    traffic = traffic_on_ranks(wanted, steps=wanted.sync_every)
+    assert {messages for messages, _ in traffic} == {eval(about.messages, symbols)}
+    # Parts are of unequal size: a ring's chunks, a shard's padding.
+    assert traffic[0][1] == pytest.approx(eval(about.bytes, symbols), rel=0.02)
+
+
+def buckets(sizes: list[int], cap: float) -> int:
+    """How many buckets of at least ``cap`` bytes hold gradients of these sizes, from the last layer to the first."""
+    count, filled = 0, 0.0
+    for size in reversed(sizes):
+        filled += size
+        if filled >= cap:
+            count, filled = count + 1, 0.0
+    return count + (filled > 0)
 
 
 def test_a_step_is_split_and_one_worker_does_not_communicate(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ BELOW = {
     "training": {"config", "data", "files", "models", "place", "strategies", "strict"},
     "tracking": {"config", "data", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
-    "console": {"results"},
+    "console": {"results", "strategies"},
     "board": {"console"},
     "results": {"config", "data", "place", "strict", "tracking", "training"},
     "orchestration": {
@@ -53,6 +53,7 @@ BELOW = {
         "orchestration",
         "reporting",
         "results",
+        "strategies",
         "strict",
         "sweeps",
         "sweeptext",

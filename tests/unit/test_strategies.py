@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cifar_ray import cli, strategies
+from cifar_ray.config import TrainConfig
+from cifar_ray.strategies import reproducible
+from cifar_ray.strict import ConfigError
+from cifar_ray.training import recipe
+
+
+@pytest.mark.parametrize("name", strategies.NAMES)
+def test_every_file_opens_with_what_it_promises(name: str) -> None:
+    about = strategies.about(name)
+    assert about.summary.endswith(".")
+    assert about.label in ("exact", "close", "different")
+    assert about.condition
+    assert about.source
+    assert "``" not in about.messages + about.bytes
+    assert about.cost.endswith(".")
+
+
+def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["strategies"]) == 0
+    shown = capsys.readouterr().out
+    for name in strategies.NAMES:
+        assert f"{name}: {strategies.about(name).label}\n" in shown
+
+
+REFUSED = [
+    ({"strategy": "data_parallel", "device": "cpu"}, "strategy data_parallel needs several GPUs in one process; on CPUs, use ddp"),
+    ({"strategy": "data_parallel", "topology": "1x2"}, "topology must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got 1x2"),
+    ({"strategy": "data_parallel"}, "gpus_per_worker must be at least 2 for data_parallel, got 1; for one GPU, use ddp"),
+    ({"strategy": "reproducible", "shards": 6}, "shards must be a power of two, got 6"),
+    ({"strategy": "reproducible", "topology": "1x3"}, "shards must be a multiple of the workers, so that each has as many, got 4 for 3"),
+    ({"strategy": "reproducible", "topology": "2x4"}, "shards must be a multiple of the workers, so that each has as many, got 4 for 8"),
+    ({"strategy": "reproducible", "global_batch_size": 90, "topology": "1x2"}, "shards must divide the global batch of 90 images, got 4"),
+    ({"strategy": "reproducible", "accumulate": 2}, "accumulate is for --strategy gather_scatter, "),
+    ({"strategy": "all_reduce", "comm_hook": "fp16"}, "comm_hook is for --strategy ddp only, and the strategy is all_reduce"),
+    ({"strategy": "ddp", "shards": 8}, "shards is for --strategy reproducible only, and the strategy is ddp"),
+    ({"strategy": "ddp", "micro_batches": 8}, "micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
+    ({"strategy": "ddp", "sync_every": 2}, "sync_every is for --strategy local_sgd only, and the strategy is ddp"),
+    ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
+    ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED)
+def test_what_cannot_be_is_told_in_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        recipe.resolve(TrainConfig(dataset="digits", **values))  # type: ignore[arg-type]
+    assert str(refusal.value).startswith(sentence)
+
+
+def test_data_parallel_is_refused_where_only_cpus_are_found() -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=2))
+    with pytest.raises(ConfigError, match="strategy data_parallel needs several GPUs in one process"):
+        recipe.on_device(config, "cpu")
+
+
+def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:
+    """Numbers of very different size, for which every other order of additions gives another sum."""
+    torch.manual_seed(0)
+    shards = list(torch.randn(8, 1000) * 10.0 ** torch.randint(-6, 6, (8, 1000)))
+    whole = reproducible._tree(shards)
+    for workers in (2, 4, 8):
+        share = 8 // workers
+        parts = [reproducible._tree(shards[rank * share : (rank + 1) * share]) for rank in range(workers)]
+        while len(parts) > 1:
+            parts = [one + other for one, other in zip(parts[::2], parts[1::2])]
+        assert torch.equal(parts[0], whole)
+    assert not torch.equal(torch.stack(shards).sum(0), whole)
