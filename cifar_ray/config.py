@@ -32,6 +32,8 @@ StrategyName = Literal[
     "data_parallel",
     "fsdp",
     "reproducible",
+    "parameter_server",
+    "hogwild",
 ]
 WhichCheckpoint = Literal["last", "best"]
 

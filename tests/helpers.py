@@ -6,10 +6,12 @@ import hashlib
 import math
 import multiprocessing
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import TypeVar
 from unittest import mock
@@ -25,6 +27,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
+from cifar_ray.strategies.server import ParameterServer, ServerHandle
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import optimizer
 from cifar_ray.training.evaluate import Evaluation, Evaluator
@@ -32,6 +35,7 @@ from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
 T = TypeVar("T")
+AUTHKEY = b"tests"
 
 
 @dataclass
@@ -63,15 +67,34 @@ class Recorder:
         self.checkpoints.append(saved)
 
 
+@dataclass
+class Paced(Recorder):
+    """A rank that is slower than it could be. It keeps the names of what is mapped from memory files, too."""
+
+    pause_s: float = 0.0
+    mapped: set[str] = field(default_factory=set)
+
+    def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        self.mapped |= {line.split(maxsplit=5)[5] for line in maps if "memfd" in line}
+        time.sleep(self.pause_s)
+        super().step_done(epoch, step, row)
+
+
 class Stopped(Exception):  # noqa: N818
     """The run was ended on purpose."""
 
 
 def train_here(
-    config: TrainConfig, dataset: Dataset, folder: Path, recorder: Recorder | None = None, place: Place | None = None
+    config: TrainConfig,
+    dataset: Dataset,
+    folder: Path,
+    recorder: Recorder | None = None,
+    place: Place | None = None,
+    server: ServerHandle | None = None,
 ) -> Outcome:
     """The loop in this process, with no launcher."""
-    return fit(config, dataset, folder, place or Place(), recorder or Recorder(), Launch(0.0, 0.0))
+    return fit(config, dataset, folder, place or Place(), recorder or Recorder(), Launch(0.0, 0.0), server)
 
 
 def train_on_ranks(
@@ -119,6 +142,39 @@ def refusals_on_ranks(config: TrainConfig, folder: Path) -> list[str]:
     return _on_ranks(config, _refusal, folder)
 
 
+class ServerHost(BaseManager):
+    """A parameter server in a process of its own, between ``start()`` and ``shutdown()``."""
+
+    server: Callable[[], ServerHandle]
+
+
+@cache
+def _the_server() -> ParameterServer:
+    return ParameterServer()
+
+
+ServerHost.register("server", _the_server, exposed=("reset", "pull", "push", "state"))
+
+
+def train_at_own_pace(
+    config: TrainConfig,
+    folder: Path,
+    host: ServerHost,
+    stop_after: int | None = None,
+    pauses: tuple[float, ...] = (),
+) -> list[tuple[Outcome | None, Recorder]]:
+    """As :func:`train_on_ranks`, with a server, and with as many seconds of sleep after every step as ``pauses`` say.
+
+    Args:
+        config: a resolved config.
+        folder: of the checkpoints.
+        host: the server's, started.
+        stop_after: step after which every rank is ended.
+        pauses: of each rank; none when empty.
+    """
+    return _on_ranks(config, _train_at_own_pace, folder, host.address, stop_after, pauses)
+
+
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.helpers"])
@@ -147,6 +203,24 @@ def _train(
     try:
         with _watching(recorder):
             return train_here(config, replace(dataset, test=test), folder, recorder, place), recorder
+    except Stopped:
+        return None, recorder
+
+
+def _train_at_own_pace(
+    config: TrainConfig,
+    place: Place,
+    folder: Path,
+    address: tuple[str, int],
+    stop_after: int | None,
+    pauses: tuple[float, ...],
+) -> tuple[Outcome | None, Recorder]:
+    host = ServerHost(address, AUTHKEY)
+    host.connect()
+    recorder = Paced(stop_after, pause_s=pauses[place.rank] if pauses else 0.0)
+    try:
+        with _watching(recorder):
+            return train_here(config, data.load(config.dataset), folder, recorder, place, host.server()), recorder
     except Stopped:
         return None, recorder
 

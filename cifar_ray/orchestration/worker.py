@@ -23,6 +23,7 @@ from cifar_ray import config as configs
 from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.orchestration import server
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample
 from cifar_ray.place import Place
 from cifar_ray.strict import ConfigError
@@ -61,7 +62,7 @@ def train_loop(payload: dict[str, Any]) -> Outcome | None:
     place = _place(config, mailbox)
     observer = MailboxObserver(mailbox, place.rank)
     with _sampling(mailbox, place):
-        outcome = fit(config, dataset, folder, place, observer, launch)
+        outcome = fit(config, dataset, folder, place, observer, launch, server.start(config, place))
     observer.flush()
     return outcome if place.rank == 0 else None
 

@@ -17,6 +17,7 @@ class Base:
     """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
 
     own_statistics = False
+    needs_server = False
     warm_ups = 1
 
     def __init__(self, parts: Parts, model: nn.Module | None = None) -> None:

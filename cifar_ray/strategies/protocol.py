@@ -45,11 +45,13 @@ class Strategy(Protocol):
     Attributes:
         optimizer: its parameter groups' learning rate is set before every step.
         own_statistics: whether every rank has batch-norm statistics of its own until :meth:`publish`.
+        needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
     """
 
     optimizer: torch.optim.Optimizer
     own_statistics: bool
+    needs_server: bool
     warm_ups: int
 
     @staticmethod

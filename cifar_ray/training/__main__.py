@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from cifar_ray import IMPORTED_AT, data, files, strict
+from cifar_ray import IMPORTED_AT, data, files, strategies, strict
 from cifar_ray import config as configs
 from cifar_ray.config import TrainConfig
 from cifar_ray.place import Place
@@ -75,6 +75,8 @@ def main(words: list[str], begun: float) -> Outcome:
             )
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
     config = recipe.resolve(configs.merge(TrainConfig(), values))
+    if strategies.of(config).needs_server:
+        raise strict.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
     device = _device(config, local_rank, local_world_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)

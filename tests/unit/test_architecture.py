@@ -36,6 +36,7 @@ BELOW = {
         "data",
         "files",
         "place",
+        "strategies",
         "strict",
         "sweeps",
         "sweeptext",

@@ -1,0 +1,78 @@
+"""What the strategies have in common whose workers train shared weights at their own pace.
+
+A worker computes its slice of a global batch and applies its gradient at once, with the learning rate divided by
+the number of workers: W gradients then move the weights as far as one step of the synchronous strategies does with
+their mean. It is our own rule. The learning rate is divided rather than the gradient because AdamW's step
+does not depend on the scale of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cifar_ray.data.loader import Piece
+from cifar_ray.strategies import layout
+from cifar_ray.strategies.gradients import average
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.replicas import Replicas
+
+
+class Asynchronous(Replicas):
+    """Its parameters lie one after the other in ``vector``; a subclass says who else has a part in it.
+
+    Attributes:
+        vector: all parameters, float32 of shape (N,), on the device.
+        loss: of the latest :meth:`gradients`.
+    """
+
+    own_statistics = False
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.rank = parts.place.rank
+        self.vector = self.room()
+        self.loss = torch.zeros(())
+        layout.move_into(self.vector, self.model)
+
+    def room(self) -> Tensor:
+        """A vector for all parameters."""
+        return torch.empty(layout.size(self.model), device=self.parts.place.device)
+
+    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+        self.loss = super().gradients(pieces)
+        return self.loss
+
+    def exchange(self) -> None:
+        """Nobody waits for anybody's gradient."""
+
+    def losses(self, loss: Tensor) -> list[float]:
+        """The latest loss that is known of every rank, where this rank's is ``loss``.
+
+        Nobody is waited for; this rank's own stands for that of a rank that was not heard of yet.
+        """
+        own = loss.item()
+        others = self.known_losses()
+        return [own if rank == self.rank or other is None else other for rank, other in enumerate(others)]
+
+    def known_losses(self) -> Sequence[float | None]:
+        """The latest loss of every rank; None for one that was not heard of yet."""
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def average_buffers(self) -> None:
+        """Running statistics become the mean over the ranks; whole numbers become those of rank 0."""
+        if self.world_size == 1:
+            return
+        buffers = list(self.model.buffers())
+        average([buffer for buffer in buffers if buffer.is_floating_point()])
+        for buffer in buffers:
+            if not buffer.is_floating_point():
+                dist.broadcast(buffer, src=0)

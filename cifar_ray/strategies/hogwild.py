@@ -1,0 +1,125 @@
+"""The workers of one node write their steps into weights that they share in memory, without any lock.
+
+Label: different. A gradient is of weights that others change meanwhile, and steps that coincide may overwrite each
+other in part. Every worker has an optimizer state of its own and steps with the learning rate divided by the number
+of workers, so that a step of every worker moves the weights as far as one synchronous step (our own rule).
+An evaluation or a checkpoint averages the optimizers' states, so that nothing is left that belongs to one worker.
+Source: Recht et al. 2011, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent" (there for
+sparse gradients).
+Cost per step: messages ``0``, bytes ``0``. Nothing is sent; the workers contend for the node's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cifar_ray.config import TrainConfig
+from cifar_ray.data.loader import Piece
+from cifar_ray.strategies import layout
+from cifar_ray.strategies.asynchronous import Asynchronous
+from cifar_ray.strategies.gradients import average
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strict import ConfigError
+
+_ALIGNED = 64  # bytes; the weights begin at a cache line
+
+
+class Hogwild(Asynchronous):
+    """See the module."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._paused = False
+        self._before = 0
+        self._staleness = torch.zeros(2, dtype=torch.float64)
+        self._staleness_max = torch.zeros(1, dtype=torch.float64)
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        if config.placement.nodes > 1:
+            raise ConfigError("topology", f"must be on one node (1xWORKERS) for hogwild, got {config.topology}")
+        if config.device == "cuda":
+            raise ConfigError("device", "must be cpu for hogwild, whose workers share the node's memory")
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError("strategy", "hogwild needs Linux, for memory that processes share without a file")
+
+    def room(self) -> Tensor:
+        """The shared weights. Behind them, every rank has a place for its steps and one for its latest loss."""
+        words = 8 * self.world_size
+        steps = -(-4 * layout.size(self.model) // _ALIGNED) * _ALIGNED
+        memory = self._share(steps + 2 * words)
+        self._steps = torch.frombuffer(memory, dtype=torch.int64, count=self.world_size, offset=steps)
+        self._losses = torch.frombuffer(memory, dtype=torch.float64, count=self.world_size, offset=steps + words)
+        return torch.frombuffer(memory, dtype=torch.float32, count=layout.size(self.model))
+
+    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+        if self._paused:
+            self.barrier()  # rank 0 may still be writing the weights to a checkpoint
+            self.parts.mark("communication")
+            self._paused = False
+        self._before = self._done()
+        return super().gradients(pieces)
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] /= self.world_size
+        staleness = self._done() - self._before
+        self._staleness += torch.tensor([staleness, 1.0])
+        self._staleness_max.clamp_(min=staleness)
+        super().step()
+        self._losses[self.rank] = self.loss
+        self._steps[self.rank] += 1
+
+    def known_losses(self) -> Sequence[float | None]:
+        return [loss if steps else None for steps, loss in zip(self._steps.tolist(), self._losses.tolist())]
+
+    def publish(self) -> None:
+        self._paused = True
+        if self.world_size == 1:
+            return
+        self.barrier()  # the last step is in the weights
+        states = self.optimizer.state.values()
+        average([value for state in states for value in state.values() if isinstance(value, Tensor)])
+        self.average_buffers()
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        super().load(weights, state)  # every rank writes the same
+        self._steps[self.rank] = 0
+        self._paused = True
+
+    def figures(self) -> dict[str, float]:
+        total, most = self._staleness.clone(), self._staleness_max.clone()
+        if self.world_size > 1:
+            dist.all_reduce(total)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        updates, steps = total.tolist()
+        return {"staleness/mean": updates / steps, "staleness/max": most.item()} if steps else {}
+
+    def _done(self) -> int:
+        """Steps of all workers; while a worker computes, its own do not change."""
+        return int(self._steps.sum())
+
+    def _share(self, size: int) -> mmap.mmap:
+        """Memory of ``size`` bytes, the same on every rank, without a name that could outlive the processes."""
+        descriptor = os.memfd_create("hogwild") if self.rank == 0 else -1
+        where = [f"/proc/{os.getpid()}/fd/{descriptor}"]
+        if self.rank == 0:
+            os.ftruncate(descriptor, size)
+        if self.world_size > 1:
+            dist.broadcast_object_list(where, src=0)
+        if self.rank != 0:
+            descriptor = os.open(where[0], os.O_RDWR)
+        memory = mmap.mmap(descriptor, size)
+        self.barrier()  # every rank has it
+        os.close(descriptor)
+        return memory
+
+
+STRATEGY = Hogwild

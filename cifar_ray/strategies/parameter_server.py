@@ -1,0 +1,107 @@
+"""A server holds the weights; every worker pushes its gradient and pulls the weights without waiting for others.
+
+Label: different. A gradient is of weights that others have changed since: stale. It is applied at once, as an
+optimizer step of the server with the learning rate divided by the number of workers, so that a push of every worker
+moves the weights as far as one synchronous step (our own rule). With ``--max-staleness s`` a worker waits before a
+step as long as it is more than s steps ahead of the slowest (stale synchronous parallel, Ho et al. 2013). With
+``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
+worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
+Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, with a push and a pull in each step).
+Cost per step: messages ``2``, bytes ``2 * G``. Each worker sends its gradients, G bytes, in one message and gets
+the weights, as many bytes, as the answer; the server sends and receives W times that. The server's optimizer
+step and any waiting count as communication.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cifar_ray.strategies import layout
+from cifar_ray.strategies.asynchronous import Asynchronous
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.server import Answer, Start
+
+
+class ParameterServing(Asynchronous):
+    """See the module."""
+
+    needs_server = True
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        assert parts.server is not None, "the launcher starts one"
+        self._server = parts.server
+        self._generation = ""
+        self._layout = layout.of(self.model)
+        self._gradient = torch.zeros_like(self.vector)
+        self._arrived = torch.empty_like(self.vector, device="cpu")
+        self._answer: Answer | None = None
+        self._state: dict[str, Any] = {}
+
+    def step(self) -> None:
+        for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
+            assert parameter.grad is not None
+            view.copy_(parameter.grad)
+        self.optimizer.zero_grad(set_to_none=True)
+        lr = self.optimizer.param_groups[0]["lr"]
+        gradient = self._gradient.cpu().numpy()
+        self._take(self._server.push(self._generation, self.rank, gradient, lr, self.loss.item()))
+        self.parts.mark("communication")
+
+    def known_losses(self) -> Sequence[float | None]:
+        assert self._answer is not None
+        return self._answer.losses
+
+    def publish(self) -> None:
+        self.barrier()  # the last push has arrived
+        self._take(self._server.pull(self._generation, self.rank))
+        if self.rank == 0:
+            self._state = self._server.state(self._generation)
+        self.average_buffers()
+        self.barrier()  # rank 0 has the state, and the next push may come
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        self.model.load_state_dict(weights)
+        self.optimizer.zero_grad(set_to_none=True)
+        generation = [uuid.uuid4().hex]
+        if self.rank == 0:
+            self._server.reset(generation[0], self._start(state))
+        if self.world_size > 1:
+            dist.broadcast_object_list(generation, src=0, device=self.parts.place.device)
+        self._generation = generation[0]
+        self._take(self._server.pull(self._generation, self.rank))
+
+    def figures(self) -> dict[str, float]:
+        """Those of the latest :meth:`publish`, when no push was under way."""
+        assert self._answer is not None
+        return self._answer.figures
+
+    def _start(self, state: Mapping[str, Any] | None) -> Start:
+        config = self.parts.config
+        return Start(
+            weights=self.vector.cpu().numpy(),
+            layout=self._layout,
+            make_optimizer=self.parts.make_optimizer,
+            state=state,
+            world_size=self.world_size,
+            max_staleness=config.max_staleness,
+            weighting=config.staleness_weighting,
+        )
+
+    def _take(self, answer: Answer) -> None:
+        self._answer = answer
+        np.copyto(self._arrived.numpy(), answer.weights)  # torch would not have an array that is read-only
+        self.vector.copy_(self._arrived)
+
+
+STRATEGY = ParameterServing

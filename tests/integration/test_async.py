@@ -1,0 +1,271 @@
+"""Workers at their own pace: parameter_server and hogwild, over gloo and through Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from cifar_ray import strategies
+from cifar_ray.config import ResNetOptions, TrainConfig
+from cifar_ray.training import checkpoint, recipe
+from tests.helpers import AUTHKEY, ServerHost, train_at_own_pace
+from tests.person import Person
+
+BOTH = ("parameter_server", "hogwild")
+LEARNED = ["--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "32"]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ServerHost]:
+    with ServerHost(("127.0.0.1", 0), AUTHKEY) as started:
+        yield started
+
+
+def config(strategy: str, topology: str, **values: object) -> TrainConfig:
+    plain: dict[str, object] = {
+        "dataset": "digits",
+        "model": "simple_cnn",
+        "epochs": 2,
+        "global_batch_size": 48,
+        "precision": "fp32",
+        "log_every": 2,
+    }
+    return recipe.resolve(TrainConfig(strategy=strategy, topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+
+
+def metrics(results: list[Any]) -> dict[str, float]:
+    outcome = results[0][0]
+    assert outcome is not None
+    return outcome.metrics
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return torch.load(checkpoint.every(folder)[-1] / checkpoint.STATE, weights_only=True)
+
+
+def shape_of(tree: object) -> object:
+    """A nested structure with the shapes of its tensors in their place."""
+    if isinstance(tree, torch.Tensor):
+        return tuple(tree.shape)
+    if isinstance(tree, dict):
+        return {key: shape_of(value) for key, value in tree.items()}
+    return [shape_of(value) for value in tree] if isinstance(tree, list) else type(tree)
+
+
+@pytest.mark.parametrize("topology", ["1x2", "1x3"])
+@pytest.mark.parametrize("strategy", BOTH)
+def test_it_learns(strategy: str, topology: str, host: ServerHost, tmp_path: Path) -> None:
+    results = train_at_own_pace(config(strategy, topology, epochs=10), tmp_path, host)
+    assert metrics(results)["test/accuracy"] > 0.8
+    assert metrics(results)["staleness/mean"] > 0
+    assert metrics(results)["staleness/max"] >= 1
+    for outcome, recorder in results:
+        assert recorder.weights == results[0][1].weights
+        assert recorder.steps == list(range(1, 10 * 29 + 1))
+        figures = {name: value for name, value in outcome.metrics.items() if name.startswith("staleness/")}
+        assert figures.items() <= metrics(results).items()
+    times = results[0][0].times
+    measured = {"data", "forward", "backward", "communication"} | ({"optimizer"} if strategy == "hogwild" else set())
+    assert {name for name in times if name.startswith("time/step_")} == {f"time/step_{part}_s" for part in measured}
+
+
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet"])
+@pytest.mark.parametrize("strategy", BOTH)
+def test_one_worker_is_plain_training(strategy: str, model: str, host: ServerHost, tmp_path: Path) -> None:
+    values: dict[str, object] = {"model": model, "epochs": 1}
+    if model == "resnet":
+        values |= {"resnet": ResNetOptions((1, 1), 8), "optimizer": "adamw", "lr": 0.01}
+    rows = []
+    for name in ("ddp", strategy):
+        results = train_at_own_pace(config(name, "1x1", **values), tmp_path / name, host)
+        rows.append([row.metrics["train/loss"] for row in results[0][1].rows])
+    assert len(rows[0]) == 14
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+
+
+def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:
+    ahead = {}
+    for bound in (0, 3, None):
+        wanted = config("parameter_server", "1x2", epochs=1, max_staleness=bound)
+        ahead[bound] = metrics(train_at_own_pace(wanted, tmp_path / str(bound), host, pauses=(0.03, 0.0)))
+    assert ahead[0]["staleness/ahead_max"] == 0
+    assert ahead[3]["staleness/ahead_max"] == 3
+    assert ahead[None]["staleness/ahead_max"] > 3
+    assert ahead[0]["staleness/max"] <= 1  # the other worker's one step
+    assert ahead[3]["staleness/max"] > 1
+
+
+@pytest.mark.parametrize("strategy", BOTH)
+def test_the_losses_of_others_are_not_waited_for(strategy: str, host: ServerHost, tmp_path: Path) -> None:
+    """Rank 1 is through its epoch before rank 0 is."""
+    wanted = config(strategy, "1x2", epochs=1, log_every=1)
+    slow, fast = train_at_own_pace(wanted, tmp_path, host, pauses=(0.05, 0.0))
+    assert slow[1].steps == fast[1].steps
+    moment = {row.step: row.timestamp_ms for row in slow[1].rows}
+    assert fast[1].rows[-1].timestamp_ms < moment[len(moment)]
+    late = [row.metrics["train/loss_rank1"] for row in slow[1].rows[-3:]]
+    assert late == [fast[1].rows[-1].metrics["train/loss_rank1"]] * 3
+
+
+@pytest.mark.parametrize("strategy", BOTH)
+def test_a_run_goes_on_at_its_step_with_other_workers(strategy: str, host: ServerHost, tmp_path: Path) -> None:
+    """And its checkpoints are made like those of one plain worker, so nothing in them belongs to a worker."""
+    small = {"model": "resnet", "resnet": ResNetOptions((1,), 8), "optimizer": "adamw", "lr": 0.02, "epochs": 3}
+
+    def wanted(strategy: str, topology: str) -> TrainConfig:
+        return config(strategy, topology, checkpoint_every=7, **small)
+
+    first = train_at_own_pace(wanted(strategy, "1x2"), tmp_path / "parts", host, stop_after=41)
+    assert [recorder.steps[-1] for _, recorder in first] == [41, 41]
+    rest = train_at_own_pace(wanted(strategy, "1x3"), tmp_path / "parts", host)
+    assert [recorder.steps[0] for _, recorder in rest] == [36] * 3
+    losses = [record.row.metrics["train/epoch_loss"] for record in first[0][1].epochs + rest[0][1].epochs]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    assert all(recorder.weights == rest[0][1].weights for _, recorder in rest)
+    weights = checkpoint.load(checkpoint.every(tmp_path / "parts")[-1]).weights
+    assert {int(weights[name]) for name in weights if name.endswith("num_batches_tracked")} == {87}
+    train_at_own_pace(wanted("ddp", "1x1"), tmp_path / "plain", host, stop_after=8)
+    parts, plain = saved(tmp_path / "parts")["optimizer"], saved(tmp_path / "plain")["optimizer"]
+    assert shape_of(parts) == shape_of(plain)
+
+
+def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, tmp_path: Path) -> None:
+    for _, recorder in train_at_own_pace(config("hogwild", "1x2", epochs=1), tmp_path, host, stop_after=3):
+        assert recorder.mapped == {"/memfd:hogwild (deleted)"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", BOTH)
+def test_through_ray(strategy: str, resident: Person) -> None:
+    options = ["--max-staleness", "4"] if strategy == "parameter_server" else []
+    words = ["--strategy", strategy, "--topology", "1x2", "--epochs", "10", "--run-name", strategy, *options]
+    before = memory_files()
+    done = resident.runs("train", *LEARNED, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert resident.leftovers() == []
+    assert memory_files() <= before
+    run = resident.run_named(strategy)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["test/accuracy"] > 0.8
+    assert run.data.metrics["staleness/mean"] > 0
+    assert run.data.metrics["staleness/max"] >= 1
+    if strategy == "parameter_server":
+        assert run.data.metrics["staleness/ahead_max"] <= 4
+        assert run.data.params["max_staleness"] == "4"
+
+
+IN_A_RAY_THAT_STAYS = """
+import time
+import ray
+from ray._private.state import actors
+from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration.trainer import train
+ray.init(num_cpus=2, include_dashboard=False)
+train(TrainConfig(
+    dataset="digits", model="simple_cnn", epochs=1, topology="1x2", strategy="parameter_server", run_name="stays"
+))
+end = time.monotonic() + 30
+while True:
+    states = {actor["State"] for actor in actors().values() if "_Server" in actor["ActorClassName"]}
+    if states == {"DEAD"} or time.monotonic() > end:
+        break
+    time.sleep(0.2)
+print("servers are", states)
+"""
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_its_run(resident: Person) -> None:
+    script = [sys.executable, "-c", IN_A_RAY_THAT_STAYS]
+    done = subprocess.run(
+        script, capture_output=True, text=True, timeout=200, env=resident.environment, cwd=resident.home
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("servers are {'DEAD'}\n")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", ["worker", "server"])
+def test_a_run_goes_on_when_a_process_of_it_is_killed(victim: str, resident: Person) -> None:
+    """The other worker waits in the server for the one that is killed."""
+    words = ["--strategy", "parameter_server", "--max-staleness", "0", "--topology", "1x2", "--epochs", "60"]
+    name = f"without-{victim}"
+    with resident.starts("train", *LEARNED, *words, "--checkpoint-every", "5", "--run-name", name) as run:
+        run.until("epoch 2/60")
+        if victim == "server":
+            os.kill(process_of(resident, "_Server"), signal.SIGKILL)
+        else:
+            file = resident.mlflow.download_artifacts(resident.run_named(name).info.run_id, "placement.json")
+            os.kill(json.loads(Path(file).read_text())[1]["pid"], signal.SIGKILL)
+        run.until("restarting from the newest checkpoint, failure 1 of at most 3")
+        assert run.end() == 0, run.output
+    finished = resident.run_named(name)
+    epochs = resident.mlflow.get_metric_history(finished.info.run_id, "test/accuracy")
+    assert [point.step for point in epochs] == list(range(1, 61))
+    assert epochs[-1].value > 0.8
+    assert resident.leftovers() == []
+
+
+def process_of(person: Person, title: str) -> int:
+    """The one Ray process of this person's whose title has ``title`` in it."""
+    mine = f"HOME={person.home}".encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if title in " ".join(process.cmdline()) and mine in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process.pid)
+    (pid,) = found
+    return pid
+
+
+def memory_files() -> set[str]:
+    """Names in shared memory, but for the semaphores of whatever else runs on this machine."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
+
+
+def refusal(done: subprocess.CompletedProcess[str], person: Person) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert person.leftovers() == []
+    assert not list(person.home.rglob("checkpoints"))
+    return done.stderr
+
+
+def test_hogwild_is_for_the_cpus_of_one_node(resident: Person) -> None:
+    words = ["train", *LEARNED, "--strategy", "hogwild"]
+    assert refusal(resident.runs(*words, "--topology", "2x1", "--local-nodes", "2"), resident) == (
+        "error: --topology must be on one node (1xWORKERS) for hogwild, got 2x1\n"
+    )
+    assert refusal(resident.runs(*words, "--device", "cuda"), resident) == (
+        "error: --device must be cpu for hogwild, whose workers share the node's memory\n"
+    )
+
+
+def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cifar_ray.training", *LEARNED, "--strategy", "parameter_server"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=resident.environment,
+        cwd=resident.home,
+    )
+    assert refusal(done, resident) == (
+        "error: --strategy parameter_server needs a server, which only `cifar-ray train` starts\n"
+    )
+
+
+def test_both_say_that_they_are_another_algorithm() -> None:
+    assert [strategies.about(name).label for name in BOTH] == ["different", "different"]

@@ -1,0 +1,179 @@
+"""The parameter server by itself: its arithmetic, its bound, and its generations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray.strategies import layout
+from cifar_ray.strategies.server import Answer, ParameterServer, Start, SupersededError
+
+SHAPES = (((2,), (1,)), ((1, 2), (2, 1)))
+
+
+def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=123.0, momentum=momentum)
+
+
+def start(**changes: Any) -> Start:
+    usual: dict[str, Any] = {
+        "weights": np.zeros(4, np.float32),
+        "layout": SHAPES,
+        "make_optimizer": sgd,
+        "state": None,
+        "world_size": 2,
+        "max_staleness": None,
+        "weighting": "none",
+    }
+    return Start(**{**usual, **changes})
+
+
+def served(**changes: Any) -> ParameterServer:
+    server = ParameterServer()
+    server.reset("a", start(**changes))
+    return server
+
+
+def ones(value: float = 1.0) -> np.ndarray:
+    gradient = np.full(4, value, np.float32)
+    gradient.flags.writeable = False  # as they come out of Ray's object store
+    return gradient
+
+
+def test_a_push_of_every_worker_moves_as_far_as_one_step_with_their_mean() -> None:
+    server = served(world_size=4)
+    for rank in range(4):
+        answer = server.push("a", rank, ones(rank), lr=0.5, loss=1.0)
+    assert answer.weights.tolist() == [-0.5 * 1.5] * 4
+
+
+def test_the_learning_rate_is_divided_and_not_the_gradient() -> None:
+    """AdamW's first step is as long as the learning rate, whatever the gradient."""
+    server = served(make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), weight_decay=0.0))
+    for gradient, far in ((100.0, 0.25), (100.0, 0.5)):
+        answer = server.push("a", 0, ones(gradient), lr=0.5, loss=1.0)
+        assert answer.weights.tolist() == pytest.approx([-far] * 4)
+
+
+def test_staleness_is_the_number_of_updates_by_others_since_the_pull() -> None:
+    server = served(world_size=3)
+    assert server.pull("a", 0).figures == {}
+    for rank in (1, 1, 2):
+        server.push("a", rank, ones(), lr=1.0, loss=1.0)
+    figures = server.push("a", 0, ones(), lr=1.0, loss=1.0).figures
+    # Own pushes are followed by a pull: 0 and 0 of rank 1, 2 of rank 2, 3 of rank 0.
+    assert figures == {"staleness/mean": 5 / 4, "staleness/max": 3.0, "staleness/ahead_max": 2.0}
+
+
+def test_inverse_weighting_divides_a_step_by_one_more_than_its_staleness() -> None:
+    plain, weighted = served(), served(weighting="inverse")
+    for server, last in ((plain, 1.0), (weighted, 1.0 / 4)):
+        for _ in range(3):
+            before = server.push("a", 0, ones(), lr=2.0, loss=1.0).weights
+        assert before.tolist() == [-3.0] * 4  # fresh gradients count in full
+        after = server.push("a", 1, ones(), lr=2.0, loss=1.0).weights
+        assert (before - after).tolist() == [last] * 4
+
+
+def test_what_was_answered_does_not_change_afterwards() -> None:
+    server = served()
+    before = server.pull("a", 0).weights
+    state = server.state("a")
+    server.push("a", 1, ones(), lr=1.0, loss=1.0)
+    assert before.tolist() == [0.0] * 4
+    assert state["param_groups"][0]["lr"] == 123.0
+
+
+def test_the_losses_are_the_latest_of_every_rank() -> None:
+    server = served(world_size=3)
+    server.push("a", 2, ones(), lr=1.0, loss=0.5)
+    server.push("a", 2, ones(), lr=1.0, loss=0.25)
+    assert server.push("a", 0, ones(), lr=1.0, loss=2.0).losses == (2.0, None, 0.25)
+
+
+def test_it_goes_on_from_its_state() -> None:
+    whole, first, rest = (ParameterServer() for _ in range(3))
+    make = partial(sgd, momentum=0.9)
+    for server in (whole, first):
+        server.reset("a", start(make_optimizer=make))
+        server.push("a", 0, ones(), lr=1.0, loss=1.0)
+    weights, state = first.pull("a", 0).weights, first.state("a")
+    rest.reset("b", start(make_optimizer=make, weights=weights, state=state))
+    expected = whole.push("a", 1, ones(), lr=1.0, loss=1.0).weights.tolist()
+    assert rest.push("b", 1, ones(), lr=1.0, loss=1.0).weights.tolist() == expected
+
+
+def test_parameters_keep_their_layout_in_the_vector() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)).to(memory_format=torch.channels_last)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    vector = torch.empty(layout.size(model))
+    layout.move_into(vector, model)
+    for parameter, value, view in zip(model.parameters(), before, layout.views(vector, layout.of(model)), strict=True):
+        assert torch.equal(parameter, value)
+        assert parameter.stride() == value.stride()
+        assert parameter.data_ptr() == view.data_ptr()
+
+
+class Call:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Answer]) -> None:
+        self._call = call
+        self.answer: Answer | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._call()
+        except Exception as error:
+            self.error = error
+
+    def waits(self) -> bool:
+        self._thread.join(0.2)
+        return self._thread.is_alive()
+
+    def ends(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def test_a_worker_waits_while_it_is_too_far_ahead_of_the_slowest() -> None:
+    server = served(world_size=3, max_staleness=1)
+    server.push("a", 0, ones(), lr=1.0, loss=1.0)
+    call = Call(lambda: server.push("a", 0, ones(), lr=1.0, loss=1.0))
+    assert call.waits()
+    server.push("a", 1, ones(), lr=1.0, loss=1.0)
+    assert call.waits()
+    server.push("a", 2, ones(), lr=1.0, loss=1.0)
+    call.ends()
+    assert call.answer is not None
+    assert call.answer.weights.tolist() == pytest.approx([-4 / 3] * 4)  # the weights of when it may go on
+    assert call.answer.figures["staleness/ahead_max"] == 1.0
+
+
+def test_nobody_waits_for_workers_that_are_gone() -> None:
+    server = served(max_staleness=0)
+    call = Call(lambda: server.push("a", 0, ones(), lr=1.0, loss=1.0))
+    assert call.waits()
+    server.reset("b", start())
+    call.ends()
+    assert isinstance(call.error, SupersededError)
+    assert server.pull("b", 0).weights.tolist() == [0.0] * 4
+
+
+def test_a_call_of_another_generation_is_refused() -> None:
+    with pytest.raises(SupersededError):
+        ParameterServer().pull("a", 0)
+    server = served()
+    for call in (lambda: server.pull("b", 0), lambda: server.state("b"), lambda: server.push("b", 0, ones(), 1.0, 1.0)):
+        with pytest.raises(SupersededError):
+            call()
