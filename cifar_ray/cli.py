@@ -48,7 +48,8 @@ def train(words: Sequence[str]) -> int:
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
     command = _read(ResumeCommand, words, None, "resume")
-    changes = {name: value for name, value in dataclasses.asdict(command).items() if value is not None}
+    given = dataclasses.asdict(command).items()
+    changes = {name: value for name, value in given if value is not None and (name, value) != ("oversubscribe", False)}
     run = changes.pop("run")
     from cifar_ray.orchestration.trainer import resume as run_again
 

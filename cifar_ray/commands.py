@@ -41,8 +41,8 @@ class ResumeCommand:
     local_nodes: int | None = None
     """Ray nodes to start on this machine."""
 
-    oversubscribe: bool | None = None
-    """Let the Ray started here count more CPUs than the machine has."""
+    oversubscribe: bool = False
+    """Let the Ray started here count more CPUs than the machine has, as it also does if the run was begun so."""
 
     max_failures: int | None = None
     """Worker failures to recover from before the run fails."""

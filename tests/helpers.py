@@ -30,6 +30,7 @@ from cifar_ray.place import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import optimizer
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
@@ -95,6 +96,19 @@ def train_here(
 ) -> Outcome:
     """The loop in this process, with no launcher."""
     return fit(config, dataset, folder, place or Place(), recorder or Recorder(), Launch(0.0, 0.0), server)
+
+
+def digest(snapshot: Snapshot) -> str:
+    """SHA-256 of everything that goes on: weights, buffers, optimizer state, and the losses that were seen."""
+    state = {f"optimizer.{index}.{name}": value for index, of in snapshot.optimizer["state"].items() for name, value in of.items()}  # fmt: skip
+    found = hashlib.sha256()
+    for name, value in sorted({**snapshot.weights, **state}.items()):
+        found.update(name.encode())
+        found.update(torch.as_tensor(value).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    losses = [row.metrics["train/loss"] for row in snapshot.history if row.kind == "iteration"]
+    assert losses
+    found.update(repr(losses).encode())
+    return found.hexdigest()
 
 
 def train_on_ranks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import torch
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.checkpoint import Snapshot
-from tests.helpers import train_on_ranks
+from tests.helpers import digest, train_on_ranks
 
 STEPS = 60
 SMALL_RESNET = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64}
@@ -34,19 +32,6 @@ def config(topology: str, **values: object) -> TrainConfig:
         "checkpoint_every": STEPS // 2,
     }
     return recipe.resolve(TrainConfig(topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
-
-
-def digest(snapshot: Snapshot) -> str:
-    """SHA-256 of everything that goes on: weights, buffers, optimizer state, and the losses that were seen."""
-    state = {f"optimizer.{index}.{name}": value for index, of in snapshot.optimizer["state"].items() for name, value in of.items()}  # fmt: skip
-    found = hashlib.sha256()
-    for name, value in sorted({**snapshot.weights, **state}.items()):
-        found.update(name.encode())
-        found.update(torch.as_tensor(value).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    losses = [row.metrics["train/loss"] for row in snapshot.history if row.kind == "iteration"]
-    assert losses
-    found.update(repr(losses).encode())
-    return found.hexdigest()
 
 
 def last(folder: Path) -> str:
