@@ -306,7 +306,7 @@ def _ready(config: TrainConfig, place: Place) -> tuple[strategies.Strategy, Trai
     """A strategy with fresh weights, and what feeds it."""
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
-    model = models.build(config, dataset.spec)
+    model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
     made = partial(optimizer.build, config=config)
     parts = strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None)
     loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
@@ -335,12 +335,8 @@ def _exchanges(config: TrainConfig, place: Place) -> list[int]:
 
 def _steps(config: TrainConfig, place: Place, count: int) -> Steps:
     hardware.set_threads(config.cpus_per_worker)
-    dataset = data.load(config.dataset)
-    torch.manual_seed(0)
-    model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
-    made = partial(optimizer.build, config=config)
-    strategy = strategies.build(strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None))
-    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
+    strategy, loader = _ready(config, place)
+    model: nn.Module = strategy.model  # type: ignore[attr-defined]
     losses = []
     sent: list[int] = []
     for step in range(count):

@@ -23,6 +23,7 @@ from cifar_ray.data.loader import Feed, Piece
 from cifar_ray.place import Place, autocast
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.gradients import flat
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strict import ConfigError
@@ -127,8 +128,7 @@ class Pipeline(Base):
         self._watch.read()
         for owner, stage in enumerate(self._stages):
             for tensor in (*stage.parameters(), *stage.buffers()):
-                memory = tensor.detach().as_strided((tensor.numel(),), (1,))  # whatever its layout
-                dist.broadcast(memory, src=owner)
+                dist.broadcast(flat(tensor.detach()), src=owner)
 
     def state(self) -> dict[str, Any]:
         own = self.optimizer.state_dict()
