@@ -34,6 +34,9 @@ StrategyName = Literal[
     "reproducible",
     "parameter_server",
     "hogwild",
+    "gpipe",
+    "one_f_one_b",
+    "model_parallel",
 ]
 WhichCheckpoint = Literal["last", "best"]
 

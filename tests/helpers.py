@@ -29,7 +29,7 @@ from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import optimizer
+from cifar_ray.training import hardware, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
@@ -151,6 +151,33 @@ def exchanges_on_ranks(config: TrainConfig) -> list[list[int]]:
     return _on_ranks(config, _exchanges)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What some steps of a strategy came to on one rank.
+
+    Attributes:
+        weights: hash of the whole model's parameters and buffers afterwards.
+        trained: parameters that had a gradient.
+        kept: parameters that the optimizer has a state for.
+        messages: sent by this rank in the last step, a broadcast counting once.
+        bytes: in them.
+        activations: bytes of one micro-batch at all cuts of a pipeline.
+    """
+
+    losses: list[float]
+    weights: str
+    trained: set[str]
+    kept: set[str]
+    messages: int = 0
+    bytes: int = 0
+    activations: int = 0
+
+
+def steps_on_ranks(config: TrainConfig, count: int) -> list[Steps]:
+    """The first ``count`` steps without the loop around them, of every rank."""
+    return _on_ranks(config, _steps, count)
+
+
 def refusals_on_ranks(config: TrainConfig, folder: Path) -> list[str]:
     """What each rank says to a folder of its own."""
     return _on_ranks(config, _refusal, folder)
@@ -191,7 +218,10 @@ def train_at_own_pace(
 
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers"])
+    # Imported once, and not by every rank.
+    context.set_forkserver_preload(
+        ["tests.helpers", "sklearn.datasets", "torchvision.models", "torch.distributed.pipelining"]
+    )
     with tempfile.TemporaryDirectory() as meeting, context.Pool(config.world_size, maxtasksperchild=1) as pool:
         tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]
         # A rank that is killed would never answer.
@@ -290,7 +320,7 @@ def _ready(config: TrainConfig, place: Place) -> tuple[strategies.Strategy, Trai
     """A strategy with fresh weights, and what feeds it."""
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
-    model = models.build(config, dataset.spec)
+    model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
     made = partial(optimizer.build, config=config)
     parts = strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None)
     loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
@@ -315,6 +345,48 @@ def _exchanges(config: TrainConfig, place: Place) -> list[int]:
 
     strategy.gradients(told())
     return counts
+
+
+def _steps(config: TrainConfig, place: Place, count: int) -> Steps:
+    hardware.set_threads(config.cpus_per_worker)
+    strategy, loader = _ready(config, place)
+    model: nn.Module = strategy.model  # type: ignore[attr-defined]
+    losses = []
+    sent: list[int] = []
+    for step in range(count):
+        with _sending(sent, place):
+            losses.append(strategy.gradients(loader.pieces(0, step)).item())
+        trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        strategy.step()
+    kept = {name for name, parameter in model.named_parameters() if parameter in strategy.optimizer.state}
+    strategy.publish()
+    weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()))
+    activations = 0
+    x = next(iter(loader.pieces(0, 0))).images[: strategies.of(config).at_once(config)]
+    for stage in getattr(strategy, "_stages", [])[:-1]:
+        x = stage(x)
+        activations += x.nbytes
+    return Steps(losses, weights.hexdigest(), trained, kept, len(sent), sum(sent), activations)
+
+
+@contextmanager
+def _sending(sent: list[int], place: Place) -> Iterator[None]:
+    """Within it, ``sent`` has the bytes of every message that this rank sends."""
+    operation, broadcast = dist.P2POp, dist.broadcast
+
+    def told(op: Callable[..., object], tensor: torch.Tensor, *arguments: object) -> dist.P2POp:
+        if op is dist.isend:
+            sent.append(tensor.nbytes)
+        return operation(op, tensor, *arguments)  # type: ignore[arg-type]
+
+    def spread(tensor: torch.Tensor, src: int) -> None:
+        if src == place.rank:
+            sent.append(tensor.nbytes)
+        broadcast(tensor, src=src)
+
+    sent.clear()
+    with mock.patch.object(dist, "P2POp", told), mock.patch.object(dist, "broadcast", spread):
+        yield
 
 
 def _refusal(config: TrainConfig, place: Place, folder: Path) -> str:

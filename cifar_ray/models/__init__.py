@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -12,24 +13,25 @@ from cifar_ray.data import DatasetSpec
 from cifar_ray.models import resnet, resnet50, simple_cnn, vgg11, vit
 from cifar_ray.models.recipe import Recipe
 
-__all__ = ["REGISTRY", "Architecture", "Recipe", "build"]
+__all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers"]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of the registry."""
+    """One entry of the registry; ``layers`` takes such a model apart, by default a ``Sequential`` into its children."""
 
     build: Callable[[TrainConfig, DatasetSpec], nn.Module]
     recipe: Recipe
+    layers: Callable[[Any], list[nn.Module]] = list
 
 
 REGISTRY: dict[str, Architecture] = {
     "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPE),
     "resnet": Architecture(resnet.build, resnet.RECIPE),
     "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPE),
-    "resnet50": Architecture(resnet50.build, resnet50.RECIPE),
+    "resnet50": Architecture(resnet50.build, resnet50.RECIPE, resnet50.layers),
     "vgg11": Architecture(vgg11.build, vgg11.RECIPE),
-    "vit": Architecture(vit.build, vit.RECIPE),
+    "vit": Architecture(vit.build, vit.RECIPE, vit.layers),
 }
 
 
@@ -39,3 +41,12 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     It maps float32 images (B, C, H, W) to float logits (B, num_classes).
     """
     return REGISTRY[config.model].build(config, spec)
+
+
+def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:
+    """The layers of a ``model`` that :func:`build` made, in order; one after the other they are its forward pass.
+
+    They consist of the model's own modules and parameters, each in one of them, and change nothing in the model.
+    A layer without parameters may work in place on what the one before it gives.
+    """
+    return REGISTRY[config.model].layers(model)

@@ -9,6 +9,8 @@ replacement for small images: 3x3, stride 1, no pool.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from cifar_ray.config import TrainConfig
@@ -28,3 +30,11 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
     return network
+
+
+def layers(network: Any) -> list[nn.Module]:
+    """The stem's modules, the Bottlenecks, the pool and the linear layer."""
+    stages = (network.layer1, network.layer2, network.layer3, network.layer4)
+    blocks = [block for stage in stages for block in stage]
+    stem = [network.conv1, network.bn1, network.relu, network.maxpool]
+    return [*stem, *blocks, network.avgpool, nn.Flatten(), network.fc]

@@ -7,6 +7,7 @@ positions, pre-norm blocks); Huang et al. 2016 (stochastic depth); Rangoju and K
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -95,12 +96,40 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
+        return self.read(self.blocks(self.embed(images)))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to tokens (B, T, dim), [CLS] first."""
         patches = self.patchify(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.cls.expand(len(patches), -1, -1), patches], dim=1)
-        tokens = self.blocks(self.dropout(tokens + self.positions))
+        return self.dropout(tokens + self.positions)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T, dim) to logits (B, num_classes)."""
         return self.head(self.norm(tokens[:, 0]))
+
+
+class Method(nn.Module):
+    """A method of a model as a layer, which has the modules and parameters that the method uses."""
+
+    def __init__(self, method: Callable[[Tensor], Tensor], **uses: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self._method = method
+        for name, used in uses.items():
+            setattr(self, name, used)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._method(x)
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The network that ``config.vit`` describes."""
     return VisionTransformer(spec.image_size, spec.channels, spec.num_classes, **dataclasses.asdict(config.vit))
+
+
+def layers(model: VisionTransformer) -> list[nn.Module]:
+    """The embedding, the blocks and the head."""
+    embedding = Method(
+        model.embed, patchify=model.patchify, cls=model.cls, positions=model.positions, dropout=model.dropout
+    )
+    return [embedding, *model.blocks, Method(model.read, norm=model.norm, head=model.head)]

@@ -31,6 +31,11 @@ class Base:
     def check(config: TrainConfig) -> None:
         """Any config will do."""
 
+    @staticmethod
+    def at_once(config: TrainConfig) -> int:
+        assert config.batch_size is not None
+        return config.batch_size
+
     def step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

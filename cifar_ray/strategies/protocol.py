@@ -66,6 +66,10 @@ class Strategy(Protocol):
         """
 
     @staticmethod
+    def at_once(config: TrainConfig) -> int:
+        """Images that pass through the model together, in a resolved config."""
+
+    @staticmethod
     def feed(config: TrainConfig, place: Place) -> Feed:
         """The part of every global batch that this rank is given."""
 

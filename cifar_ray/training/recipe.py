@@ -49,8 +49,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
         )
-    strategies.of(resolved).check(resolved)
-    if resolved.batch_size == 1:
+    strategy = strategies.of(resolved)
+    strategy.check(resolved)
+    if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
 
@@ -100,7 +101,11 @@ def _check_single_image(config: TrainConfig) -> None:
         try:
             model(torch.empty(1, spec.channels, spec.image_size, spec.image_size))
         except ValueError:
+            batch_norm = f"for this {config.model}, whose batch norm needs several values"
+            if config.batch_size == 1:
+                raise ConfigError("batch_size", f"must be at least 2 {batch_norm}, got 1") from None
             raise ConfigError(
-                "batch_size",
-                f"must be at least 2 for this {config.model}, whose batch norm needs several values, got 1",
+                "micro_batches",
+                f"must leave at least 2 images in each {batch_norm}; "
+                f"{config.micro_batches} cut {config.images_per_step} images into single ones",
             ) from None

@@ -29,6 +29,30 @@ def test_every_model_gives_logits_and_gradients(name: str, dataset: str) -> None
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("stem", ["imagenet", "cifar"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", sorted(models.REGISTRY))
+def test_layers_one_after_the_other_are_the_model(name: str, training: bool, stem: str) -> None:
+    if stem == "cifar" and name != "resnet50":
+        pytest.skip("only resnet50 has stems")
+    options = {"resnet50": ResNet50Options(stem)} if name == "resnet50" else {}  # type: ignore[arg-type]
+    config = TrainConfig(model=name, vit=ViTOptions(dropout=0.1) if name == "vit" else ViTOptions(), **options)  # type: ignore[arg-type]
+    model = build(model=name, vit=config.vit, **options).train(training)
+    names = list(model.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    layers = models.layers(config, model)
+    torch.manual_seed(1)
+    x = images
+    for layer in layers:
+        x = layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(x, model(images))
+    theirs = [parameter for layer in layers for parameter in layer.parameters()]
+    assert {id(parameter) for parameter in theirs} == {id(parameter) for parameter in model.parameters()}
+    assert len(theirs) == len(list(model.parameters()))
+    assert list(model.state_dict()) == names
+
+
 def test_simple_cnn_is_the_studys() -> None:
     # 3->4 and 4->8 filters of 3x3, then 512->32->10, each with biases
     assert parameters(build(model="simple_cnn")) == 4 * 28 + 8 * 37 + 32 * 513 + 10 * 33

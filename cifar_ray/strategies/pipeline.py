@@ -1,0 +1,199 @@
+"""What pipelines have in common: every rank computes one stage of the model, on every image of the global batch.
+
+Every rank holds the whole model, for evaluations and checkpoints, but has gradients and an optimizer's state for
+its own stage alone. The stages come from PyTorch's ``torch.distributed.pipelining``; where the model is cut is
+measured on rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from cifar_ray import models
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.place import Place, autocast
+from cifar_ray.strategies import stages
+from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.gradients import flat
+from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.stopwatch import Stopwatch
+from cifar_ray.strict import ConfigError
+
+
+class Stage(PipelineStage):
+    """A stage that tells its computing from its waiting."""
+
+    def __init__(self, layers: stages.Layers, place: Place, given: Tensor, made: Tensor, watch: Stopwatch) -> None:
+        """Take the shapes of what the stage is given and what it makes from two tensors.
+
+        With them, PyTorch needs no passes of its own to find them out.
+        """
+        super().__init__(layers, place.rank, place.world_size, place.device, input_args=given, output_args=made)
+        self._layers, self._watch = layers, watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._layers.chunk = fwd_chunk_id
+        with self._watch.computing("forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.computing("backward"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class Pipeline(Base):
+    """A pipeline with one stage per rank; a subclass says in which order the micro-batches pass through it."""
+
+    schedule: ClassVar[type[PipelineScheduleSingle]]
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        config, place = parts.config, parts.place
+        self._count = self.micro_batches(config)
+        units = stages.units(models.layers(config, parts.model))
+        slices, costs = self._plan(units)
+        self._stages: list[nn.Module] = [nn.Sequential(*units[part]) for part in slices]
+        self._watch = Stopwatch(parts.mark, place.device)
+        part = slices[place.rank]
+        self._layers = stages.Layers(units, part, config.precision, place.device)
+        given = _like(costs[part.start - 1], grad=True) if part.start else self._images("meta")
+        stage = Stage(self._layers, place, given, _like(costs[part.stop - 1], grad=True), self._watch)
+        self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
+
+    @staticmethod
+    def micro_batches(config: TrainConfig) -> int:
+        """Parts that a global batch is cut into."""
+        return config.micro_batches
+
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        """See the protocol."""
+        workers = config.world_size
+        if workers < 2:
+            raise ConfigError(
+                "topology",
+                f"must have at least 2 workers for --strategy {config.strategy}, got {config.topology}: a pipeline of "
+                "one stage is plain training, --strategy ddp",
+            )
+        with torch.device("meta"):
+            model = models.build(config, SPECS[config.dataset])
+        most = len(stages.units(models.layers(config, model)))
+        if workers > most:
+            raise ConfigError(
+                "topology",
+                f"must have at most {most} workers for --strategy {config.strategy} with this {config.model}, one for "
+                f"each layer that has parameters, got {config.topology}",
+            )
+        if config.images_per_step % cls.micro_batches(config):
+            raise ConfigError(
+                "micro_batches",
+                f"must divide the global batch of {config.images_per_step} images, got {config.micro_batches}",
+            )
+
+    @classmethod
+    def at_once(cls, config: TrainConfig) -> int:
+        return config.images_per_step // cls.micro_batches(config)
+
+    @staticmethod
+    def feed(config: TrainConfig, place: Place) -> Feed:
+        """All of it: the first stage takes the images, the last one the labels."""
+        return Feed()
+
+    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+        (piece,) = pieces
+        parts, last = self.parts, self.world_size - 1
+        parts.mark("data")
+        self._layers.seed = piece.seed
+        self._watch.step()
+        losses: list[Tensor] = []
+        images = [piece.images] if parts.place.rank == 0 else []
+        labels = piece.labels if parts.place.rank == last else None
+        self._schedule.step(*images, target=labels, losses=losses, return_outputs=False)
+        loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=parts.place.device)
+        dist.broadcast(loss, src=last)
+        parts.mark("communication")
+        return loss
+
+    def publish(self) -> None:
+        """Every rank is told the parameters and buffers of the other stages."""
+        self._watch.read()
+        for owner, stage in enumerate(self._stages):
+            for tensor in (*stage.parameters(), *stage.buffers()):
+                dist.broadcast(flat(tensor.detach()), src=owner)
+
+    def state(self) -> dict[str, Any]:
+        own = self.optimizer.state_dict()
+        mine = {number: _on_cpu(values) for number, values in own["state"].items()}
+        first = self.parts.place.rank == 0
+        gathered: list[Any] = [None] * self.world_size
+        dist.gather_object(mine, gathered if first else None, dst=0)
+        if not first:
+            return own
+        whole = {number: values for found in gathered for number, values in found.items()}
+        return {**own, "state": dict(sorted(whole.items()))}
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            mine = {id(parameter) for parameter in self._stages[self.parts.place.rank].parameters()}
+            every = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            kept = {at: values for at, values in state["state"].items() if id(every[at]) in mine}
+            state = {**state, "state": kept}
+        super().load(weights, state)
+        self._watch.restart()
+
+    def figures(self) -> dict[str, float]:
+        """Share of the ranks' time that they wait within a schedule, from the first forward to the last backward pass.
+
+        Rank 0 begins and ends every schedule, so that its times are the schedule's. The theory has stages of equal
+        cost and no communication (GPipe, section 2.3).
+        """
+        own = torch.tensor(self._watch.read(), dtype=torch.float64, device=self.parts.place.device)
+        every = [torch.zeros_like(own) for _ in range(self.world_size)]
+        dist.all_gather(every, own)
+        waits = self.world_size - 1
+        figures = {"bubble/theory": waits / (self._count + waits)}
+        took = every[0][1].item()
+        if took > 0:
+            busy = sum(seconds[0].item() for seconds in every)
+            figures["bubble/measured"] = 1 - busy / (self.world_size * took)
+        return figures
+
+    def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
+        """Each stage's units and each unit's cost, as rank 0 finds them."""
+        config, place = self.parts.config, self.parts.place
+        plan: list[Any] = [None]
+        if place.rank == 0:
+            costs = stages.measure(units, self._images(place.device), config.precision)
+            plan = [(stages.cut([cost.seconds for cost in costs], place.world_size), costs)]
+        dist.broadcast_object_list(plan, src=0, device=place.device)
+        return plan[0]
+
+    def _images(self, device: torch.device | str) -> Tensor:
+        """One micro-batch of noise, (B, C, H, W)."""
+        config = self.parts.config
+        spec = SPECS[config.dataset]
+        shape = (self.at_once(config), spec.channels, spec.image_size, spec.image_size)
+        return torch.rand(shape, device=device).to(memory_format=torch.channels_last)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        config, device = self.parts.config, self.parts.place.device
+        with self._watch.computing("forward"), autocast(config.precision, device):
+            return self.parts.criterion(logits, labels)
+
+
+def _like(cost: stages.Cost, grad: bool) -> Tensor:
+    """A tensor without memory that looks like what a unit hands on."""
+    return torch.empty(cost.shape, dtype=cost.dtype, device="meta", requires_grad=grad)
+
+
+def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}

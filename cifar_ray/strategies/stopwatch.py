@@ -1,0 +1,62 @@
+"""When one rank of a pipeline computes, and when it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Stopwatch:
+    """Marks the parts of a step, and adds up how long this rank computes.
+
+    On a GPU the times are those of events, which are read between steps, so that nothing waits inside one.
+    """
+
+    def __init__(self, mark: Callable[[str], None], device: torch.device) -> None:
+        self._mark, self._device = mark, device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured; the step that comes next is not typical and does not count."""
+        self._steps: list[list[tuple[Any, Any]]] = []
+        self._fresh = True
+        self._busy = self._took = 0.0
+
+    def step(self) -> None:
+        """A step begins."""
+        self._steps.append([])
+
+    @contextmanager
+    def computing(self, part: str) -> Iterator[None]:
+        """Within it this rank computes a ``part`` of the step; since the part before it has waited for others."""
+        self._mark("communication")
+        begin = self._now()
+        yield
+        self._mark(part)
+        self._steps[-1].append((begin, self._now()))
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of computing, and from the first to the last of it in each step; no step is running."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        steps, self._steps = self._steps, []
+        if self._fresh and steps:
+            steps, self._fresh = steps[1:], False
+        for spans in steps:
+            self._busy += sum(self._between(begin, end) for begin, end in spans)
+            self._took += self._between(spans[0][0], spans[-1][1])
+        return self._busy, self._took
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1000 if self._device.type == "cuda" else end - begin

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray import models
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.strategies import stages
+
+
+def slowest(seconds: list[float], slices: list[slice]) -> float:
+    return max(sum(seconds[part]) for part in slices)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_no_other_cut_has_a_faster_slowest_stage(count: int) -> None:
+    drawn = random.Random(count)
+    for units in range(count, 9):
+        seconds = [drawn.random() for _ in range(units)]
+        slices = stages.cut(seconds, count)
+        assert [number for part in slices for number in range(units)[part]] == list(range(units))
+        assert all(part.stop > part.start for part in slices)
+        starts = itertools.combinations(range(1, units), count - 1)
+        others = [[slice(a, b) for a, b in itertools.pairwise((0, *inner, units))] for inner in starts]
+        assert slowest(seconds, slices) == pytest.approx(min(slowest(seconds, other) for other in others))
+
+
+def test_every_unit_begins_with_something_to_train() -> None:
+    layers = [nn.Linear(2, 2), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(2), nn.Linear(2, 2), nn.ReLU()]
+    found = [[type(layer).__name__ for layer in unit.children()] for unit in stages.units(layers)]
+    assert found == [["Linear", "ReLU", "Flatten"], ["BatchNorm1d"], ["Linear", "ReLU"]]
+
+
+def test_measuring_changes_nothing_and_tells_what_is_handed_on() -> None:
+    config = TrainConfig(model="vgg11")
+    model = models.build(config, SPECS["cifar10"]).to(memory_format=torch.channels_last)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    units = stages.units(models.layers(config, model))
+    costs = stages.measure(units, torch.rand(2, 3, 32, 32), "bf16")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(cost.seconds > 0 for cost in costs)
+    assert costs[0].shape == (2, 32, 32, 64)
+    assert costs[-1].shape == (2, 10)
+    assert costs[0].dtype == torch.bfloat16
+
+
+def test_what_is_sent_is_contiguous_and_not_copied_when_it_is_channels_last() -> None:
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    sent = stages.packed(x)
+    assert sent.is_contiguous()
+    assert sent.data_ptr() == x.data_ptr()
+    assert stages.packed(torch.rand(2, 4, 3).transpose(1, 2)).is_contiguous()
