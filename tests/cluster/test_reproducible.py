@@ -12,7 +12,7 @@ from tests.person import Person
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.data]
 
-WORDS = "train --strategy reproducible --model resnet --resnet.blocks 1 1 --resnet.width 8 --global-batch-size 64"
+WORDS = "train --strategy reproducible --model resnet --resnet.blocks 1 1 --resnet.width 8 --global-batch-size 64 --precision fp32"
 STEPS = "--epochs 2 --steps-per-epoch 30 --checkpoint-every 10"
 
 

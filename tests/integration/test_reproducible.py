@@ -45,8 +45,8 @@ def last(folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "precision"),
-    [(SMALL_RESNET, "fp32"), (SMALL_RESNET, "bf16"), (SMALL_VIT, "fp32"), (SMALL_VIT, "bf16"), (VGG, "fp32")],
-    ids=["resnet-fp32", "resnet-bf16", "vit-fp32", "vit-bf16", "vgg11-fp32"],
+    [(SMALL_RESNET, "bf16"), (SMALL_VIT, "fp32"), (VGG, "fp32")],
+    ids=["resnet-bf16", "vit-fp32", "vgg11-fp32"],
 )
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
     values: dict[str, object], precision: str, tmp_path: Path
