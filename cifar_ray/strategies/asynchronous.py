@@ -16,7 +16,6 @@ from torch import Tensor
 
 from cifar_ray.data.loader import Piece
 from cifar_ray.strategies import layout
-from cifar_ray.strategies.gradients import average
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
 
@@ -66,13 +65,3 @@ class Asynchronous(Replicas):
         """Wait until every rank is here."""
         if self.world_size > 1:
             dist.barrier()
-
-    def average_buffers(self) -> None:
-        """Running statistics become the mean over the ranks; whole numbers become those of rank 0."""
-        if self.world_size == 1:
-            return
-        buffers = list(self.model.buffers())
-        average([buffer for buffer in buffers if buffer.is_floating_point()])
-        for buffer in buffers:
-            if not buffer.is_floating_point():
-                dist.broadcast(buffer, src=0)

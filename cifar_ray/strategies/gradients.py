@@ -1,4 +1,4 @@
-"""Gradients as plain vectors, as they are sent."""
+"""Gradients and other tensors as plain vectors, as they are sent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,22 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def average(tensors: Iterable[Tensor]) -> None:
-    """Make dense float tensors of one type the mean over all ranks, in place, with one all-reduce."""
-    vectors = [flat(tensor.detach()) for tensor in tensors]
-    if not vectors:
+    """Make dense tensors the mean over all ranks, in place and at once; those of whole numbers become rank 0's."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    together = torch.cat(vectors)
-    dist.all_reduce(together)
-    together /= dist.get_world_size()
-    for vector, mean in zip(vectors, torch.split(together, [len(vector) for vector in vectors])):
-        vector.copy_(mean)
+    vectors = [flat(tensor.detach()) for tensor in tensors]
+    numbers = [vector for vector in vectors if vector.is_floating_point()]
+    if numbers:
+        together = torch.cat(numbers)
+        dist.all_reduce(together)
+        together /= dist.get_world_size()
+        for vector, mean in zip(numbers, torch.split(together, [len(vector) for vector in numbers])):
+            vector.copy_(mean)
+    for vector in vectors:
+        if not vector.is_floating_point():
+            dist.broadcast(vector, src=0)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Everything that an optimizer remembers of every parameter."""
+    return [value for of in optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]

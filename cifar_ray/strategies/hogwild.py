@@ -24,7 +24,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data.loader import Piece
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
-from cifar_ray.strategies.gradients import average
+from cifar_ray.strategies.gradients import average, state_tensors
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strict import ConfigError
 
@@ -82,12 +82,8 @@ class Hogwild(Asynchronous):
 
     def publish(self) -> None:
         self._paused = True
-        if self.world_size == 1:
-            return
         self.barrier()  # the last step is in the weights
-        states = self.optimizer.state.values()
-        average([value for state in states for value in state.values() if isinstance(value, Tensor)])
-        self.average_buffers()
+        average([*state_tensors(self.optimizer), *self.model.buffers()])
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, state)  # every rank writes the same

@@ -10,10 +10,7 @@ batch-norm statistics as well, so that nothing is left that belongs to one worke
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from torch import Tensor
-
-from cifar_ray.strategies.gradients import average
+from cifar_ray.strategies.gradients import average, state_tensors
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -29,26 +26,13 @@ class LocalSGD(Replicas):
     def step(self) -> None:
         super().step()
         self._steps += 1
-        if self.world_size > 1 and self._steps % self.parts.config.sync_every == 0:
+        if self._steps % self.parts.config.sync_every == 0:
             average(self.model.parameters())
         self.parts.mark("communication")
 
     def publish(self) -> None:
         self._steps = 0
-        average_everything(self)
-
-
-def average_everything(strategy: Replicas) -> None:
-    """Make weights, optimizer state and running statistics the mean over all ranks; whole numbers are rank 0's."""
-    if strategy.world_size == 1:
-        return
-    buffers = list(strategy.model.buffers())
-    state = [value for values in strategy.optimizer.state.values() for value in values.values()]
-    tensors = [*strategy.model.parameters(), *buffers, *(value for value in state if isinstance(value, Tensor))]
-    average([tensor for tensor in tensors if tensor.is_floating_point()])
-    for tensor in tensors:
-        if not tensor.is_floating_point():
-            dist.broadcast(tensor, src=0)
+        average([*self.model.parameters(), *self.model.buffers(), *state_tensors(self.optimizer)])
 
 
 STRATEGY = LocalSGD

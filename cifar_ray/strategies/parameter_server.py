@@ -25,6 +25,7 @@ from torch import Tensor
 
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
+from cifar_ray.strategies.gradients import average
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.server import Answer, Start
 
@@ -64,7 +65,7 @@ class ParameterServing(Asynchronous):
         self._take(self._server.pull(self._generation, self.rank))
         if self.rank == 0:
             self._state = self._server.state(self._generation)
-        self.average_buffers()
+        average(self.model.buffers())
         self.barrier()  # rank 0 has the state, and the next push may come
 
     def state(self) -> dict[str, Any]:

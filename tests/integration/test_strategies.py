@@ -60,20 +60,19 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     )
 
 
-@pytest.mark.parametrize("topology", ["1x2", "2x2"])
 @pytest.mark.parametrize(
-    ("strategy", "values"),
+    ("strategy", "topology", "values"),
     [
-        *((name, {}) for name in (*EXCHANGING, "fsdp")),
-        ("ddp", {"accumulate": 4}),
-        ("all_reduce", {"accumulate": 2}),
-        ("fsdp", {"accumulate": 2}),
-        ("reproducible", {}),
+        *((name, "2x2", {}) for name in (*EXCHANGING, "fsdp", "reproducible")),
+        ("send_recv", "1x2", {}),
+        ("ddp", "1x2", {"accumulate": 4}),
+        ("all_reduce", "2x2", {"accumulate": 2}),
+        ("fsdp", "1x2", {"accumulate": 2}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_the_label_holds_on_a_model_without_batch_norm(
-    strategy: str, values: dict[str, object], topology: str, tmp_path: Path
+    strategy: str, topology: str, values: dict[str, object], tmp_path: Path
 ) -> None:
     if strategy != "reproducible":
         assert strategies.about(strategy).label == "close"

@@ -52,6 +52,30 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --no-augment true", "--no-augment takes no value, got 'true'"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
         ("ui --port 0", "--port must be from 1 to 65535, got 0"),
+        (
+            "train --strategy gpipe",
+            "--topology must have at least 2 workers for --strategy gpipe, got 1x1: a pipeline of one stage is plain "
+            "training, --strategy ddp",
+        ),
+        (
+            "train --strategy model_parallel --model simple_cnn --topology 1x5",
+            "--topology must have at most 4 workers for --strategy model_parallel with this simple_cnn, one for each "
+            "layer that has parameters, got 1x5",
+        ),
+        (
+            "train --strategy gpipe --topology 1x2 --global-batch-size 62",
+            "--micro-batches must divide the global batch of 62 images, got 4",
+        ),
+        (
+            "train --strategy data_parallel --device cpu",
+            "--strategy data_parallel needs several GPUs in one process; on CPUs, use ddp",
+        ),
+        ("train --strategy reproducible --shards 6", "--shards must be a power of two, got 6"),
+        (
+            "train --strategy reproducible --topology 1x8",
+            "--shards must be a multiple of the workers, so that each has as many, got 4 for 8",
+        ),
+        ("train --shards 8", "--shards is for --strategy reproducible only, and the strategy is ddp"),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
