@@ -57,6 +57,10 @@ class Reproducible(Base):
             raise ConfigError("shards", f"must divide the global batch of {batch} images, got {shards}")
 
     @staticmethod
+    def at_once(config: TrainConfig) -> int:
+        return config.images_per_step // config.shards
+
+    @staticmethod
     def feed(config: TrainConfig, place: Place) -> Feed:
         return Feed(place.rank, place.world_size, config.shards // place.world_size)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cifar_ray import models, strategies, strict
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.strict import ConfigError
 
@@ -102,10 +102,13 @@ def _check_single_image(config: TrainConfig) -> None:
             model(torch.empty(1, spec.channels, spec.image_size, spec.image_size))
         except ValueError:
             batch_norm = f"for this {config.model}, whose batch norm needs several values"
-            if config.batch_size == 1:
+            cut = next(
+                (name for name in ("micro_batches", "shards") if config.strategy in STRATEGY_OPTIONS[name]), None
+            )
+            if cut is None:
                 raise ConfigError("batch_size", f"must be at least 2 {batch_norm}, got 1") from None
             raise ConfigError(
-                "micro_batches",
+                cut,
                 f"must leave at least 2 images in each {batch_norm}; "
-                f"{config.micro_batches} cut {config.images_per_step} images into single ones",
+                f"{getattr(config, cut)} cut {config.images_per_step} images into single ones",
             ) from None
