@@ -106,6 +106,9 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Field of TrainConfig -> the strategies that it is for. What is not here is for every strategy."""
 
+SAME_WORK = ("accumulate", "sync_batchnorm")
+"""Those of them without which a strategy would do other work than the rest of a comparison."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -138,7 +141,8 @@ class TrainConfig:
     """Optimizer steps in an epoch; all whole global batches when not given."""
 
     batch_size: int | None = None
-    """Images per worker and micro-batch; when not given, 128 or what --global-batch-size leaves."""
+    """Images per worker and micro-batch; when not given, 128 or what --global-batch-size leaves. In a pipeline, all
+    of whose workers see every image, it is the global batch divided by the workers."""
 
     global_batch_size: int | None = None
     """Images per optimizer step over all workers; may be given in place of --batch-size."""

@@ -183,7 +183,7 @@ class Console:
                 lines = textwrap.wrap(text.replace("``", ""), 96)
                 self.line("\n".join(f"  {title if not at else '':<10} {line}" for at, line in enumerate(lines)))
             self.line("")
-        self.line("each step: what a rank hands to messages and collectives; W workers, P parameters, G bytes of them")
+        self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
 
     def findings(self, findings: Iterable[Finding]) -> bool:
         """What the doctor found; whether nothing is wrong."""

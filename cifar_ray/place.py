@@ -33,7 +33,7 @@ def seed(value: int, device: torch.device) -> None:
     """Start the generators that a model draws from on ``device``; ``torch.manual_seed`` asks every kind of device."""
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
-        torch.cuda.manual_seed(value)
+        torch.cuda.manual_seed_all(value)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import multiprocessing
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 
 T = TypeVar("T")
-AUTHKEY = b"tests"
+AUTHKEY = secrets.token_bytes()
 
 
 @dataclass
@@ -213,7 +214,7 @@ def train_at_own_pace(
         stop_after: step after which every rank is ended.
         pauses: of each rank; none when empty.
     """
-    return _on_ranks(config, _train_at_own_pace, folder, host.address, stop_after, pauses)
+    return _on_ranks(config, _train_at_own_pace, folder, host.address, AUTHKEY, stop_after, pauses)
 
 
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
@@ -256,10 +257,11 @@ def _train_at_own_pace(
     place: Place,
     folder: Path,
     address: tuple[str, int],
+    key: bytes,
     stop_after: int | None,
     pauses: tuple[float, ...],
 ) -> tuple[Outcome | None, Recorder]:
-    host = ServerHost(address, AUTHKEY)
+    host = ServerHost(address, key)
     host.connect()
     recorder = Paced(stop_after, pause_s=pauses[place.rank] if pauses else 0.0)
     try:

@@ -19,11 +19,15 @@ EVALUATION_BATCH = 512
 
 @dataclass(frozen=True)
 class Feed:
-    """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``pieces``."""
+    """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``pieces``.
+
+    A rank that has no use for the images gets none of them, only labels and seeds.
+    """
 
     index: int = 0
     shares: int = 1
     pieces: int = 1
+    images: bool = True
 
 
 class Piece(NamedTuple):
@@ -57,7 +61,7 @@ class TrainLoader:
         self._order: tuple[int, Tensor] = (-1, self._labels)
         self._seeds: list[list[int]] = []
         whole = order.steps_per_epoch(len(self._labels), config.images_per_step)
-        self.steps_per_epoch = min(whole, config.steps_per_epoch or whole)
+        self.steps_per_epoch = config.steps_per_epoch or whole
 
     def pieces(self, epoch: int, step: int) -> Iterator[Piece]:
         """This rank's share of global batch ``step`` of ``epoch``, piece by piece."""
@@ -65,9 +69,9 @@ class TrainLoader:
         batch = order.global_batch(self._permutation(epoch), step, config.images_per_step)
         parts = order.share(batch, self._feed.index, self._feed.shares).chunk(self._feed.pieces)
         for samples, seeds in zip(parts, self._seeds):
-            images = self._images[samples]
+            images = self._images[samples if self._feed.images else samples[:0]]
             if config.augment:
-                images = augment.crop_and_flip(images, samples, config.seed, epoch, self._spec.flip)
+                images = augment.crop_and_flip(images, samples[: len(images)], config.seed, epoch, self._spec.flip)
             yield Piece(self._normalise(images), self._labels[samples], seeds[step])
 
     def _permutation(self, epoch: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cifar_ray.data.loader import Piece
 from cifar_ray.strategies import layout
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import Differs, Parts
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -28,7 +28,7 @@ class Asynchronous(Replicas):
         loss: of the latest :meth:`gradients`.
     """
 
-    own_statistics = False
+    differs: Differs = "weights"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray.config import TrainConfig
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import Differs, Parts
 
 
 class Base:
     """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
 
-    own_statistics = False
+    differs: Differs = "nothing"
     needs_server = False
     warm_ups = 1
 

@@ -13,19 +13,33 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cifar_ray.config import TrainConfig
+from cifar_ray.place import autocast
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
 from cifar_ray.strict import ConfigError
 
 
+class _Autocast(nn.Module):
+    """The model under autocast: DataParallel's threads do not take over what holds in the caller's."""
+
+    def __init__(self, model: nn.Module, precision: str) -> None:
+        super().__init__()
+        self.model, self._precision = model, precision
+
+    def forward(self, images: Tensor) -> Tensor:
+        with autocast(self._precision, images.device):
+            return self.model(images)
+
+
 class DataParallel(Replicas):
     """See the module."""
 
-    own_statistics = False
+    differs = "nothing"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._replicas = nn.DataParallel(parts.model)
+        gpus = list(range(parts.config.gpus_per_worker))
+        self._replicas = nn.DataParallel(_Autocast(parts.model, parts.config.precision), device_ids=gpus)
 
     @staticmethod
     def check(config: TrainConfig) -> None:
@@ -38,6 +52,15 @@ class DataParallel(Replicas):
             )
         if config.gpus_per_worker < 2:
             raise ConfigError("gpus_per_worker", "must be at least 2 for data_parallel, got 1; for one GPU, use ddp")
+        if config.batch_size is not None and config.batch_size % config.gpus_per_worker:
+            raise ConfigError(
+                "batch_size", f"must be a multiple of the GPUs ({config.gpus_per_worker}), got {config.batch_size}"
+            )
+
+    @staticmethod
+    def at_once(config: TrainConfig) -> int:
+        assert config.batch_size is not None
+        return config.batch_size // config.gpus_per_worker
 
     def forward(self, images: Tensor) -> Tensor:
         return self._replicas(images)

@@ -3,7 +3,8 @@
 Label: close; different with a ``--comm-hook``. The mean gradient is that of one worker with the whole global
 batch, added up in another order; batch-norm statistics are those of each worker's own images unless
 ``--sync-batchnorm``. PyTorch's hooks send gradients as float16 or bfloat16, or as matrices of rank 1 with what
-they leave out carried over to the next step (``powersgd``: Vogels et al. 2019, from its tenth step on).
+they leave out carried over to the next step (``powersgd``: Vogels et al. 2019, after ten plain steps, and ten more
+when a run is resumed).
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 Cost per step: messages ``buckets``, bytes ``G``. One all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB),
 which together hold every gradient once (G bytes); half of that with ``--comm-hook fp16`` or ``bf16``. With
@@ -12,7 +13,9 @@ which together hold every gradient once (G bytes); half of that with ``--comm-ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -22,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
 
-_POWERSGD_FROM = 10
-"""Step from which gradients are compressed; those of the first steps change too fast for it."""
+_PLAIN_STEPS = 10
+"""Steps before powersgd compresses; the first gradients change too fast for it."""
 
 
 class DDP(Replicas):
@@ -34,6 +37,7 @@ class DDP(Replicas):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._replica: DistributedDataParallel | None = None
+        self._power: powerSGD_hook.PowerSGDState | None = None
         if self.world_size == 1:
             return
         config, device = parts.config, parts.place.device
@@ -47,8 +51,8 @@ class DDP(Replicas):
         # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
         self._replica.broadcast_buffers = False
         if config.comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=_POWERSGD_FROM)
-            self._replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            self._power = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=_PLAIN_STEPS)
+            self._replica.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
         elif config.comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
             self._replica.register_comm_hook(None, halves[config.comm_hook])
@@ -70,6 +74,13 @@ class DDP(Replicas):
 
     def exchange(self) -> None:
         """DDP has exchanged the gradients during the backward pass."""
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        super().load(weights, state)
+        if self._power is not None:  # what it has carried over belongs to other gradients
+            self._power.iter = 0
+            for memory in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
+                memory.clear()
 
 
 STRATEGY = DDP

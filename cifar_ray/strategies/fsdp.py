@@ -7,7 +7,8 @@ Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Da
 Cost per step: messages ``3 * L``, bytes ``(1 + 2 / W) * G``. Each of the L children of the model that have
 parameters is gathered for the forward pass and again for the backward pass, to which each rank hands its part of
 the weights (G / W bytes each time), and its gradients are reduced and scattered (G bytes). A ring sends
-(W - 1) / W of G in each of the three.
+(W - 1) / W of G in each of the three. Parameters of the model's own, as the ViT has, are one more, gathered once.
+With ``--accumulate`` the weights are gathered for every micro-batch.
 
 For evaluations and checkpoints there is also a whole copy of the weights on every rank, so what is saved is the
 memory of gradients and optimizer state. What a GPU waits for weights is part of its forward and backward pass.
@@ -55,8 +56,8 @@ class FSDP(Replicas):
         return logits
 
     def _keep_plain(self) -> None:
-        """The fused step has no version for sharded weights."""
-        if self.model is not self.parts.model:
+        """The fused step of SGD has no version for sharded weights."""
+        if self.model is not self.parts.model and isinstance(self.optimizer, torch.optim.SGD):
             for group in self.optimizer.param_groups:
                 group["fused"] = False
 
@@ -78,7 +79,11 @@ class FSDP(Replicas):
 
     def state(self) -> dict[str, Any]:
         found = super().state()
-        each = {index: {key: _whole(value) for key, value in of.items()} for index, of in found["state"].items()}
+        each: dict[int, dict[str, Any]] = {}
+        for index, of in found["state"].items():
+            whole = {key: _whole(value) for key, value in of.items()}
+            if self.parts.place.rank == 0:  # one parameter at a time is on the device in full
+                each[index] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in whole.items()}
         return {**found, "state": each}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

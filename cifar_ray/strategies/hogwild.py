@@ -34,6 +34,8 @@ _ALIGNED = 64  # bytes; the weights begin at a cache line
 class Hogwild(Asynchronous):
     """See the module."""
 
+    differs = "statistics"
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._paused = False

@@ -11,13 +11,14 @@ batch-norm statistics as well, so that nothing is left that belongs to one worke
 from __future__ import annotations
 
 from cifar_ray.strategies.gradients import average, state_tensors
+from cifar_ray.strategies.protocol import Differs
 from cifar_ray.strategies.replicas import Replicas
 
 
 class LocalSGD(Replicas):
     """See the module."""
 
-    own_statistics = False
+    differs: Differs = "weights"
     _steps = 0
 
     def exchange(self) -> None:

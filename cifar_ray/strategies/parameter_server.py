@@ -72,8 +72,7 @@ class ParameterServing(Asynchronous):
         return self._state
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
-        self.model.load_state_dict(weights)
-        self.optimizer.zero_grad(set_to_none=True)
+        super().load(weights, None)
         generation = [uuid.uuid4().hex]
         if self.rank == 0:
             self._server.reset(generation[0], self._start(state))
@@ -81,6 +80,7 @@ class ParameterServing(Asynchronous):
             dist.broadcast_object_list(generation, src=0, device=self.parts.place.device)
         self._generation = generation[0]
         self._take(self._server.pull(self._generation, self.rank))
+        self.barrier()  # before rank 0 begins anew
 
     def figures(self) -> dict[str, float]:
         """Those of the latest :meth:`publish`, when no push was under way."""

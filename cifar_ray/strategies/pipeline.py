@@ -106,7 +106,7 @@ class Pipeline(Base):
     @staticmethod
     def feed(config: TrainConfig, place: Place) -> Feed:
         """All of it: the first stage takes the images, the last one the labels."""
-        return Feed()
+        return Feed(images=place.rank == 0)
 
     def gradients(self, pieces: Iterable[Piece]) -> Tensor:
         (piece,) = pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ServerHandle
+
+Differs = Literal["nothing", "statistics", "weights"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,14 @@ class Strategy(Protocol):
 
     Attributes:
         optimizer: its parameter groups' learning rate is set before every step.
-        own_statistics: whether every rank has batch-norm statistics of its own until :meth:`publish`.
+        differs: what of the model is every rank's own until :meth:`publish`: ``nothing``, batch norm's
+            ``statistics``, or the ``weights`` and those.
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
     """
 
     optimizer: torch.optim.Optimizer
-    own_statistics: bool
+    differs: Differs
     needs_server: bool
     warm_ups: int
 

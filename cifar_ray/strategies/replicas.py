@@ -13,6 +13,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
 from cifar_ray.place import Place, autocast, seed
 from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.protocol import Differs
 
 
 class Replicas(Base):
@@ -21,7 +22,7 @@ class Replicas(Base):
     With one worker there is nothing to exchange, and every such strategy is plain training.
     """
 
-    own_statistics = True
+    differs: Differs = "statistics"
 
     @staticmethod
     def feed(config: TrainConfig, place: Place) -> Feed:
@@ -63,11 +64,6 @@ class Replicas(Base):
     def exchange(self) -> None:
         """Make every rank's ``.grad`` the mean over the ranks."""
         raise NotImplementedError
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.parts.mark("optimizer")
 
     def publish(self) -> None:
         """Parameters are alike on all ranks; batch norm's running statistics become those of rank 0."""

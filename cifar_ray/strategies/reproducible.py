@@ -1,7 +1,7 @@
 """The same weights, to the last bit, at 1, 2, 4, ... workers: shards of a fixed number, added up in a fixed tree.
 
 Label: exact: for any power-of-two number of workers up to ``--shards``, on one node or several, interrupted and
-resumed at another number or not, with the same threads per worker and the same kind of hardware and libraries.
+resumed at another number or not, on CPUs of one kind, with the same threads per worker and the same libraries.
 Source: our own combination of recursive doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
 Communication Operations in MPICH") with logical shards; docs/exactness.md has the argument.
 Cost per step: messages ``log2(W)``, bytes ``log2(W) * (G + B + 4)``. Each rank exchanges one vector with a

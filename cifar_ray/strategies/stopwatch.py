@@ -1,4 +1,4 @@
-"""When one rank of a pipeline computes, and when it waits."""
+"""Moments on a CPU or a GPU; and when one rank of a pipeline computes, and when it waits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+def moment(device: torch.device, again: Any = None) -> Any:
+    """This moment: on a GPU, when it has come to what is queued; its event is used ``again`` where there is one."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """From one moment to another, both of the same device."""
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
 
 
 class Stopwatch:
@@ -34,10 +48,10 @@ class Stopwatch:
     def computing(self, part: str) -> Iterator[None]:
         """Within it this rank computes a ``part`` of the step; since the part before it has waited for others."""
         self._mark("communication")
-        begin = self._now()
+        begin = moment(self._device)
         yield
         self._mark(part)
-        self._steps[-1].append((begin, self._now()))
+        self._steps[-1].append((begin, moment(self._device)))
 
     def read(self) -> tuple[float, float]:
         """Seconds of computing, and from the first to the last of it in each step; no step is running."""
@@ -47,16 +61,6 @@ class Stopwatch:
         if self._fresh and steps:
             steps, self._fresh = steps[1:], False
         for spans in steps:
-            self._busy += sum(self._between(begin, end) for begin, end in spans)
-            self._took += self._between(spans[0][0], spans[-1][1])
+            self._busy += sum(seconds_between(begin, end) for begin, end in spans)
+            self._took += seconds_between(spans[0][0], spans[-1][1])
         return self._busy, self._took
-
-    def _now(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return begin.elapsed_time(end) / 1000 if self._device.type == "cuda" else end - begin

@@ -102,11 +102,12 @@ def main(words: list[str], begun: float) -> Outcome:
 def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torch.device:
     """A GPU for each worker of the node, or for none."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device != "cpu" and gpus >= local_world_size:
+    needed = local_world_size * config.gpus_per_worker
+    if config.device != "cpu" and gpus >= needed:
         return torch.device("cuda", local_rank)
     if config.device == "cuda":
         raise strict.ConfigError(
-            "device", f"must be cpu or auto here: {local_world_size} workers need as many GPUs, and there are {gpus}"
+            "device", f"must be cpu or auto here: {local_world_size} workers need {needed} GPUs, and there are {gpus}"
         )
     return torch.device("cpu")
 

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifar_ray.strategies.stopwatch import moment, seconds_between
+
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _STEP, _OTHER = "step", "other"
@@ -50,7 +52,7 @@ class Clock:
 
     def start(self) -> None:
         """Steps run from here on."""
-        self._marks = [(_OTHER, self._mark())]
+        self._marks = [(_OTHER, moment(self._device))]
 
     def mark(self, part: str) -> None:
         """The time since the last mark was spent on this part of the step; on a GPU, that of what was queued.
@@ -58,13 +60,13 @@ class Clock:
         A part that is marked twice in a row ends with the second mark.
         """
         if self._marks and self._marks[-1][0] == part:
-            self._marks[-1] = (part, self._mark(self._marks[-1][1]))
+            self._marks[-1] = (part, moment(self._device, self._marks[-1][1]))
         else:
-            self._marks.append((part, self._mark()))
+            self._marks.append((part, moment(self._device)))
 
     def lap(self) -> None:
         """A step has ended, or on a GPU: has been queued."""
-        self._marks.append((_STEP, self._mark()))
+        self._marks.append((_STEP, moment(self._device)))
 
     def stop(self) -> None:
         """Steps pause here."""
@@ -74,12 +76,12 @@ class Clock:
         for part, mark in marks[1:]:
             counts = not self._fresh
             if part == _STEP:
-                lap = self._between(begin, mark)
+                lap = seconds_between(begin, mark)
                 self.seconds["training"] += lap
                 self._iterations += [lap] if counts else []
                 self._fresh, begin = False, mark
             elif part != _OTHER and counts:
-                self._parts[part] = self._parts.get(part, 0.0) + self._between(before, mark)
+                self._parts[part] = self._parts.get(part, 0.0) + seconds_between(before, mark)
             before = mark
 
     def parts(self) -> dict[str, float]:
@@ -116,21 +118,10 @@ class Clock:
         for name, seconds in state["seconds"].items():
             self.seconds[name] += seconds
         saved: Tensor = state["iterations"]
-        if same_workers:
+        if same_workers and "parts" in state:  # a step was not split once
             self._iterations = saved.tolist() + self._iterations
             for part, seconds in state["parts"].items():
                 self._parts[part] = self._parts.get(part, 0.0) + seconds
-
-    def _mark(self, again: Any = None) -> Any:
-        """This moment; an event of a GPU is used ``again`` where there is one."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return begin.elapsed_time(end) / 1000 if self._device.type == "cuda" else end - begin
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

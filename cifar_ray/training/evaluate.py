@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -74,35 +75,34 @@ class Evaluator:
 
         torchmetrics adds the counts of all ranks together; every rank returns the same figures.
         """
-        was_training = model.training
-        model.eval()
         self._scores.reset()
         self._loss.reset()
-        place = self._place
-        batches = evaluation_batches(self._dataset.test, self._dataset.spec, place.rank, place.world_size, place.device)
-        for images, labels in batches:
-            with autocast(self._precision, place.device):
-                logits = model(images)
+        for logits, labels in self._logits(model, self._place.rank, self._place.world_size):
             self._loss.update(F.cross_entropy(logits.double(), labels, reduction="sum"))
             self._scores.update(logits.argmax(1), labels)
-        model.train(was_training)
         return self._read(self._scores.compute(), self._loss.compute() / len(self._dataset.test.labels))
 
     @torch.inference_mode()
     def alone(self, model: nn.Module) -> tuple[float, float]:
         """Loss and accuracy of this rank's ``model`` over all test images, whatever the other ranks have."""
-        was_training = model.training
-        model.eval()
-        place, test = self._place, self._dataset.test
-        loss = torch.zeros((), dtype=torch.float64, device=place.device)
-        right = torch.zeros((), dtype=torch.int64, device=place.device)
-        for images, labels in evaluation_batches(test, self._dataset.spec, 0, 1, place.device):
-            with autocast(self._precision, place.device):
-                logits = model(images)
+        loss = torch.zeros((), dtype=torch.float64, device=self._place.device)
+        right = torch.zeros((), dtype=torch.int64, device=self._place.device)
+        for logits, labels in self._logits(model, 0, 1):
             loss += F.cross_entropy(logits.double(), labels, reduction="sum")
             right += (logits.argmax(1) == labels).sum()
+        images = len(self._dataset.test.labels)
+        return loss.item() / images, right.item() / images
+
+    def _logits(self, model: nn.Module, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and labels of the share of ``rank``, batch by batch, with the model in evaluation mode meanwhile."""
+        was_training = model.training
+        model.eval()
+        device = self._place.device
+        for images, labels in evaluation_batches(self._dataset.test, self._dataset.spec, rank, world_size, device):
+            with autocast(self._precision, device):
+                logits = model(images)
+            yield logits, labels
         model.train(was_training)
-        return loss.item() / len(test.labels), right.item() / len(test.labels)
 
     def _read(self, scores: dict[str, Tensor], loss: Tensor) -> Evaluation:
         macro = {name: float(scores[f"{name}_macro"]) for name in _RATES}

@@ -29,7 +29,8 @@ def fit(
 
     Raises:
         CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
-        DivergedError: on every rank, when the loss is not finite at a step that is logged or kept.
+        DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
+            strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if place.rank == 0 else None
     job = prepare(config, dataset, folder, place, launch, server)
@@ -53,12 +54,14 @@ def fit(
             clock.mark("other")
             if _due(config.checkpoint_every, job.step, steps):
                 clock.stop()
-                strategy.publish()
+                with clock.phase("training"):
+                    strategy.publish()
                 record.save(job, observer)
                 clock.start()
         clock.stop()
-        own = per_rank.statistics(job, epoch)
-        strategy.publish()
+        own = per_rank.replica(job, epoch)
+        with clock.phase("training"):
+            strategy.publish()
         with clock.phase("evaluation"):
             evaluation = per_rank.evaluate(job, own)
         record.finish_epoch(job, epoch, evaluation, observer)

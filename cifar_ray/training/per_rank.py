@@ -1,7 +1,8 @@
 """The test of every rank's own replica, beside that of the model they share.
 
-Replicas have the same weights, but where batch norm counts each worker's own images, every rank has running
-statistics of its own. A checkpoint keeps those of rank 0; studies print a loss and an accuracy for every rank.
+Where batch norm counts each worker's own images, every rank has running statistics of its own, and between the
+averages of some strategies also weights. A checkpoint has one model; studies print a loss and an accuracy for every
+rank.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from torch import Tensor
 from cifar_ray.training.evaluate import Evaluation
 from cifar_ray.training.setup import Job
 
-Statistics = dict[str, Tensor]
+Own = dict[str, Tensor]
 
 
-def statistics(job: Job, epoch: int) -> Statistics | None:
-    """This rank's own buffers at the end of the last epoch; None when they are not asked for."""
+def replica(job: Job, epoch: int) -> Own | None:
+    """What of the model is this rank's own at the end of the last epoch; None when that is not asked for."""
     if not job.config.per_rank_test or epoch + 1 < job.config.epochs:
         return None
-    return {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    return {name: tensor.clone() for name, tensor in _own(job).items()}
 
 
-def evaluate(job: Job, own: Statistics | None) -> Evaluation:
-    """Evaluate the shared model, and with ``own`` statistics also every rank's replica.
+def evaluate(job: Job, own: Own | None) -> Evaluation:
+    """Evaluate the shared model, and with ``own`` also every rank's replica.
 
     Returns:
         The shared model's figures; with ``own`` also ``loss_rank0``, ``accuracy_rank0`` and so on, each over all
@@ -38,8 +39,8 @@ def evaluate(job: Job, own: Statistics | None) -> Evaluation:
     names = ("loss", "accuracy")
     mine = [shared.metrics[name] for name in names]
     place = job.place
-    if job.strategy.own_statistics and _differ(job, own):
-        kept = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    if _differ(job, own):
+        kept = {name: tensor.clone() for name, tensor in _own(job).items()}
         job.model.load_state_dict(own, strict=False)
         mine = list(job.evaluator.alone(job.model))
         job.model.load_state_dict(kept, strict=False)
@@ -51,9 +52,15 @@ def evaluate(job: Job, own: Statistics | None) -> Evaluation:
     return dataclasses.replace(shared, metrics={**shared.metrics, **each})
 
 
-def _differ(job: Job, own: Statistics) -> bool:
-    """Whether any rank's own statistics are others than the shared ones."""
-    mine = any(not torch.equal(own[name], buffer) for name, buffer in job.model.named_buffers())
+def _own(job: Job) -> Own:
+    """What of the model may be this rank's own between two steps."""
+    kinds = {"nothing": {}, "statistics": dict(job.model.named_buffers()), "weights": job.model.state_dict()}
+    return kinds[job.strategy.differs]
+
+
+def _differ(job: Job, own: Own) -> bool:
+    """Whether anything that is a rank's own is other than what is shared."""
+    mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(job).items())
     anywhere = torch.tensor(int(mine), device=job.place.device)
     if job.place.world_size > 1:
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)

@@ -10,7 +10,7 @@ import torch
 
 from cifar_ray import models, strategies, strict
 from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
-from cifar_ray.data import SPECS
+from cifar_ray.data import SPECS, order
 from cifar_ray.strict import ConfigError
 
 DEFAULT_BATCH = 128
@@ -42,6 +42,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"must leave at least one step per epoch: {resolved.batch_size} x {resolved.world_size} workers x "
             f"{resolved.accumulate} micro-batches is {resolved.images_per_step} images per step, and "
             f"{spec.name} has {spec.train_size} training images",
+        )
+    whole = order.steps_per_epoch(spec.train_size, resolved.images_per_step)
+    if resolved.steps_per_epoch is not None and resolved.steps_per_epoch > whole:
+        raise ConfigError(
+            "steps_per_epoch",
+            f"must be at most {whole}, the global batches of {resolved.images_per_step} images in {spec.name}, "
+            f"got {resolved.steps_per_epoch}",
         )
     if spec.test_size < resolved.world_size:
         raise ConfigError("topology", f"must have at most one worker per test image ({spec.test_size})")

@@ -21,7 +21,7 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
     """The row of one logged iteration: the loss of every rank, their mean, and the learning rate.
 
     Raises:
-        DivergedError: on every rank alike, when a loss is not finite.
+        DivergedError: when a loss is not finite; on every rank alike, unless the strategy is asynchronous.
     """
     losses = job.strategy.losses(loss)
     if not all(map(math.isfinite, losses)):
@@ -91,13 +91,15 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
     """The whole run in figures; the same on every rank but for the times, which are rank 0's to tell."""
     epochs = [row for row in job.history if row.kind == "epoch"]
     best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
-    peaks = _peak_memory(job)
+    peaks = _gather(job, hardware.peak_memory_mib(job.place.device))
     times = {f"time/{phase}_s": seconds for phase, seconds in job.clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in job.clock.iterations().items()}
     times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(job).items()}
     times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
-        times["images_per_s"] = job.config.images_per_step / times["time/iteration_mean_s"]
+        # Each rank's own pace, since asynchronous ones differ; a share of the batch each.
+        rates = [1 / seconds for seconds in _gather(job, times["time/iteration_mean_s"])]
+        times["images_per_s"] = job.config.images_per_step * sum(rates) / len(rates)
     path = checkpoint.every(job.folder)[-1]
     return Outcome(
         epochs=len(epochs),
@@ -140,11 +142,11 @@ def _parts(job: Job) -> dict[str, float]:
     return {part: seconds / count for part, (seconds, count) in zip(PARTS, found.tolist()) if count}
 
 
-def _peak_memory(job: Job) -> list[float]:
-    """The most memory that each rank has held, in MiB."""
-    mine = torch.tensor(hardware.peak_memory_mib(job.place.device), device=job.place.device)
+def _gather(job: Job, value: float) -> list[float]:
+    """Every rank's number, in the order of the ranks."""
+    mine = torch.tensor(value, dtype=torch.float64, device=job.place.device)
     if job.place.world_size == 1:
-        return [mine.item()]
+        return [value]
     every = [torch.zeros_like(mine) for _ in range(job.place.world_size)]
     dist.all_gather(every, mine)
-    return [peak.item() for peak in every]
+    return [other.item() for other in every]

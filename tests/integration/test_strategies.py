@@ -132,6 +132,17 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(strategy: str, tmp_path:
     assert parts[0].weights_sha256 == whole.weights_sha256
 
 
+def test_fsdp_goes_on_at_another_number_of_workers(tmp_path: Path) -> None:
+    """With AdamW, which remembers two tensors and a number of each parameter: in a checkpoint they are whole."""
+    values: dict[str, object] = {"optimizer": "adamw", "lr": 1e-3, "global_batch_size": 96, "steps_per_epoch": 12}
+    one = weights(config("ddp", "1x1", **values), tmp_path / "one")
+    train_on_ranks(config("fsdp", "1x2", checkpoint_every=6, **values), tmp_path / "parts", stop_after=7)
+    parts, *_ = train_on_ranks(config("fsdp", "1x3", **values), tmp_path / "parts")
+    assert parts[1].steps[0] == 7
+    assert parts[0] is not None
+    assert difference(checkpoint.load(Path(parts[0].checkpoint)).weights, one) < 1e-3
+
+
 def test_every_ranks_own_replica_is_tested(tmp_path: Path) -> None:
     """With batch norm they differ; the shared model is that of rank 0."""
     outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True, **NORM), tmp_path / "norm")[0][0]
@@ -139,6 +150,10 @@ def test_every_ranks_own_replica_is_tested(tmp_path: Path) -> None:
     figures = outcome.metrics
     assert figures["test/loss_rank0"] == pytest.approx(figures["test/loss"], rel=1e-6)
     assert figures["test/loss_rank1"] != pytest.approx(figures["test/loss"], rel=1e-6)
+    local = config("local_sgd", "1x2", per_rank_test=True, sync_every=STEPS + 1)
+    outcome = train_on_ranks(local, tmp_path / "local")[0][0]
+    assert outcome is not None
+    assert len({outcome.metrics[f"test/loss{name}"] for name in ("", "_rank0", "_rank1")}) == 3
     outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True), tmp_path / "plain")[0][0]
     assert outcome is not None
     assert outcome.metrics["test/accuracy_rank1"] == outcome.metrics["test/accuracy"]

@@ -223,3 +223,17 @@ def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
         )
     ]
     assert names == ["weight-decay0.1 bs16 1x1 seed0", "weight-decay0.2 bs16 1x1 seed0"]
+
+
+def test_shared_options_are_for_the_strategies_that_have_them() -> None:
+    """As with models: ``sync_every`` for all runs is local_sgd's, and no mistake of ddp's."""
+    sweep = SweepConfig(
+        name="s", grid=({"strategy": ["ddp", "local_sgd"]},), train={"sync_every": 4, "bucket_cap_mb": 5.0}
+    )
+    ddp, local = sweeps.cells(sweep, sweeps.combinations(sweep))
+    assert ddp.config is not None
+    assert local.config is not None
+    assert (ddp.config.sync_every, ddp.config.bucket_cap_mb) == (8, 5.0)
+    assert (local.config.sync_every, local.config.bucket_cap_mb) == (4, 25.0)
+    other = SweepConfig(name="s", grid=({"strategy": ["ddp", "gpipe"], "topology": ["1x2"]},), train={"accumulate": 2})
+    assert "accumulate is for --strategy" in sweeps.cells(other, sweeps.combinations(other))[1].reason
