@@ -104,15 +104,3 @@ def test_sigterm_leaves_nothing(temporary: Path, under_way: subprocess.Popen[str
     under_way.send_signal(signal.SIGTERM)
     assert under_way.wait(60) == 128 + signal.SIGTERM
     assert leftovers(temporary) == []
-
-
-def test_what_a_kill_leaves_is_removed_by_the_next_start(temporary: Path, under_way: subprocess.Popen[str]) -> None:
-    under_way.kill()
-    under_way.wait()
-    assert len(leftovers(temporary)) > 4  # or there is nothing to remove
-    refused = subprocess.run(
-        [*COMMAND, "--rate", "fast"], capture_output=True, text=True, env={**os.environ, "TMPDIR": str(temporary)}
-    )
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr.startswith("error: tc does not understand --rate fast")
-    assert leftovers(temporary) == []

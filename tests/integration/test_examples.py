@@ -62,6 +62,26 @@ def test_the_paper_grid_runs(person: Person) -> None:
     assert "not those of a cluster" in done.stdout
 
 
+@pytest.mark.slow
+def test_strategies_are_compared(person: Person) -> None:
+    """The settings of its sweep with two strategies, on digits; a pipeline of one worker is skipped."""
+    words = "--dataset digits --model simple_cnn --steps-per-epoch 4 --log-every 2 --skip-infeasible"
+    grid = "--grid strategy=all_reduce,gpipe topology=1x1,1x2"
+    done = person.runs("sweep", str(EXAMPLES / "strategies.yaml"), *words.split(), *grid.split(), timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^runs +3 finished, 1 skipped$", done.stdout, flags=re.MULTILINE)
+    told = person.runs("report", "strategies", "--out", "out")
+    assert told.returncode == 0, told.stderr
+    report = (person.home / "out/report.md").read_text()
+    for heading in (
+        "Seconds per iteration by strategy",
+        "Test loss by strategy and rank",
+        "Where a step's time goes",
+        "Pipeline bubble",
+    ):
+        assert heading in report
+
+
 def test_the_digits_are_learned(person: Person) -> None:
     done = person.runs("train", "--config", str(EXAMPLES / "digits.yaml"))
     assert done.returncode == 0, done.stderr
