@@ -476,28 +476,33 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
     return {"version": CONFIG_VERSION, **strict.to_plain(config)}
 
 
-def to_yaml(config: TrainConfig) -> str:
-    """The config as a YAML file that starts the same run again.
-
-    The run's name is left out, since every run has its own, and so are the options of other models.
-    """
-    import yaml
-
-    values = to_mapping(dataclasses.replace(config, run_name=None))
-    del values["run_name"]
+def _own(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, without the options of other models and strategies."""
+    values = to_mapping(config)
     for model, group in MODEL_OPTIONS.items():
         if model != config.model:
             del values[group]
+    for name, owners in STRATEGY_OPTIONS.items():
+        if config.strategy not in owners and name not in SAME_WORK:
+            del values[name]
+    return values
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The config as a YAML file that starts the same run again.
+
+    The run's name is left out, since every run has its own, and so are the options of other models and strategies.
+    """
+    import yaml
+
+    values = _own(dataclasses.replace(config, run_name=None))
+    del values["run_name"]
     return yaml.safe_dump(values, sort_keys=False)
 
 
 def params(config: TrainConfig) -> dict[str, str]:
     """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
-    values = to_mapping(config)
-    for model, group in MODEL_OPTIONS.items():
-        if model != config.model:
-            del values[group]
-    flat = strict.flatten(values)
+    flat = strict.flatten(_own(config))
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node
