@@ -20,9 +20,6 @@ HARDWARE = "hardware"
 PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 """Parameters that have a place in a table of their own."""
 
-STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
-"""Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
-
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
@@ -89,20 +86,25 @@ class Configuration:
         return self.trials[0].world_size
 
     @property
+    def devices(self) -> int:
+        """GPUs in all, of which a worker may drive several; without GPUs, workers."""
+        return self.world_size * (self.trials[0].gpus_per_worker if self.device == "cuda" else 1)
+
+    @property
     def row(self) -> str:
         """Its row in a table, such as ``2x2 (4 CPU workers)``."""
         kind = {"cpu": "CPU worker", "cuda": "GPU"}.get(self.device, "worker")
-        count = f" ({self.world_size} {kind}{'s' if self.world_size > 1 else ''})" if placement(self.topology) else ""
+        count = f" ({self.devices} {kind}{'s' if self.devices > 1 else ''})" if placement(self.topology) else ""
         return ", ".join([f"{self.topology}{count}", *(f"{name}={value}" for name, value in self.others)])
 
     @property
     def kind(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
         """What two configurations must share for the one's speed to be a multiple of the other's.
 
-        The topology and the batch size are left to who compares them; the strategy is what is compared, and a
-        single worker is the same under every one.
+        The topology, the GPUs of a worker and the batch size are left to who compares them, and so is the strategy:
+        :func:`cifar_ray.reporting.strategies.may_be_base` says which another one may be held against.
         """
-        others = tuple(pair for pair in self.others if pair[0] not in ("strategy", RUN))
+        others = tuple(pair for pair in self.others if pair[0] not in ("strategy", "gpus_per_worker", RUN))
         return (self.model, self.dataset, self.device, others)
 
     def statistic(self, measure: Measure) -> Statistic | None:
@@ -270,15 +272,6 @@ def total_seconds(trial: Trial) -> float | None:
     """Seconds of all phases together; None unless all were recorded."""
     found = phases(trial)
     return sum(found.values()) if len(found) == 5 else None
-
-
-def unsplit_ms(trial: Trial) -> float | None:
-    """Milliseconds of a mean iteration that none of its measured parts accounts for; None when they exceed it."""
-    whole = trial.metrics.get("time/iteration_mean_s")
-    if whole is None:
-        return None
-    rest = whole - sum(trial.metrics.get(f"time/step_{part}_s", 0.0) for part in STEP_PARTS)
-    return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
 
 
 def utilisation(device: str) -> Measure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.table import Entry
@@ -9,20 +11,23 @@ from cifar_ray.reporting.table import Entry
 Others = tuple[tuple[str, str], ...]
 """Names and values of what else tells our runs apart."""
 
+COMPUTED = "computed here from the published figures"
+"""Note on what follows from published figures, but was not published itself."""
+
 
 def told(device: str, others: Others) -> list[str]:
     """What tells our runs apart, for the label of a row."""
     return [*([device] if device else []), *(f"{name}={value}" for name, value in others)]
 
 
-def plain(value: float, digits: int, unit: str) -> Entry:
-    """A published figure."""
-    return Entry(f"{value:,.{digits}f}{unit}", value, note="as published")
+def plain(value: float, digits: int | None, unit: str) -> Entry:
+    """A published figure; with as many decimals as it is written with where ``digits`` is None."""
+    return Entry(f"{value:,}{unit}" if digits is None else f"{value:,.{digits}f}{unit}", value, note="as published")
 
 
 def share(value: float, of: float) -> Entry:
     """A published figure as a share of another one."""
-    return plain(value / of * 100, 1, " %")
+    return replace(plain(value / of * 100, 1, " %"), note=COMPUTED)
 
 
 def own(one: Configuration, figure: Figure) -> Entry:
@@ -30,7 +35,7 @@ def own(one: Configuration, figure: Figure) -> Entry:
     found = one.statistic(figure.measure)
     if found is None:
         return Entry(note="not recorded")
-    note = f"global batch {one.global_batch_size}"
+    note = "; ".join((f"global batch {one.global_batch_size}", *figure.remarks(one.finished)))
     text = figure.text(found, len(one.finished))
     return Entry(text, found.mean, found.std, found.n, run_ids=found.run_ids, note=note)
 

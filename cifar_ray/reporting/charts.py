@@ -116,12 +116,12 @@ def _by_batch(study: Study, measure: Measure, key: str, title: str, caption: str
 def _scaling(study: Study) -> Chart | None:
     """There is something to see where configurations with different numbers of workers were measured."""
     found = panels(study, partial(_measured, aggregate.metric("images_per_s")))
-    found = [panel for panel in found if len({one.world_size for one in panel.configurations}) > 1]
+    found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
     caption = (
         "Images trained on per second in steady state, all workers together. The dotted line is what the "
         "smallest configuration's speed would come to if every worker added as much."
     )
-    title = "Training speed by number of workers"
+    title = f"Training speed by number of {strategies.unit([one for panel in found for one in panel.configurations])}"
     return _chart("scaling", title, caption, curves.scaling, study, found) if found else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from cifar_ray.reporting import aggregate, style
+from cifar_ray.reporting import aggregate, strategies, style
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.groups import Panel, line_names
 from cifar_ray.reporting.study import Study, Trial
@@ -101,7 +101,7 @@ def scaling(look: Look, study: Study, panels: Sequence[Panel]) -> Any:
             _speeds(look, ax, alike, index)
         ticks: dict[int, list[str]] = {}
         for one in panel.configurations:
-            names = ticks.setdefault(one.world_size, [])
+            names = ticks.setdefault(one.devices, [])
             names += [one.topology] if one.topology not in names else []
         if max(ticks) > _MOST_LINEAR * min(ticks):
             ax.set_xscale("log", base=2)
@@ -111,7 +111,8 @@ def scaling(look: Look, study: Study, panels: Sequence[Panel]) -> Any:
             ax.set_xlim(0, max(ticks) * 1.08)
             ax.set_ylim(bottom=0)
         ax.set_xticks(list(ticks), ["\n".join([str(count), *names]) for count, names in ticks.items()])
-        ax.set(xlabel="workers (nodes x workers per node)", ylabel="images per second")
+        word = strategies.unit(panel.configurations)
+        ax.set(xlabel=f"{word} (nodes x workers per node)", ylabel="images per second")
     handles = [
         style.line(look.colour(index), f"{_batch_word(study)} {' '.join([str(batch), *others])}", style.marker(index))
         for index, (batch, others) in enumerate(keys)
@@ -121,7 +122,7 @@ def scaling(look: Look, study: Study, panels: Sequence[Panel]) -> Any:
 
 
 def _speeds(look: Look, ax: Any, alike: Sequence[Configuration], index: int) -> None:
-    points = [(one.world_size, found.mean) for one in alike if (found := one.statistic(_SPEED)) is not None]
+    points = [(one.devices, found.mean) for one in alike if (found := one.statistic(_SPEED)) is not None]
     if not points:
         return
     fastest = {workers: max(speed for count, speed in points if count == workers) for workers, _ in sorted(points)}

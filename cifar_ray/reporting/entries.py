@@ -21,7 +21,7 @@ def measured(one: Configuration, figure: Figure, why_empty: Callable[[Trial], st
     runs = len(one.finished)
     missing = runs - found.n
     lacking = f"{missing} of {runs} finished runs do not have it" if missing else ""
-    note = "; ".join(filter(None, (lacking, lost)))
+    note = "; ".join(filter(None, (*figure.remarks(one.finished), lacking, lost)))
     text, ids = figure.text(found, runs), found.run_ids
     return Entry(text, found.mean, found.std, found.n, run_ids=ids, note=note, partial=missing > 0)
 
@@ -46,29 +46,40 @@ def unsampled(_: Trial) -> str:
     return "no sample was taken while it trained"
 
 
-def noise(one: Statistic, other: Statistic, difference: float, figure: Figure) -> str:
+def told_apart(one: Statistic, other: Statistic) -> bool:
+    """Whether two means of a figure differ by more than the seeds do; not known with one run of either."""
+    stds = [statistic.std for statistic in (one, other) if statistic.std is not None]
+    return len(stds) == 2 and abs(one.mean - other.mean) > max(stds)
+
+
+def noise(one: Statistic, other: Statistic, figure: Figure) -> str:
     """Whether two means of a figure can be told apart, as the end of a sentence on their difference."""
     stds = [statistic.std for statistic in (one, other) if statistic.std is not None]
     if len(stds) < 2:
         return "with one run of a configuration (n=1) that cannot be told from noise"
-    if difference <= max(stds):
+    if not told_apart(one, other):
         return f"that lies within one standard deviation over the seeds ({figure.number(max(stds))}), and may be noise"
     return f"that is more than one standard deviation over the seeds ({figure.number(max(stds))})"
 
 
-def marked(rows: Sequence[tuple[str, list[Entry]]], better: Sequence[str]) -> list[tuple[str, list[Entry]]]:
-    """The rows with the best entry of every column marked, where two or more differ.
+def best(found: Sequence[tuple[float | None, bool]], better: str) -> float | None:
+    """The best of some values, each with whether only a part of its runs has it; None where not two differ.
 
     A mean over the lucky part of the runs is no candidate.
     """
+    known = [value for value, partial in found if value is not None and not partial]
+    if not better or len(set(known)) < 2:
+        return None
+    return min(known) if better == "low" else max(known)
+
+
+def marked(rows: Sequence[tuple[str, list[Entry]]], better: Sequence[str]) -> list[tuple[str, list[Entry]]]:
+    """The rows with the best entry of every column marked, where there is one."""
     found = [(label, list(entries)) for label, entries in rows]
     for position, direction in enumerate(better):
-        candidates = [entry for _, entries in rows if not (entry := entries[position]).partial]
-        known = [entry.value for entry in candidates if entry.value is not None]
-        if not direction or len(set(known)) < 2:
-            continue
-        best = min(known) if direction == "low" else max(known)
+        column = [entries[position] for _, entries in rows]
+        top = best([(entry.value, entry.partial) for entry in column], direction)
         for _, entries in found:
-            if entries[position].value == best and not entries[position].partial:
+            if top is not None and entries[position].value == top and not entries[position].partial:
                 entries[position] = dataclasses.replace(entries[position], best=True)
     return found

@@ -34,7 +34,7 @@ def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
             found.setdefault(title + (f", {one.device}" if len(devices) > 1 else ""), []).append(one)
 
     def size(one: Configuration) -> tuple[object, ...]:
-        return one.world_size, one.nodes, place(one), aggregate.column(study, one)
+        return one.devices, one.nodes, place(one), aggregate.column(study, one)
 
     return [Panel(title, tuple(sorted(group, key=size))) for title, group in found.items()]
 
@@ -73,4 +73,4 @@ def places(configurations: Sequence[Configuration]) -> list[str]:
 def all_places(panels: Sequence[Panel]) -> list[str]:
     """The distinct places of all panels, from few workers to many, so that each looks the same in every panel."""
     every = [one for panel in panels for one in panel.configurations]
-    return places(sorted(every, key=lambda one: (one.world_size, one.nodes, place(one))))
+    return places(sorted(every, key=lambda one: (one.devices, one.nodes, place(one))))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cifar_ray.reporting import aggregate, cost
+from cifar_ray.reporting import aggregate, cost, pace
 from cifar_ray.reporting.aggregate import Measure, Statistic, metric
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.study import Trial
@@ -26,6 +26,7 @@ class Figure:
         digits: decimals; None for three significant digits.
         better: which way is better; empty when neither is.
         notes: what a reader must know of it.
+        remark: what a reader must know of it in one run, such as ``by the pace of all ranks``; else empty.
     """
 
     key: str
@@ -35,6 +36,11 @@ class Figure:
     digits: int | None
     better: Literal["low", "high", ""]
     notes: Sequence[str] = ()
+    remark: Callable[[Trial], str] = lambda _: ""
+
+    def remarks(self, trials: Sequence[Trial]) -> list[str]:
+        """What a reader must know of it in these runs."""
+        return list(dict.fromkeys(filter(None, map(self.remark, trials))))
 
     def text(self, statistic: Statistic, runs: int = 0) -> str:
         """``61.12 %``, or over several seeds ``61.12 % ± 0.31 (n=3)``; ``(n=1 of 3)`` when not all runs have it.
@@ -58,6 +64,14 @@ class Figure:
 def _decimals(value: float) -> int:
     """Decimals that show three significant digits."""
     return 2 if value == 0 else max(2 - math.floor(math.log10(abs(value))), 0)
+
+
+def _pace(trial: Trial) -> str:
+    return "by the pace of all ranks" if pace.own_paces(trial) else ""
+
+
+def _first_gpu(trial: Trial) -> str:
+    return f"of the first of a worker's {trial.gpus_per_worker} GPUs" if trial.gpus_per_worker > 1 else ""
 
 
 def percent(key: str, title: str, name: str) -> Figure:
@@ -86,29 +100,31 @@ EPOCH_TIME = Figure("time_per_epoch_s", "Training time per epoch (s)", metric("t
 ITERATION_TIME = Figure(
     "time_per_iteration_ms",
     "Time per iteration (ms)",
-    metric("time/iteration_mean_s", 1000.0),
+    pace.iteration(1000.0),
     " ms",
     2,
     "low",
     ("Mean in steady state; an iteration is one optimizer step.",),
+    _pace,
 )
-ITERATION_P95 = Figure("p95_ms", "95th percentile (ms)", metric("time/iteration_p95_s", 1000.0), " ms", 2, "low")
+ITERATION_P95 = Figure("p95_ms", "95th percentile (ms)", pace.iteration_p95_ms, " ms", 2, "low")
 SECONDS_PER_ITERATION = Figure(
     "s_per_iteration",
     "Seconds per iteration",
-    metric("time/iteration_mean_s"),
+    pace.iteration(),
     " s",
     None,
     "low",
     ITERATION_TIME.notes,
+    _pace,
 )
 STEP_PARTS = tuple(
     Figure(f"{part}_ms", title, metric(f"time/step_{part}_s", 1000.0), " ms", None, "")
     for part, title in zip(
-        aggregate.STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"), strict=True
+        pace.STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"), strict=True
     )
 )
-NOT_SPLIT = Figure("not_split_ms", "Not split", aggregate.unsplit_ms, " ms", None, "")
+NOT_SPLIT = Figure("not_split_ms", "Not split", pace.unsplit_ms, " ms", None, "")
 IMAGES_PER_S = Figure(
     "images_per_s",
     "Images per second",
@@ -127,6 +143,7 @@ MEMORY = Figure(
     0,
     "low",
     ("Of the worker that took most: of its GPU where it has one, else of its process.",),
+    _first_gpu,
 )
 PHASES = tuple(
     Figure(f"{name}_s", title, metric(f"time/{name}_s"), " s", 2, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifar_ray.reporting import beside, measures, strategies, strategy_tables
 from cifar_ray.reporting.aggregate import Configuration
@@ -17,6 +17,14 @@ _ALONE = "single"
 _NONE = "no finished run of the same kind"
 _Fitting = dict[str, list[Configuration]]
 _Kinds = dict[str, _Fitting]
+
+
+class _Place(NamedTuple):
+    """Where a strategy of theirs was measured; micro-batches only of a pipeline."""
+
+    devices: int
+    batch: int
+    micro_batches: int | None = None
 
 
 def iterations(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
@@ -39,7 +47,7 @@ def iterations(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[lis
         "Not comparable: seconds, which are those of other hardware.",
         *(f"They also compared {name}, without printed figures." for name in paper["also_compared"]),
     ]
-    kinds = _by_kind(mine, {name: (one["world"], batch) for name, one in theirs.items()})
+    kinds = _by_kind(mine, {name: _Place(one["world"], batch) for name, one in theirs.items()})
     if not kinds:
         return [], notes
     tables = [
@@ -69,13 +77,15 @@ def _iteration(theirs: Mapping[str, Any], kinds: _Kinds, batch: int) -> Table:
         entries = [
             beside.share(seconds, base),
             _own_relative(found[name], found[_ALONE], SECONDS_PER_ITERATION),
-            beside.plain(seconds, 3, " s"),
+            beside.plain(seconds, None, " s"),
             _own(found[name], SECONDS_PER_ITERATION),
         ]
         for figure in (LOSS, ACCURACY):
             of_ranks = _printed(theirs[name], figure)
             mean = _published(sum(of_ranks) / len(of_ranks), figure)
-            entries += [replace(mean, note="mean over the ranks, as published"), _own_mean(found[name], figure)]
+            if len(of_ranks) > 1:
+                mean = replace(mean, note=f"mean over the ranks, {beside.COMPUTED}")
+            entries += [mean, _own_mean(found[name], figure)]
         rows.append((f"{label}{kind}", entries))
     return Table("baseline_vgg11", f"vgg11: one iteration with a global batch of {batch}", columns, rows)
 
@@ -104,7 +114,7 @@ def _counts(theirs: Mapping[str, Any], mine: Sequence[Configuration], counts: Se
     columns = [f"{count} {'node' if count == 1 else 'nodes'}, theirs" for count in counts]
     own = [f"{count} {'worker' if count == 1 else 'workers'}, ours" for count in counts]
     columns = [heading for pair in zip(columns, own) for heading in pair]
-    fitting = {count: _by_kind(mine, dict.fromkeys(several, (count, batch))) for count in counts}
+    fitting = {count: _by_kind(mine, dict.fromkeys(several, _Place(count, batch))) for count in counts}
     every = list(dict.fromkeys(kind for kinds in fitting.values() for kind in kinds))
     rows = []
     for name in several:
@@ -113,7 +123,7 @@ def _counts(theirs: Mapping[str, Any], mine: Sequence[Configuration], counts: Se
             for count in counts:
                 printed = [one for key, one in theirs.items() if one["world"] == count and key in (name, _ALONE)]
                 entries.append(
-                    beside.plain(printed[0]["seconds_per_iteration"], 3, " s")
+                    beside.plain(printed[0]["seconds_per_iteration"], None, " s")
                     if printed
                     else Entry(note="drawn in a figure, without its number")
                 )
@@ -130,7 +140,7 @@ def _printed(theirs: Mapping[str, Any], figure: Figure) -> Sequence[float]:
 
 
 def _published(value: float, figure: Figure) -> Entry:
-    return beside.plain(value, 4, "") if figure is LOSS else beside.plain(value * 100, 2, " %")
+    return beside.plain(value, 4, "") if figure is LOSS else beside.plain(value * 100, 0, " %")
 
 
 def speeds(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
@@ -154,7 +164,8 @@ def speeds(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Ta
     tables = []
     for model, dataset in dict.fromkeys((one.model, one.dataset) for one in ours):
         mine = [one for one in ours if (one.model, one.dataset) == (model, dataset)]
-        kinds = _by_kind(mine, {name: (one["gpus"], one["batch"]) for name, one in theirs.items()})
+        places = {name: _Place(one["gpus"], one["batch"], one.get("micro_batches")) for name, one in theirs.items()}
+        kinds = _by_kind(mine, places)
         if dataset not in paper["datasets"] or not kinds:
             continue
         prefix, title = re.sub(r"\W", "_", f"baseline_{model}_{dataset}"), f"{model} on {dataset}"
@@ -206,17 +217,17 @@ def _each(theirs: Mapping[str, Any], kinds: _Kinds) -> list[tuple[str, str, str,
     return [(name, labels[name], kind, found) for name in theirs for kind, found in kinds.items()]
 
 
-def _by_kind(ours: Sequence[Configuration], theirs: Mapping[str, tuple[int, int]]) -> _Kinds:
+def _by_kind(ours: Sequence[Configuration], theirs: Mapping[str, _Place]) -> _Kinds:
     """Our configurations for each of theirs, apart from those that differ in more than the strategy.
 
-    Theirs is strategy -> devices and global batch; returned is end of a row's label -> strategy -> those that fit.
+    Theirs is by strategy; returned is end of a row's label -> strategy -> those that fit.
     """
     kinds: dict[tuple[str, str, str, Others], _Fitting] = {}
     for one in ours:
-        for name, (devices, batch) in theirs.items():
-            if _fits(one, name, devices, batch):
+        for name, place in theirs.items():
+            if _fits(one, name, place):
                 kinds.setdefault(one.kind, {other: [] for other in theirs})[name].append(one)
-    singles = [one for one in ours if _ALONE in theirs and _fits(one, _ALONE, *theirs[_ALONE])]
+    singles = [one for one in ours if _ALONE in theirs and _fits(one, _ALONE, theirs[_ALONE])]
     for found in kinds.values():
         first = next(one for fitting in found.values() for one in fitting)
         if not found.get(_ALONE, singles):
@@ -228,11 +239,14 @@ def _by_kind(ours: Sequence[Configuration], theirs: Mapping[str, tuple[int, int]
     return {"".join(f", {word}" for word in label): found for label, found in zip(labels, kinds.values())}
 
 
-def _fits(one: Configuration, strategy: str, devices: int, batch: int) -> bool:
-    """Whether it is one of theirs; a single worker is the same under every strategy."""
-    if (strategies.devices(one), one.global_batch_size) != (devices, batch):
+def _fits(one: Configuration, strategy: str, place: _Place) -> bool:
+    """Whether it is one of theirs; a single worker of any strategy that then trains plainly will do."""
+    if (one.devices, one.global_batch_size) != (place.devices, place.batch):
         return False
-    return devices == 1 or strategies.strategy(one) == strategy
+    if place.micro_batches is not None and strategies.micro_batches(one.trials[0]) != str(place.micro_batches):
+        return False
+    own = strategies.strategy(one)
+    return own == strategy or (place.devices == 1 and own in strategies.PLAIN_ALONE)
 
 
 def _own(fitting: Sequence[Configuration], figure: Figure) -> Entry:

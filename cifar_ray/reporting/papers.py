@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.reporting import aggregate, beside, measures, paper_strategies
+from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.study import Study
@@ -76,6 +76,7 @@ def _topologies(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[li
     tables = []
     for theirs, model in paper["ours"].items():
         mine = [one for one in ours if (one.model, one.dataset) == (model, paper["dataset"])]
+        mine = [one for one in mine if one.devices == one.world_size]  # theirs has one GPU a worker
         seconds, right = paper["training_seconds"][theirs], paper["metrics"][theirs]
         batches = {batch for row in seconds.values() for batch in row}
         if not any(one.topology in seconds and one.batch_size in batches for one in mine):
@@ -148,7 +149,7 @@ class _Sides:
 
 def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
     wanted = ("1x1", one.batch_size, one.kind)
-    alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted]
+    alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted and strategies.may_be_base(a, one)]
     alone.sort(key=lambda a: a.others != one.others)
     if not alone:
         return Entry(note="no finished run on 1x1 with the same batch")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate
+from cifar_ray.reporting import aggregate, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.study import Study
 
@@ -22,7 +22,7 @@ class Ratio:
         speed_up: images per second as a multiple of the reference's, both as means over the seeds.
         std: what the sample standard deviations of the two means make of it; None without both, and where the
             reference is the configuration itself.
-        efficiency: ``speed_up`` as a share of the workers' multiple.
+        efficiency: ``speed_up`` as a share of the multiple of workers, or of GPUs where a worker drives several.
         efficiency_std: ``std`` as such a share.
         run_ids: the runs that both means come from.
     """
@@ -43,9 +43,9 @@ class Ratio:
 def ratio(study: Study, configuration: Configuration, among: Sequence[Configuration]) -> Ratio | None:
     """Speed-up and scaling efficiency from the images per second in steady state.
 
-    The reference is the configuration with the fewest workers among those of the same model, data set,
-    device and batch size (of the kind that the study holds), which differ in the topology and the strategy
-    alone. It is its own reference.
+    The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
+    device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
+    worker of another strategy that trains plainly. It is its own reference.
 
     Returns:
         None when either speed was not measured.
@@ -56,13 +56,13 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
     if speed is None or not alike:
         return None
     same = [other for other in alike if other.others == configuration.others]
-    least = min(other.world_size for other in alike)
-    first = [other for other in same if other.world_size == least] or [o for o in alike if o.world_size == least]
+    least = min(other.devices for other in alike)
+    first = [other for other in same if other.devices == least] or [o for o in alike if o.devices == least]
     reference = min(first, key=lambda other: other.nodes)
     base = reference.statistic(_SPEED)
     if base is None or base.mean <= 0:
         return None
-    speed_up, times = speed.mean / base.mean, configuration.world_size / reference.world_size
+    speed_up, times = speed.mean / base.mean, configuration.devices / reference.devices
     std = None
     if speed.std is not None and base.std is not None and reference is not configuration:
         std = math.hypot(speed.std / base.mean, speed_up * base.std / base.mean)
@@ -77,4 +77,5 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
 
 
 def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
-    return one.kind == other.kind and aggregate.column(study, one) == aggregate.column(study, other)
+    alike = one.kind == other.kind and aggregate.column(study, one) == aggregate.column(study, other)
+    return alike and strategies.may_be_base(other, one)

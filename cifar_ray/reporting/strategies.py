@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate
+from cifar_ray.reporting import aggregate, pace
 from cifar_ray.reporting.aggregate import RUN, Configuration
-from cifar_ray.reporting.study import Study
+from cifar_ray.reporting.study import Study, Trial
 
 STRATEGY = "strategy"
-# They say how a strategy works; with one worker on one device they change nothing.
+PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
+"""Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
+
+# They say how a strategy works.
 _OPTIONS = (
     *("bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
     *("max_staleness", "staleness_weighting", "gpus_per_worker"),
@@ -39,7 +42,7 @@ class Names:
 
 def strategy(one: Configuration) -> str:
     """Its strategy; empty for a run that did not live to record it."""
-    return one.trials[0].params.get(STRATEGY, "")
+    return one.trials[0].strategy
 
 
 def compared(among: Sequence[Configuration]) -> bool:
@@ -60,9 +63,19 @@ def names(study: Study, among: Sequence[Configuration]) -> Names:
     return Names(name, tuple(dict.fromkeys(map(name, among))))
 
 
+def own_paces(among: Iterable[Configuration]) -> bool:
+    """Whether one of them has ranks with a pace each."""
+    return any(pace.own_paces(one.trials[0]) for one in among)
+
+
 def by_size(among: Sequence[Configuration]) -> list[Configuration]:
-    """From few workers to many, else in the order of the study."""
-    return sorted(among, key=lambda one: (one.device, one.world_size, one.nodes, one.topology))
+    """From few devices to many, else in the order of the study."""
+    return sorted(among, key=lambda one: (one.device, one.devices, one.nodes, one.topology))
+
+
+def rivals(among: Iterable[Configuration]) -> bool:
+    """Whether there is a best of them: those that finished have one global batch, device and number of devices."""
+    return len({(one.global_batch_size, one.device, one.devices) for one in among if one.finished}) == 1
 
 
 def where(one: Configuration) -> str:
@@ -70,8 +83,20 @@ def where(one: Configuration) -> str:
     return dataclasses.replace(one, others=()).row
 
 
+def unit(among: Sequence[Configuration]) -> str:
+    """What their number of devices counts: ``workers``, or ``GPUs`` where a worker drives several."""
+    if all(one.devices == one.world_size for one in among):
+        return "workers"
+    return "GPUs" if all(one.device == "cuda" for one in among) else "devices"
+
+
 def counted(among: Sequence[Configuration]) -> tuple[str, Callable[[Configuration], int]]:
-    """What grows with the topology, ``nodes`` where only their number does and else ``workers``, and its count."""
+    """What grows with the topology, ``nodes`` where only their number does and else ``workers``, and its count.
+
+    Where a worker drives several GPUs, they are what is counted.
+    """
+    if (word := unit(among)) != "workers":
+        return word, lambda one: one.devices
     per_node = {one.world_size // one.nodes for one in among}
     if len(per_node) == 1 and len({one.nodes for one in among}) > 1:
         return "nodes", lambda one: one.nodes
@@ -84,13 +109,13 @@ def single_worker(
     """The single worker on one device that a configuration is compared with; None when none was measured.
 
     It does the same work, a global batch of the same size. Where its own strategy has none, as a pipeline's, it is
-    the first of another one: a single worker is the same under every strategy.
+    the first of another one that may be its base.
     """
     alike = [
         other
         for other in among
-        if other.world_size == 1
-        and devices(other) == 1
+        if other.devices == 1
+        and may_be_base(other, one)
         and other.global_batch_size == one.global_batch_size
         and same_work(other, one)
         and other.statistic(measure) is not None
@@ -99,10 +124,16 @@ def single_worker(
     return alike[0] if alike else None
 
 
-def devices(one: Configuration) -> int:
-    """CPUs' workers or GPUs in all: a worker may drive several GPUs."""
-    each = one.trials[0].params.get("gpus_per_worker", "1")
-    return one.world_size * (int(each) if one.device == "cuda" and each.isdecimal() else 1)
+def may_be_base(other: Configuration, one: Configuration) -> bool:
+    """Whether ``one`` may be told as a multiple of ``other``, of the same strategy or a single worker like any."""
+    if other.devices == 1 and strategy(other) in PLAIN_ALONE:
+        return True
+    return strategy(other) == strategy(one) and _options(other) == _options(one)
+
+
+def micro_batches(trial: Trial) -> str | None:
+    """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
+    return "1" if trial.strategy == "model_parallel" else trial.params.get("micro_batches")
 
 
 def same_work(one: Configuration, other: Configuration) -> bool:
@@ -113,6 +144,11 @@ def same_work(one: Configuration, other: Configuration) -> bool:
         other.device,
         _essentials(other),
     )
+
+
+def _options(one: Configuration) -> list[tuple[str, str]]:
+    """How its strategy was told to work, but for the devices, which are counted."""
+    return [pair for pair in one.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
 
 
 def _essentials(one: Configuration) -> list[tuple[str, str]]:

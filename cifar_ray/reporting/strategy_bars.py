@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cifar_ray.reporting import measures, strategies, style
+from cifar_ray.reporting import entries, measures, strategies, style
 from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.groups import Panel
 from cifar_ray.reporting.measures import Figure
@@ -24,24 +24,24 @@ def by_topology(look: Look, called: Names, panels: Sequence[Panel], shown: Figur
         look: colours.
         called: names the strategies.
         panels: what is drawn, by model.
-        shown: the figure; the best one of a panel is set in bold.
+        shown: the figure; the best one of a panel is set in bold, where there is a best.
         label: of the axis, with the unit.
     """
     figure, drawn, names = _rows(called, panels, label, _ROW)
-    pick = max if shown.better == "high" else min
     furthest = 0.0
     for ax, found in drawn:
-        measured = [(at, found[name].statistic(shown.measure)) for at, name in enumerate(names) if name in found]
-        known = [(at, statistic) for at, statistic in measured if statistic is not None]
-        best = pick(statistic.mean for _, statistic in known) if len(known) > 1 else None
-        for at, statistic in known:
+        measured = [(at, one, one.statistic(shown.measure)) for at, one in _placed(names, found)]
+        known = [(at, s, s.n < len(one.finished)) for at, one, s in measured if s is not None]
+        better = shown.better if strategies.rivals(found.values()) else ""
+        best = entries.best([(statistic.mean, partial) for _, statistic, partial in known], better)
+        for at, statistic, partial in known:
             end = statistic.mean + (statistic.std or 0.0)
             ax.barh(at, statistic.mean, 0.68, **style.filled(look, 0))
             if statistic.std is not None:
                 ax.errorbar(statistic.mean, at, xerr=statistic.std, fmt="none", ecolor=look.text, capsize=3)
-            style.value(ax, end, at, style.short(statistic.mean), bold=statistic.mean == best)
+            style.value(ax, end, at, style.short(statistic.mean), bold=statistic.mean == best and not partial)
             furthest = max(furthest, end)
-        for at in set(range(len(names))) - {at for at, _ in known}:
+        for at in set(range(len(names))) - {at for at, _, _ in known}:
             style.value(ax, 0, at, "no figure", bold=False)
     for ax, _ in drawn:
         ax.set_xlim(0, furthest * 1.25 or 1)  # the same in every panel, with room for the longest bar's figure
@@ -142,12 +142,15 @@ def _rows(
 
 
 def _apart(panels: Sequence[Panel]) -> Iterator[tuple[str, list[Configuration]]]:
-    """A part with a title for every topology of a panel."""
+    """A part with a title for every topology of a panel, and for every number of GPUs that it has."""
     for panel in panels:
-        for topology in dict.fromkeys(one.topology for one in panel.configurations):
-            found = [one for one in panel.configurations if one.topology == topology]
-            title = strategies.where(found[0])
+        for title in dict.fromkeys(map(strategies.where, panel.configurations)):
+            found = [one for one in panel.configurations if strategies.where(one) == title]
             yield (f"{panel.title}: {title}" if len(panels) > 1 else title), found
+
+
+def _placed(names: Sequence[str], found: Mapping[str, Configuration]) -> list[tuple[int, Configuration]]:
+    return [(at, found[name]) for at, name in enumerate(names) if name in found]
 
 
 def _name_rows(ax: Any, names: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ def charts(study: Study) -> list[Chart]:
             SECONDS_PER_ITERATION,
             "s_per_iteration_by_strategy",
             "Seconds per iteration by strategy",
-            "Mean seconds of an optimizer step in steady state, a group for every topology; shorter is better.",
+            "Mean seconds of an optimizer step in steady state, a group for every topology; shorter is better."
+            + _paces(study),
             "seconds per iteration",
         ),
         _by_count(study, called),
@@ -70,19 +71,22 @@ def _by_count(study: Study, called: Names) -> Chart | None:
     title = f"Seconds per iteration by number of {word}"
     caption = (
         f"Mean seconds of an optimizer step in steady state, a line for every strategy. Where several topologies have "
-        f"as many {word}, the line goes through the fastest."
+        f"as many {word}, the line goes through the fastest.{_paces(study)}"
     )
     label = "seconds per iteration"
-    key = f"s_per_iteration_by_{word}"
+    key = f"s_per_iteration_by_{word.lower()}"
     return _chart(key, title, caption, strategy_lines.by_count, called, found, _SECONDS, label, min)
 
 
 def _scaling(study: Study, called: Names) -> Chart | None:
     found = _growing(study, _SPEED)
-    title = "Training speed by number of workers"
+    if not found:
+        return None
+    word, _ = strategies.counted([one for panel in found for one in panel.configurations])
+    title = f"Training speed by number of {word}"
     caption = "Images trained on per second in steady state, all workers together, a line for every strategy."
-    given = (called, found, _SPEED, "images per second", max)
-    return _chart("scaling", title, caption, strategy_lines.by_count, *given) if found else None
+    label = "images per second"
+    return _chart("scaling", title, caption, strategy_lines.by_count, called, found, _SPEED, label, max)
 
 
 def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, label: str) -> Chart | None:
@@ -96,7 +100,8 @@ def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, 
     if by_rank:
         title += " by strategy and rank"
         caption += (
-            " A point is a rank's own replica, with its own batch-norm statistics; the stroke is the run's figure."
+            " A point is a rank's own replica, with its own batch-norm statistics, where the strategy has them, else "
+            "the model that all ranks share; the stroke is the run's figure."
         )
         return _chart(key, title, caption, strategy_bars.by_rank, called, found, figure.measure, each, label)
     title += " by strategy"
@@ -109,14 +114,21 @@ def _steps(study: Study, called: Names) -> Chart | None:
         "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
         "hide; a part that was not measured by itself is in what is not split."
     )
+    if any(strategies.own_paces(panel.configurations) for panel in found):
+        caption += " Where asynchronous ranks have a pace each, a bar is only the mean over them of what was measured."
     title = "Where a step's time goes"
     return _chart("step", title, caption, strategy_bars.steps, called, found) if found else None
 
 
 def _growing(study: Study, measure: Measure) -> list[Panel]:
-    """The panels with something to see: more than one number of workers."""
+    """The panels with something to see: more than one number of workers or GPUs."""
     found = panels(study, partial(_measured, measure))
-    return [panel for panel in found if len({one.world_size for one in panel.configurations}) > 1]
+    return [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
+
+
+def _paces(study: Study) -> str:
+    asynchronous = strategies.own_paces(aggregate.configurations(study))
+    return " That of asynchronous strategies is by the pace of all ranks." if asynchronous else ""
 
 
 def _measured(measure: Measure, one: Configuration) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cifar_ray.reporting import measures, strategies
+from cifar_ray.reporting import measures, pace, strategies
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.entries import marked, measured, reasons, unrecorded, unsampled
 from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, Figure
@@ -15,7 +15,9 @@ from cifar_ray.reporting.table import Entry, Table
 _CORNER = "Strategy"
 _EXPOSED = "Exposed communication is what the backward pass does not hide."
 _SHARE = Figure("share_percent", "", lambda _: None, " %", 1, "")
+_MOST = measures.STALENESS[1]
 _Row = tuple[str, list[Entry]]
+_Setting = Callable[[Trial], "str | None"]
 
 
 def tables(study: Study, among: Sequence[Configuration], prefix: str) -> list[Table]:
@@ -57,15 +59,15 @@ class _Maker:
 
     def by_topology(self) -> Table:
         """Seconds per iteration, a column for every topology."""
-        found: dict[str, list[Configuration]] = {}
+        found: dict[tuple[str, int], list[Configuration]] = {}
         for one in self._among:
-            found.setdefault(one.topology, []).append(one)
+            found.setdefault((one.topology, one.devices), []).append(one)
         rows = []
         for label in self._labels:
             own = [next((one for one in group if self._name(one) == label), None) for group in found.values()]
             rows.append((label, [self._seconds(one) for one in own]))
-        headings = [strategies.where(group[0]) if not self._several else top for top, group in found.items()]
-        rows = marked(rows, [self._better(group) for group in found.values()])
+        headings = [self._heading(group[0]) for group in found.values()]
+        rows = marked(rows, [_better(SECONDS_PER_ITERATION, group) for group in found.values()])
         notes = SECONDS_PER_ITERATION.notes
         return self._table("s_per_iteration_by_strategy", "Seconds per iteration by strategy", headings, rows, notes)
 
@@ -95,7 +97,7 @@ class _Maker:
             "would be perfect.",
         )
         title = f"Seconds per iteration by number of {word}"
-        return self._table(f"s_per_iteration_by_{word}", title, headings, rows, notes)
+        return self._table(f"s_per_iteration_by_{word.lower()}", title, headings, rows, notes)
 
     def by_rank(self, figure: Figure, key: str, title: str) -> Table | None:
         """A figure of the test, also of every rank's own replica where that was tested."""
@@ -109,7 +111,8 @@ class _Maker:
         if recorded:
             shown += [measures.over_ranks(figure), *each]
             notes += (
-                "A rank's figure is that of its own replica, with its own batch-norm statistics. "
+                "A rank's figure is that of its own replica, with its own batch-norm statistics, where the strategy "
+                "has them; where all ranks share one model, it is that one's, again for each. "
                 "A rank that a topology does not have is blank.",
             )
         rows = []
@@ -119,7 +122,7 @@ class _Maker:
                 exists = place < one.world_size
                 entries.append(measured(one, column, _untested) if exists else Entry())
             rows.append((self._placed(one), entries))
-        rows = marked(rows, [figure.better, *[""] * (len(shown) - 1)])
+        rows = marked(rows, [_better(figure, self._among), *[""] * (len(shown) - 1)])
         ending = "strategy and rank" if recorded else "strategy"
         return self._table(key, f"{title} by {ending}", [one.title for one in shown], rows, notes)
 
@@ -147,7 +150,7 @@ class _Maker:
         for one in self._among:
             entries = [measured(one, speed, unrecorded), *(measured(one, load, unsampled) for load in shown[1:])]
             rows.append((self._placed(one), [*entries, memory(one)]))
-        rows = marked(rows, [speed.better, *[""] * len(shown)])
+        rows = marked(rows, [_better(speed, self._among), *[""] * len(shown)])
         notes = [note for figure in shown for note in figure.notes]
         notes.append("Peak memory is that of every worker, by rank: of its GPU where it has one, else of its process.")
         title = "Throughput, utilisation and memory per device by strategy"
@@ -160,17 +163,17 @@ class _Maker:
             "Share of a pipeline's time in which a stage idles. "
             "Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long."
         )
-        given = [("Micro-batches", "micro_batches")]
+        given = [("Micro-batches", strategies.micro_batches)]
         return self._of_some("pipeline_bubble_percent", "Pipeline bubble (%)", measures.BUBBLE, given, note)
 
     def staleness(self) -> Table | None:
         """How old the weights are that a gradient was computed with."""
         note = "Updates by other workers between reading the weights and applying the gradient."
-        given = [("Bound", "max_staleness"), ("Weighting", "staleness_weighting")]
+        given = [("Bound", _parameter("max_staleness")), ("Weighting", _parameter("staleness_weighting"))]
         return self._of_some("staleness_updates", "Staleness (updates)", measures.STALENESS, given, note)
 
     def _of_some(
-        self, key: str, title: str, figures: Sequence[Figure], given: Sequence[tuple[str, str]], note: str
+        self, key: str, title: str, figures: Sequence[Figure], given: Sequence[tuple[str, _Setting]], note: str
     ) -> Table | None:
         """A table of those alone that have one of the figures, with the settings that they were given."""
         those = [one for one in self._among if any(one.statistic(figure.measure) for figure in figures)]
@@ -178,8 +181,9 @@ class _Maker:
             return None
         rows = []
         for one in those:
-            entries = [measured(one, figure, unrecorded) for figure in figures]
-            rows.append((self._placed(one), [*(_setting(one, name) for _, name in given), *entries]))
+            entries = [_setting(one, read) for _, read in given]
+            entries += [_largest(one) if of is _MOST else measured(one, of, unrecorded) for of in figures]
+            rows.append((self._placed(one), entries))
         headings = [*(heading for heading, _ in given), *(figure.title for figure in figures)]
         return self._table(key, title, headings, rows, (note,))
 
@@ -188,12 +192,12 @@ class _Maker:
     ) -> Table:
         return Table(f"{self._prefix}_{key}", title, [_CORNER, *headings], rows, tuple(notes))
 
+    def _heading(self, one: Configuration) -> str:
+        """With several devices, the rows say which."""
+        return one.topology if self._several and one.devices == one.world_size else strategies.where(one)
+
     def _placed(self, one: Configuration) -> str:
         return f"{self._name(one)}, {one.topology}"
-
-    def _better(self, group: Sequence[Configuration]) -> str:
-        """Iterations of one size compete; others do not."""
-        return SECONDS_PER_ITERATION.better if len({one.global_batch_size for one in group}) == 1 else ""
 
     def _seconds(self, one: Configuration | None, of: Sequence[Configuration] = ()) -> Entry:
         if one is None:
@@ -226,10 +230,27 @@ def memory(one: Configuration) -> Entry:
         told = "of the worker that took most; not recorded by rank" if entry.text and one.world_size > 1 else ""
         return replace(entry, note="; ".join(filter(None, (told, entry.note))), value=None)
     text = " / ".join("–" if statistic is None else f"{statistic.mean:,.0f}" for statistic in found)
-    count = max(statistic.n for statistic in known)
+    counts, runs = [statistic.n for statistic in known], len(one.finished)
+    count = min(counts)
     ids = tuple(dict.fromkeys(run_id for statistic in known for run_id in statistic.run_ids))
-    several = f" (mean, n={count})" if count > 1 else ""
-    return Entry(f"{text} MiB{several}", n=count, run_ids=ids, note=reasons(one))
+    lacking = f"not every rank was recorded in every one of {runs} finished runs" if count < runs else ""
+    several = f" (mean, n={count}{f' of {runs}' if count < runs else ''})" if runs > 1 else ""
+    note = "; ".join(filter(None, (*measures.MEMORY.remarks(one.finished), lacking, reasons(one))))
+    return Entry(f"{text} MiB{several}", n=count, run_ids=ids, note=note, partial=count < runs)
+
+
+def _better(figure: Figure, among: Sequence[Configuration]) -> str:
+    """Which way is better, where there is a best of them."""
+    return figure.better if strategies.rivals(among) else ""
+
+
+def _largest(one: Configuration) -> Entry:
+    """The largest staleness with any seed."""
+    entry = measured(one, _MOST, unrecorded)
+    if entry.n < 2:
+        return entry
+    largest = max(value for trial in one.finished if (value := _MOST.measure(trial)) is not None)
+    return replace(entry, text=f"{_MOST.number(largest)} (largest, n={entry.n})", value=largest, std=None)
 
 
 def _fastest(among: Sequence[Configuration]) -> Configuration | None:
@@ -240,9 +261,13 @@ def _fastest(among: Sequence[Configuration]) -> Configuration | None:
     return next((one for one in among if one.finished), None)
 
 
-def _setting(one: Configuration, name: str) -> Entry:
-    values = dict.fromkeys(trial.params[name] for trial in one.finished if name in trial.params)
-    ids = tuple(trial.run_id for trial in one.finished if name in trial.params)
+def _parameter(name: str) -> _Setting:
+    return lambda trial: trial.params.get(name)
+
+
+def _setting(one: Configuration, read: _Setting) -> Entry:
+    found = [(value, trial.run_id) for trial in one.finished if (value := read(trial)) is not None]
+    values, ids = dict.fromkeys(value for value, _ in found), tuple(run_id for _, run_id in found)
     return (
         Entry(", ".join(values).replace("None", "none"), run_ids=ids)
         if values
@@ -262,4 +287,6 @@ def _unsplit(trial: Trial) -> str:
 def _exceeded(trial: Trial) -> str:
     if measures.ITERATION_TIME.measure(trial) is None:
         return unrecorded(trial)
+    if pace.own_paces(trial):
+        return "not known where ranks have a pace each: the parts are means over the ranks"
     return "the parts come to more than the mean iteration"

@@ -95,6 +95,17 @@ class Trial:
         return int(self.params["global_batch_size"])
 
     @property
+    def strategy(self) -> str:
+        """What keeps its replicas in step; empty when the run did not live to record it."""
+        return self.params.get("strategy", "")
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that each worker drives, where it has any."""
+        given = self.params.get("gpus_per_worker", "1")
+        return int(given) if given.isdecimal() else 1
+
+    @property
     def seed(self) -> int:
         """Start of the run's random choices."""
         return int(self.params.get("seed", "0"))

@@ -90,7 +90,7 @@ class _Maker:
 
     def __init__(self, study: Study, among: list[Configuration], prefix: str) -> None:
         self._study, self.prefix = study, prefix
-        self._among = sorted(among, key=lambda one: (one.device, one.world_size, one.nodes))
+        self._among = sorted(among, key=lambda one: (one.device, one.devices, one.nodes))
         self._labels = list(dict.fromkeys(one.row for one in self._among))
         self._batches = sorted({aggregate.column(study, one) for one in among})
         self._places = {(one.row, aggregate.column(study, one)): one for one in self._among}
@@ -124,7 +124,7 @@ class _Maker:
                 own = one.statistic(measures.IMAGES_PER_S.measure)
                 if found is None or own is None:
                     return Entry(note=reasons(one) or "images per second were not recorded")
-                if found.reference is one and one.world_size > 1:
+                if found.reference is one and one.devices > 1:
                     return Entry(note="nothing with fewer workers to compare with")
                 shown = _EFFICIENCY if efficiency else _SPEED_UP
                 value, std = (found.efficiency, found.efficiency_std) if efficiency else (found.speed_up, found.std)
@@ -137,6 +137,8 @@ class _Maker:
 
             return make
 
+        if any(one.devices != one.world_size for one in self._among):
+            basis += " Where a worker drives several GPUs, they are counted in its place."
         share = "Speed-up divided by how many times the workers are: 100 % is perfect."
         return [
             self._grid(of.key, of.title, cell(of is _EFFICIENCY), of.better, (kind, basis, *more))

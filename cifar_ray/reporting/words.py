@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from cifar_ray.reporting import aggregate, measures, strategy_words
+from cifar_ray.reporting import aggregate, measures, strategies, strategy_words
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.entries import noise, outcome
@@ -86,10 +86,16 @@ def _fastest(study: Study, times: Sequence[_Found]) -> str:
     alone = [
         found
         for found in times
-        if found[0].world_size == 1 and aggregate.column(study, found[0]) == place and found[0].kind == best[0].kind
+        if found[0].devices == 1
+        and aggregate.column(study, found[0]) == place
+        and found[0].kind == best[0].kind
+        and strategies.may_be_base(found[0], best[0])
     ]
+    alone.sort(key=lambda found: found[0].others != best[0].others)
     if alone and alone[0][0] not in (best[0], worst[0]):
-        sentence += f", and {alone[0][1].mean / best[1].mean:.2f} times as fast as 1x1 with the same batch"
+        of = strategies.strategy(alone[0][0]) if strategies.compared([one for one, _ in times]) else ""
+        sentence += f", and {alone[0][1].mean / best[1].mean:.2f} times as fast as 1x1"
+        sentence += f"{f' of {of}' if of else ''} with the same batch"
     return f"{sentence}."
 
 
@@ -105,7 +111,7 @@ def _trade(study: Study, fastest: Configuration, accuracies: Sequence[_Found]) -
     figures = f"{ACCURACY.text(own[1])} against {ACCURACY.text(top[1])} of {_name(study, top[0])}"
     return [
         f"for its speed the fastest gives up {lost:.2f} percentage points of accuracy ({figures}); "
-        f"{noise(own[1], top[1], lost, ACCURACY)}.",
+        f"{noise(own[1], top[1], ACCURACY)}.",
         _batches(fastest, top[0]),
     ]
 

@@ -48,7 +48,7 @@ def test_strategies_of_vgg11_by_time_per_iteration() -> None:
     assert row["share of single, theirs"].text == "59.3 %"
     assert row["share of single, ours"].text == "100.0 %"
     assert row["per iteration, ours"].text == "0.125 s"
-    assert row["test accuracy, theirs"].text == "13.00 %"
+    assert row["test accuracy, theirs"].text == "13 %"
     assert by_column(table, "single")["per iteration, ours"].run_ids == ("id-bs256-1x1-seed0",)
     assert by_column(table, "all_reduce (4 workers)")["per iteration, ours"].text == ""
 

@@ -9,7 +9,7 @@ import pytest
 
 from cifar_ray.reporting import aggregate, charts, markdown, papers, report, strategies, tables, words
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.study import Study
+from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
 from tests.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial
 
@@ -133,6 +133,7 @@ def test_where_nodes_alone_grow_they_are_counted() -> None:
     assert found.title == "Seconds per iteration by number of nodes"
     assert found.columns[1:3] == ["1 node", "2 nodes"]
     assert made(nodes)["s_per_iteration_by_nodes"].title == found.title
+    assert made(nodes)["scaling"].title == "Training speed by number of nodes"
 
 
 def test_another_batch_is_no_single_worker_to_compare_with() -> None:
@@ -213,6 +214,12 @@ def test_memory_over_seeds_is_the_mean_of_every_rank() -> None:
     )
     found = table(seeds, "throughput_and_memory_by_strategy")
     assert cell(found, "ddp, 1x2", "Peak memory by rank (MiB)").text == "101 / 203 MiB (mean, n=2)"
+    partly = replace(
+        seeds, trials=[seeds.trials[0], of_strategy("ddp", "1x2", seed=2, memory=(102.0,)), *seeds.trials[2:]]
+    )
+    entry = cell(table(partly, "throughput_and_memory_by_strategy"), "ddp, 1x2", "Peak memory by rank (MiB)")
+    assert (entry.text, entry.n) == ("101 / 200 MiB (mean, n=1 of 2)", 1)
+    assert entry.note == "not every rank was recorded in every one of 2 finished runs"
 
 
 def test_bubble_and_staleness_where_they_were_measured() -> None:
@@ -222,6 +229,17 @@ def test_bubble_and_staleness_where_they_were_measured() -> None:
     alone = of_strategies(of_strategy("parameter_server", "1x2", also=late, params=bound))
     assert texts(table(alone, "staleness_updates")) == {"parameter_server, 1x2": ["8", "inverse", "1.25", "3"]}
     assert "pipeline_bubble_percent" not in keys(alone)
+    later = of_strategy("parameter_server", "1x2", seed=1, also={**late, "staleness/max": 7.0}, params=bound)
+    both = of_strategies(*alone.trials, later)
+    assert texts(table(both, "staleness_updates"))["parameter_server, 1x2"][-1] == "7 (largest, n=2)"
+
+
+def test_the_whole_batch_is_the_one_micro_batch_of_model_parallel() -> None:
+    bubble = {"bubble/measured": 0.5, "bubble/theory": 0.5}
+    given: tuple[dict[str, str], ...] = ({}, {"micro_batches": "4"})  # an older version recorded another's option
+    for params in given:
+        one = of_strategies(of_strategy("model_parallel", "1x2", also=bubble, params=params))
+        assert texts(table(one, "pipeline_bubble_percent")) == {"model_parallel, 1x2": ["1", "50.0 %", "50.0 %"]}
 
 
 def test_other_axes_are_part_of_a_strategys_name() -> None:
@@ -341,10 +359,8 @@ def test_the_fastest_with_every_number_of_workers_and_why() -> None:
         "vgg11 on cifar10: with 2 workers, the test accuracy is 20.00 % with ddp, 20.00 % with gpipe and 20.00 % with "
         "gather_scatter.",
         "vgg11 on cifar10: with 2 workers, by the split of an iteration, exposed communication takes 20.0 ms (7.7 %) "
-        "with ddp and 170 ms (41.5 %) with gather_scatter; it is not known where what gpipe takes longer than ddp goes, "
-        "since different parts of their steps were measured; what gather_scatter takes longer than ddp goes mostly "
-        "into exposed communication (150 ms longer there, 150 ms in all); the share of the time in which a stage idles "
-        "is 25.0 % with gpipe.",
+        "with ddp and 170 ms (41.5 %) with gather_scatter; the share of the time in which a stage idles is 25.0 % with "
+        "gpipe.",
     ]
 
 
@@ -358,19 +374,115 @@ def pair(parts: tuple[float, ...], more: tuple[float, ...], *seeds: float) -> St
 
 def test_the_split_claims_no_more_than_it_shows() -> None:
     even = (0.01, 0.02, 0.03, 0.01, 0.01)
-    assert "most of it is not split" in said(pair(even, even))[-1]
-    assert "is spread over several parts" in said(pair(even, (0.015, 0.025, 0.035, 0.015, 0.01)))[-1]
+
+    def split(*more: float) -> str:
+        return said(pair(even, more, 0.0, 0.001))[-1]
+
+    assert "most of it is not split" in split(*even)
+    assert "is spread over several parts" in split(0.015, 0.025, 0.035, 0.015, 0.01)
+    assert "is spread over several parts" in split(0.016, 0.026, 0.03, 0.01, 0.01)  # of 20 ms, 8 are not split
+    assert "goes mostly into backward (15.0 ms longer there, 20.0 ms in all)" in split(0.01, 0.02, 0.045, 0.01, 0.01)
     assert (
-        "goes mostly into backward (15.0 ms longer there, 20.0 ms in all)"
-        in (said(pair(even, (0.01, 0.02, 0.045, 0.01, 0.01)))[-1])
+        "what fsdp takes longer than ddp is less than exposed communication alone accounts for, since other parts are "
+        "shorter (40.0 ms longer there, 20.0 ms in all)"
+    ) in split(0.01, 0.02, 0.01, 0.05, 0.01)
+    apart = of_strategies(
+        *(of_strategy("ddp", "1x2", 0.1 + s, parts=even[:3], seed=n) for n, s in enumerate((0.0, 0.001))),
+        *(of_strategy("fsdp", "1x2", 0.12 + s, parts=even, seed=n) for n, s in enumerate((0.0, 0.001))),
     )
+    assert "since different parts of their steps were measured" in said(apart)[-1]
     assert not any("by the split" in line for line in said(pair((), ())))
+
+
+def test_what_may_be_noise_has_no_cause() -> None:
+    even, more = (0.01, 0.02, 0.03, 0.01, 0.01), (0.01, 0.02, 0.05, 0.01, 0.01)
+    for seeds in ((), (0.0, 0.08)):
+        assert "takes longer" not in " ".join(said(pair(even, more, *seeds)))
+    assert "takes longer" in said(pair(even, more, 0.0, 0.001))[-1]
+
+
+def test_a_tie_has_no_lead() -> None:
+    tie = of_strategies(*(of_strategy(name, "1x2", 0.1, seed=n) for name in ("ddp", "fsdp") for n in (0, 1)))
+    first = said(tie)[0]
+    assert ", as fast as the next, fsdp (100 ms" in first
+    assert "lead" not in first
 
 
 def test_a_lead_is_held_against_the_spread_over_the_seeds() -> None:
     near, far = (said(pair((), (), *seeds))[0] for seeds in ((0.0, 0.08), (0.0, 0.001)))
     assert "within one standard deviation over the seeds (56.6), and may be noise" in near
     assert "more than one standard deviation over the seeds (0.707)" in far
+
+
+@pytest.mark.parametrize("name", ["parameter_server", "hogwild"])
+def test_asynchronous_ranks_are_told_by_the_pace_of_all(name: str) -> None:
+    parts = (0.01, 0.1, 0.2, 0.1, 0.01)
+    # Rank 0 takes 0.5 s for its share of 128 images, and rank 1 0.25 s: 256 / 768 s by the pace of both.
+    runs = of_strategies(
+        of_strategy(name, "1x2", 0.5, parts=parts, images_per_s=128 / 0.5 + 128 / 0.25),
+        of_strategy("ddp", "1x2", 0.4, parts=parts),
+    )
+    found = table(runs, "s_per_iteration_by_strategy")
+    assert texts(found) == {name: ["0.333 s"], "ddp": ["0.400 s"]}
+    assert (cell(found, name, "1x2 (2 CPU workers)").best, cell(found, "ddp", "1x2 (2 CPU workers)").best) == (
+        True,
+        False,
+    )
+    assert cell(found, name, "1x2 (2 CPU workers)").note == "by the pace of all ranks"
+    steps = table(runs, "where_a_step_goes_ms")
+    assert cell(steps, f"{name}, 1x2", "Whole iteration").text == "333 ms"
+    assert (entry := cell(steps, f"{name}, 1x2", "Not split")).text == ""
+    assert entry.note.startswith("not known where ranks have a pace each")
+    times = table(runs, "time_per_iteration_ms").rows
+    assert [entries[0].text for _, entries in times] == ["333.33 ms", "400.00 ms"]
+    assert "percentile" not in times[0][1][0].note
+    first, *_, last = said(runs)
+    assert f"the fastest strategy is {name}, with 333 ms an iteration by the pace of all ranks, 1.20 times" in first
+    assert f"takes 100 ms (the mean over the ranks) with {name} and 100 ms (25.0 %) with ddp" in last
+    chart = made(runs)["s_per_iteration_by_strategy"]
+    assert bars(chart.draw("light").axes[0]) == pytest.approx({name: 1 / 3, "ddp": 0.4})
+    assert chart.caption.endswith("That of asynchronous strategies is by the pace of all ranks.")
+
+
+def test_what_an_asynchronous_strategy_takes_longer_is_not_split() -> None:
+    parts = (0.01, 0.1, 0.2, 0.1, 0.01)
+    runs = of_strategies(
+        *(of_strategy("hogwild", "1x2", 0.5, parts=parts, images_per_s=512 - n, seed=n) for n in (0, 1)),
+        *(of_strategy("ddp", "1x2", 0.4 + n / 1000, parts=parts, seed=n) for n in (0, 1)),
+    )
+    assert "since asynchronous ranks have a pace each" in said(runs)[-1]
+
+
+def test_only_plain_training_stands_for_another_strategys_single_worker() -> None:
+    pair = [of_strategy("reproducible", "1x1", 0.8), of_strategy("parameter_server", "1x1", 0.6)]
+    others = [of_strategy("gpipe", "1x2", 0.3), of_strategy("reproducible", "1x2", 0.4)]
+    share = "2 workers, share of a single worker's (%)"
+    without, with_plain = of_strategies(*pair, *others), of_strategies(*pair, of_strategy("ddp", "1x1", 0.5), *others)
+    found = table(without, "s_per_iteration_by_workers")
+    assert cell(found, "gpipe", share) == Entry(
+        note="no single worker with a global batch of the same size was measured"
+    )
+    assert cell(found, "reproducible", share).note == "against reproducible, 1x1"
+    assert cell(table(with_plain, "s_per_iteration_by_workers"), "gpipe", share).note == "against ddp, 1x1"
+    row = "1x2 (2 CPU workers), strategy=gpipe"
+    assert dict(table(without, "speed_up").rows)[row][0] == Entry(note="nothing with fewer workers to compare with")
+    entry = dict(table(with_plain, "speed_up").rows)[row][0]
+    assert (entry.text, entry.note.split("; ")[0]) == ("1.67 times", "against 1x1 (1 CPU worker), strategy=ddp")
+    fastest = [
+        line for line in words.summary(with_plain, aggregate.configurations(with_plain), None) if "fastest is" in line
+    ]
+    assert "and 1.67 times as fast as 1x1 of ddp with the same batch." in fastest[0]
+
+
+def test_shards_are_other_work_even_for_one_worker() -> None:
+    one, other = aggregate.configurations(
+        of_strategies(
+            of_strategy("reproducible", "1x1", 0.8, params={"shards": "4"}),
+            of_strategy("reproducible", "1x2", 0.4, params={"shards": "8"}),
+            axes=("strategy", "topology", "shards"),
+        )
+    )
+    assert strategies.single_worker(other, [one, other], aggregate.metric("images_per_s")) is None
 
 
 def test_iterations_of_other_sizes_are_not_compared_and_devices_stay_apart() -> None:
@@ -402,6 +514,48 @@ def test_one_worker_that_drives_two_gpus_is_held_against_two_workers() -> None:
     )
 
 
+def test_several_gpus_of_one_worker_are_counted_as_so_many() -> None:
+    gpu = {"device": "cuda"}
+    runs = of_strategies(
+        of_strategy("ddp", "1x1", 0.2, params=gpu),
+        of_strategy("data_parallel", "1x1", 0.15, memory=(700,), params={**gpu, "gpus_per_worker": "2"}),
+        of_strategy("ddp", "1x2", 0.1, params=gpu),
+    )
+    found = table(runs, "s_per_iteration_by_strategy")
+    assert found.columns[1:] == ["1x1 (1 GPU)", "1x1 (2 GPUs)", "1x2 (2 GPUs)"]
+    assert texts(found) == {"ddp": ["0.200 s", "", "0.100 s"], "data_parallel": ["", "0.150 s", ""]}
+    assert not any(entry.best for _, entries in found.rows for entry in entries)
+    assert texts(table(runs, "s_per_iteration_by_gpus"))["data_parallel"] == ["", "0.150 s", "75.0 %"]
+    row = "1x1 (2 GPUs), strategy=data_parallel"
+    assert texts(table(runs, "scaling_efficiency_percent"))[row] == ["66.7 %"]
+    memory = cell(table(runs, "throughput_and_memory_by_strategy"), "data_parallel, 1x1", "Peak memory by rank (MiB)")
+    assert (memory.text, memory.note) == ("700 MiB", "of the first of a worker's 2 GPUs")
+    assert made(runs)["scaling"].title == "Training speed by number of GPUs"
+    panels = made(runs)["s_per_iteration_by_strategy"].draw("light").axes
+    assert [ax.get_title() for ax in panels] == found.columns[1:]
+
+
+def test_a_best_is_among_equals() -> None:
+    def speeds(*trials: Trial) -> list[bool]:
+        rows = table(of_strategies(*trials), "throughput_and_memory_by_strategy").rows
+        return [entries[0].best for _, entries in rows]
+
+    def bold(*trials: Trial) -> list[str]:
+        (ax,) = made(of_strategies(*trials))["s_per_iteration_by_strategy"].draw("light").axes
+        return [text.get_text() for text in ax.texts if text.get_fontweight() == "bold"]
+
+    fast, slow = of_strategy("ddp", "1x2", 0.1), of_strategy("fsdp", "1x2", 0.2)
+    assert (speeds(fast, slow), bold(fast, slow)) == ([True, False], ["0.100"])
+    assert speeds(fast, slow, of_strategy("ddp", "1x1", 0.3)) == [False] * 3  # other numbers of workers
+    half = replace(fast, params={**fast.params, "global_batch_size": "128"})
+    assert (speeds(half, slow), bold(half, slow)) == ([False] * 2, [])
+    same = of_strategy("fsdp", "1x2", 0.1)
+    assert (speeds(fast, same), bold(fast, same)) == ([False] * 2, [])
+    lucky = of_strategy("ddp", "1x2", seed=1)
+    lost = replace(lucky, metrics={"time/training_s": 4.0})
+    assert (speeds(fast, lost, slow), bold(fast, lost, slow)) == ([False] * 2, [])  # only one of two seeds has it
+
+
 def test_an_epoch_cut_short_is_told() -> None:
     (section,) = tables.sections(small(), None, None)
     assert "steps_per_epoch 40" in section.notes[0]
@@ -422,6 +576,11 @@ def test_beside_the_vgg11_report() -> None:
     one, loss, accuracy, counts = papers.comparison(four(), "vgg11_group_report").tables
     assert cell(one, "ddp (4 workers)", "share of single, ours").text == "50.0 %"
     assert cell(one, "ddp (4 workers)", "test loss, theirs").text == "2.3030"
+    computed = "computed here from the published figures"
+    assert cell(one, "ddp (4 workers)", "test loss, theirs").note == f"mean over the ranks, {computed}"
+    assert cell(one, "ddp (4 workers)", "share of single, theirs").note == computed
+    assert cell(one, "single", "test loss, theirs").note == "as published"
+    assert cell(accuracy, "single", "rank 0, theirs").text == "15 %"
     assert cell(one, "ddp (4 workers)", "test loss, ours").text == "2.1500"
     assert cell(one, "ddp (4 workers)", "test accuracy, ours").text == "20.00 %"
     assert cell(one, "ddp (4 workers)", "test accuracy, ours").note.startswith("mean over the ranks; 1x4")
@@ -432,7 +591,7 @@ def test_beside_the_vgg11_report() -> None:
     assert cell(loss, "single", "rank 1, theirs") == Entry()
     assert cell(accuracy, "ddp (4 workers)", "rank 2, ours").text == "30.00 %"
     assert [entry.text for entry in dict(counts.rows)["ddp"]] == [
-        *("1.544 s", "2.00 s", "", "1.50 s", "0.915 s", "1.00 s"),
+        *("1.54361 s", "2.00 s", "", "1.50 s", "0.91532 s", "1.00 s"),
     ]
     assert cell(counts, "ddp", "2 nodes, theirs").note == "drawn in a figure, without its number"
 
@@ -450,7 +609,7 @@ def test_a_variant_of_a_strategy_is_compared_with_the_one_single_worker() -> Non
 
 def test_beside_the_comparative_analysis() -> None:
     gpu = {"device": "cuda", "model": "resnet"}
-    pipeline = of_strategy("gpipe", "1x2", 0.1, memory=(900, 500), params=gpu)
+    pipeline = of_strategy("gpipe", "1x2", 0.1, memory=(900, 500), params={**gpu, "micro_batches": "4"})
     name = "system/0123abcd/gpu_0_utilization_percentage"
     history = {**pipeline.history, name: [replace(point, value=70.0) for point in pipeline.history["epoch_s"]]}
     both = of_strategies(
@@ -467,6 +626,10 @@ def test_beside_the_comparative_analysis() -> None:
     # One worker that drives two GPUs is their two GPUs, and is no single one.
     assert cell(speed, "data_parallel (batch 256)", "images/s, ours").text == "2,560.0/s"
     assert cell(speed, "single (batch 128)", "images/s, ours").text == ""
+    # Theirs has 4 micro-batches.
+    other = replace(pipeline, params={**pipeline.params, "micro_batches": "8"})
+    speed, _ = papers.comparison(replace(both, trials=[other, both.trials[1]]), "comparative_analysis_asu").tables
+    assert cell(speed, row, "images/s, ours").text == ""
 
 
 def test_a_whole_report_of_strategies_is_put_together() -> None:
