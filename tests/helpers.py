@@ -302,7 +302,7 @@ def _hashes(config: TrainConfig, place: Place, folder: Path) -> list[str]:
 
 def _traffic(config: TrainConfig, place: Place, steps: int) -> tuple[float, float]:
     strategy, loader = _ready(config, place)
-    for _ in range(2):
+    for _ in range(3):  # in the third, DDP tells the ranks once how its buckets lie
         strategy.gradients(loader.pieces(0, 0))
     strategy.load(strategy.parts.model.state_dict(), None)  # type: ignore[attr-defined]
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

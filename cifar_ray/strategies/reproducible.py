@@ -68,7 +68,10 @@ class Reproducible(Base):
         running = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms]
         batches = [norm.num_batches_tracked + 1 for norm in self._norms]
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
-        vector = self._across_ranks(_tree(map(self._shard, pieces))) / self.parts.config.shards
+        own = _tree(map(self._shard, pieces))
+        self.parts.mark("backward")
+        vector = self._across_ranks(own) / self.parts.config.shards
+        self.parts.mark("communication")
         gradients = flat_gradients(self.model)
         statistics = [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
         sizes = [part.numel() for part in (*gradients, *statistics)]
@@ -80,7 +83,7 @@ class Reproducible(Base):
             for buffer, old in zip((norm.running_mean, norm.running_var), before):
                 buffer.copy_(old.lerp(next(found), momentum))
             norm.num_batches_tracked.copy_(count)
-        self.parts.mark("communication")
+        self.parts.mark("backward")
         return loss[0]
 
     def _shard(self, piece: Piece) -> Tensor:
