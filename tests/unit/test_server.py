@@ -12,8 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from cifar_ray import models, strategies
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.data.loader import Piece
+from cifar_ray.place import Place
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.server import Answer, ParameterServer, Start, SupersededError
+from cifar_ray.training import optimizer, recipe
 
 SHAPES = (((2,), (1,)), ((1, 2), (2, 1)))
 
@@ -177,3 +183,28 @@ def test_a_call_of_another_generation_is_refused() -> None:
     for call in (lambda: server.pull("b", 0), lambda: server.state("b"), lambda: server.push("b", 0, ones(), 1.0, 1.0)):
         with pytest.raises(SupersededError):
             call()
+
+
+def test_a_step_costs_what_the_strategy_says() -> None:
+    """Counted where a worker calls its server, in which every call is a message and its answer another."""
+    told: list[int] = []
+
+    class Counting(ParameterServer):
+        def push(self, generation: str, rank: int, gradient: np.ndarray, lr: float, loss: float) -> Answer:
+            answer = super().push(generation, rank, gradient, lr, loss)
+            told.extend([gradient.nbytes, answer.weights.nbytes])
+            return answer
+
+    config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", strategy="parameter_server"))
+    model = models.build(config, SPECS["digits"])
+    make = partial(optimizer.build, config=config)
+    parts = strategies.Parts(config, Place(), model, make, nn.CrossEntropyLoss(), lambda part: None, Counting())
+    worker = strategies.build(parts)
+    worker.load(model.state_dict(), None)
+    for seed in range(3):
+        worker.gradients([Piece(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
+        worker.step()
+    symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters())}
+    about = strategies.about("parameter_server")
+    assert len(told) / 3 == eval(about.messages, symbols)
+    assert sum(told) / 3 == eval(about.bytes, symbols)
