@@ -165,36 +165,6 @@ def test_through_ray(strategy: str, resident: Person) -> None:
         assert run.data.params["max_staleness"] == "4"
 
 
-IN_A_RAY_THAT_STAYS = """
-import time
-import ray
-from ray._private.state import actors
-from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration.trainer import train
-ray.init(num_cpus=2, include_dashboard=False)
-train(TrainConfig(
-    dataset="digits", model="simple_cnn", epochs=1, topology="1x2", strategy="parameter_server", run_name="stays"
-))
-end = time.monotonic() + 30
-while True:
-    states = {actor["State"] for actor in actors().values() if "_Server" in actor["ActorClassName"]}
-    if states == {"DEAD"} or time.monotonic() > end:
-        break
-    time.sleep(0.2)
-print("servers are", states)
-"""
-
-
-@pytest.mark.slow
-def test_the_server_ends_with_its_run(resident: Person) -> None:
-    script = [sys.executable, "-c", IN_A_RAY_THAT_STAYS]
-    done = subprocess.run(
-        script, capture_output=True, text=True, timeout=200, env=resident.environment, cwd=resident.home
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("servers are {'DEAD'}\n")
-
-
 @pytest.mark.fault
 @pytest.mark.parametrize("victim", ["worker", "server"])
 def test_a_run_goes_on_when_a_process_of_it_is_killed(victim: str, resident: Person) -> None:

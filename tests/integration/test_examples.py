@@ -53,10 +53,11 @@ def test_the_digits_are_swept_and_reported(person: Person) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_the_paper_grid_runs(person: Person) -> None:
-    """Its grid with the topologies of two nodes, on digits rather than CIFAR-10."""
-    done = person.runs("sweep", str(EXAMPLES / "paper_grid.yaml"), "--dataset", "digits", timeout=900)
+    """Its settings with one and two nodes, on digits rather than CIFAR-10."""
+    grid = "--dataset digits --grid model=simple_cnn,resnet batch_size=64 topology=1x1,2x2"
+    done = person.runs("sweep", str(EXAMPLES / "paper_grid.yaml"), *grid.split(), timeout=900)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^runs +11 finished$", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^runs +4 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "paper_grid", "--baseline", "rangoju_katneni_2025")
     assert told.returncode == 0, told.stderr
     assert "not those of a cluster" in done.stdout
