@@ -107,7 +107,8 @@ def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torc
         return torch.device("cuda", local_rank)
     if config.device == "cuda":
         raise strict.ConfigError(
-            "device", f"must be cpu or auto here: {local_world_size} workers need {needed} GPUs, and there are {gpus}"
+            "device",
+            f"must be cpu or auto here: {local_world_size} worker(s) need {needed} GPU(s), and there are {gpus}",
         )
     return torch.device("cpu")
 
