@@ -22,6 +22,10 @@ def test_one_worker_two_nodes_of_two_and_a_killed_run_end_alike(person: Person) 
     for topology, extra in (("1x1", []), ("2x2", ["--local-nodes", "2", "--oversubscribe"])):
         done = person.runs(*words, "--topology", topology, *extra, "--run-name", f"t{topology}")
         assert done.returncode == 0, done.stderr
+    run = person.run_named("t2x2")
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["test/images"] == 10_000
+    assert run.inputs.dataset_inputs[0].dataset.name == "cifar10"
     with person.starts(*words, "--topology", "1x2", "--run-name", "killed") as run:
         run.until("epoch 1/2")
         time.sleep(0.3)

@@ -61,19 +61,6 @@ def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> No
     assert person.leftovers() == []
 
 
-@pytest.mark.data
-@pytest.mark.slow
-def test_real_cifar10_on_two_nodes_of_two(person: Person) -> None:
-    words = ["train", "--model", "simple_cnn", "--epochs", "2", "--topology", "2x2", *HERE, "--run-name", "t2x2"]
-    done = person.runs(*words, timeout=600)
-    assert done.returncode == 0, done.stderr
-    run = person.run_named("t2x2")
-    assert run.info.status == "FINISHED"
-    assert run.data.metrics["test/images"] == 10_000
-    assert run.data.metrics["test/accuracy"] > 0.35
-    assert run.inputs.dataset_inputs[0].dataset.name == "cifar10"
-
-
 def test_a_topology_that_does_not_fit_is_refused_before_anything_is_recorded(person: Person) -> None:
     for extra, lacking in (
         ([], "2x9 needs 2 nodes with 9 CPUs each, but the cluster has 1 node "),
