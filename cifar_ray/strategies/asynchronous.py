@@ -29,6 +29,7 @@ class Asynchronous(Replicas):
     """
 
     differs: Differs = "weights"
+    lockstep = False
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)

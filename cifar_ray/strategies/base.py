@@ -17,6 +17,7 @@ class Base:
     """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
 
     differs: Differs = "nothing"
+    lockstep = True
     needs_server = False
     warm_ups = 1
 

@@ -48,12 +48,14 @@ class Strategy(Protocol):
         optimizer: its parameter groups' learning rate is set before every step.
         differs: what of the model is every rank's own until :meth:`publish`: ``nothing``, batch norm's
             ``statistics``, or the ``weights`` and those.
+        lockstep: whether all ranks take each step together; others have a pace each.
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
     """
 
     optimizer: torch.optim.Optimizer
     differs: Differs
+    lockstep: bool
     needs_server: bool
     warm_ups: int
 

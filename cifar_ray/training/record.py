@@ -97,9 +97,9 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
     times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(job).items()}
     times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
-        # Each rank's own pace, since asynchronous ones differ; a share of the batch each.
-        rates = [1 / seconds for seconds in _gather(job, times["time/iteration_mean_s"])]
-        times["images_per_s"] = job.config.images_per_step * sum(rates) / len(rates)
+        mean = times["time/iteration_mean_s"]
+        paces = [mean] if job.strategy.lockstep else _gather(job, mean)  # each with its share of the batch
+        times["images_per_s"] = job.config.images_per_step * sum(1 / seconds for seconds in paces) / len(paces)
     path = checkpoint.every(job.folder)[-1]
     return Outcome(
         epochs=len(epochs),

@@ -166,17 +166,17 @@ def test_through_ray(strategy: str, resident: Person) -> None:
 @pytest.mark.fault
 def test_a_run_goes_on_when_a_worker_is_killed(resident: Person) -> None:
     """The other worker waits in the server for the one that is killed."""
-    words = ["--strategy", "parameter_server", "--max-staleness", "0", "--topology", "1x2", "--epochs", "60"]
+    words = ["--strategy", "parameter_server", "--max-staleness", "0", "--topology", "1x2", "--epochs", "25"]
     name = "without-one"
     with resident.starts("train", *LEARNED, *words, "--checkpoint-every", "5", "--run-name", name) as run:
-        run.until("epoch 2/60")
+        run.until("epoch 2/25")
         file = resident.mlflow.download_artifacts(resident.run_named(name).info.run_id, "placement.json")
         os.kill(json.loads(Path(file).read_text())[1]["pid"], signal.SIGKILL)
         run.until("restarting from the newest checkpoint, failure 1 of at most 3")
         assert run.end() == 0, run.output
     finished = resident.run_named(name)
     epochs = resident.mlflow.get_metric_history(finished.info.run_id, "test/accuracy")
-    assert [point.step for point in epochs] == list(range(1, 61))
+    assert [point.step for point in epochs] == list(range(1, 26))
     assert epochs[-1].value > 0.8
     assert resident.leftovers() == []
 
