@@ -110,6 +110,12 @@ SAME_WORK = ("accumulate", "sync_batchnorm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
+def options_of_others(model: str, strategy: str) -> set[str]:
+    """Fields of TrainConfig that say nothing of a run with this model and strategy."""
+    models = {group for name, group in MODEL_OPTIONS.items() if name != model}
+    return models | {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train one image classifier on one topology."""
@@ -478,14 +484,8 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other models and strategies."""
-    values = to_mapping(config)
-    for model, group in MODEL_OPTIONS.items():
-        if model != config.model:
-            del values[group]
-    for name, owners in STRATEGY_OPTIONS.items():
-        if config.strategy not in owners and name not in SAME_WORK:
-            del values[name]
-    return values
+    others = options_of_others(config.model, config.strategy)
+    return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 
 def to_yaml(config: TrainConfig) -> str:

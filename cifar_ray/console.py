@@ -177,7 +177,7 @@ class Console:
                 (about.label, about.condition),
                 ("source", about.source),
                 ("each step", f"{about.messages} messages, {about.bytes} bytes"),
-                ("", about.cost.replace("``", "")),
+                ("", about.cost),
             ]
             for title, text in rows:
                 lines = textwrap.wrap(text.replace("``", ""), 96)

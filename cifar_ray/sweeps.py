@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cifar_ray import strict
-from cifar_ray.config import MODEL_OPTIONS, NAME, SAME_WORK, STRATEGY_OPTIONS, TrainConfig
+from cifar_ray.config import NAME, TrainConfig, options_of_others
 from cifar_ray.strict import ConfigError
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
@@ -196,14 +196,9 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
-    model = flat.get("model", TrainConfig.model)
-    for other, group in MODEL_OPTIONS.items():
-        if other != model:  # options of a model that other cells train
-            flat = {key: flat[key] for key in flat if key in values or not key.startswith(f"{group}.")}
-    strategy = flat.get("strategy", TrainConfig.strategy)
-    for name, owners in STRATEGY_OPTIONS.items():
-        if strategy not in owners and name not in values and name not in SAME_WORK:
-            flat.pop(name, None)
+    others = options_of_others(flat.get("model", TrainConfig.model), flat.get("strategy", TrainConfig.strategy))
+    # What all runs share may be meant for the models and strategies of other cells.
+    flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     return strict.build(TrainConfig, strict.nest(flat))
 
 

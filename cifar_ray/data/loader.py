@@ -69,9 +69,10 @@ class TrainLoader:
         batch = order.global_batch(self._permutation(epoch), step, config.images_per_step)
         parts = order.share(batch, self._feed.index, self._feed.shares).chunk(self._feed.pieces)
         for samples, seeds in zip(parts, self._seeds):
-            images = self._images[samples if self._feed.images else samples[:0]]
+            shown = samples if self._feed.images else samples[:0]
+            images = self._images[shown]
             if config.augment:
-                images = augment.crop_and_flip(images, samples[: len(images)], config.seed, epoch, self._spec.flip)
+                images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip)
             yield Piece(self._normalise(images), self._labels[samples], seeds[step])
 
     def _permutation(self, epoch: int) -> Tensor:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cifar_ray.reporting import aggregate, bars, curves, strategies, strategy_charts, style
-from cifar_ray.reporting.aggregate import Configuration, Measure
+from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.contents import Chart, Theme
-from cifar_ray.reporting.groups import Panel, line_panels, panels
+from cifar_ray.reporting.groups import Panel, having, line_panels, over_seeds, panels
 from cifar_ray.reporting.study import Study, Trial
 
 _DOTS_PER_INCH = 160
@@ -79,10 +77,6 @@ def _prefixed(tag: str, prefix: str) -> str:
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag)
 
 
-def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
-    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
-
-
 def _training_time(study: Study) -> Chart | None:
     return _by_batch(
         study,
@@ -107,22 +101,24 @@ def _accuracy(study: Study) -> Chart | None:
 
 def _by_batch(study: Study, measure: Measure, key: str, title: str, caption: str, label: str) -> Chart | None:
     """Bars of one figure, grouped by topology and batch size."""
-    found = panels(study, partial(_measured, measure))
+    found = panels(study, having(measure))
     if not found:
         return None
-    return _chart(key, title, caption + _seeds(study), bars.grouped, study, found, measure, label)
+    return style.chart(
+        key, title, caption + over_seeds(aggregate.configurations(study)), bars.grouped, study, found, measure, label
+    )
 
 
 def _scaling(study: Study) -> Chart | None:
     """There is something to see where configurations with different numbers of workers were measured."""
-    found = panels(study, partial(_measured, aggregate.metric("images_per_s")))
+    found = panels(study, having(aggregate.metric("images_per_s")))
     found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
     caption = (
         "Images trained on per second in steady state, all workers together. The dotted line is what the "
         "smallest configuration's speed would come to if every worker added as much."
     )
     title = f"Training speed by number of {strategies.unit([one for panel in found for one in panel.configurations])}"
-    return _chart("scaling", title, caption, curves.scaling, study, found) if found else None
+    return style.chart("scaling", title, caption, curves.scaling, study, found) if found else None
 
 
 def _accuracy_by_time(study: Study) -> Chart | None:
@@ -134,7 +130,7 @@ def _accuracy_by_time(study: Study) -> Chart | None:
     )
     labels = ("training time (s)", "test accuracy (%)")
     title = "Test accuracy against training time"
-    return _chart("accuracy_by_time", title, caption, curves.lines, study, parts, labels, 3) if found else None
+    return style.chart("accuracy_by_time", title, caption, curves.lines, study, parts, labels, 3) if found else None
 
 
 def _losses(study: Study, fewest: int) -> Chart | None:
@@ -151,14 +147,14 @@ def _losses(study: Study, fewest: int) -> Chart | None:
         "rises while the training loss falls is overfitting."
     )
     labels = ("epoch", "cross-entropy loss")
-    return _chart("loss", "Loss by epoch", caption, curves.lines, study, parts, labels, 2) if parts else None
+    return style.chart("loss", "Loss by epoch", caption, curves.lines, study, parts, labels, 2) if parts else None
 
 
 def _where_time_went(study: Study) -> Chart | None:
-    found = panels(study, partial(_measured, _TRAINING))
+    found = panels(study, having(_TRAINING))
     caption = "Seconds of one run by phase. A phase that was not measured is left out of its bar."
     title = "Where the time went"
-    return _chart("phases", title, caption, bars.where_time_went, study, found) if found else None
+    return style.chart("phases", title, caption, bars.where_time_went, study, found) if found else None
 
 
 def _confusion(study: Study) -> Chart | None:
@@ -170,13 +166,4 @@ def _confusion(study: Study) -> Chart | None:
         f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
         f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
     )
-    return _chart("confusion", "Confusion matrix of the most accurate run", caption, bars.confusion, best)
-
-
-def _measured(measure: Measure, configuration: Configuration) -> bool:
-    return configuration.statistic(measure) is not None
-
-
-def _seeds(study: Study) -> str:
-    several = any(len(one.finished) > 1 for one in aggregate.configurations(study))
-    return " Means over the seeds; error bars show one sample standard deviation." if several else ""
+    return style.chart("confusion", "Confusion matrix of the most accurate run", caption, bars.confusion, best)

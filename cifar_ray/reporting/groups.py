@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.reporting import aggregate, strategies
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.study import Study
 
 
@@ -37,6 +37,17 @@ def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
         return one.devices, one.nodes, place(one), aggregate.column(study, one)
 
     return [Panel(title, tuple(sorted(group, key=size))) for title, group in found.items()]
+
+
+def having(measure: Measure) -> Callable[[Configuration], bool]:
+    """Whether a configuration has a figure."""
+    return lambda one: one.statistic(measure) is not None
+
+
+def over_seeds(among: Iterable[Configuration]) -> str:
+    """What a caption says of several seeds, where a configuration has them."""
+    several = any(len(one.finished) > 1 for one in among)
+    return " Means over the seeds; error bars show one sample standard deviation." if several else ""
 
 
 def line_panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from cifar_ray.reporting import aggregate, measures, strategies, strategy_bars, strategy_lines, style
-from cifar_ray.reporting.aggregate import Configuration, Measure
+from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.groups import Panel, panels
+from cifar_ray.reporting.groups import having, over_seeds, panels
 from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, TRAINING_TIME, Figure
 from cifar_ray.reporting.strategies import Names
 from cifar_ray.reporting.study import Study
 
-_SECONDS = SECONDS_PER_ITERATION.measure
-_SPEED = measures.IMAGES_PER_S.measure
+Best = Callable[..., float]
 
 
 def charts(study: Study) -> list[Chart]:
@@ -32,8 +29,27 @@ def charts(study: Study) -> list[Chart]:
             + _paces(study),
             "seconds per iteration",
         ),
-        _by_count(study, called),
-        _scaling(study, called),
+        _lines(
+            study,
+            called,
+            SECONDS_PER_ITERATION.measure,
+            "s_per_iteration_by_{key}",
+            "Seconds per iteration by number of {word}",
+            "Mean seconds of an optimizer step in steady state, a line for every strategy. Where several topologies "
+            "have as many {word}, the line goes through the fastest." + _paces(study),
+            "seconds per iteration",
+            min,
+        ),
+        _lines(
+            study,
+            called,
+            measures.IMAGES_PER_S.measure,
+            "scaling",
+            "Training speed by number of {word}",
+            "Images trained on per second in steady state, all workers together, a line for every strategy.",
+            "images per second",
+            max,
+        ),
         _bars(
             study,
             called,
@@ -50,52 +66,42 @@ def charts(study: Study) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
-    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
-
-
 def _bars(study: Study, called: Names, figure: Figure, key: str, title: str, caption: str, label: str) -> Chart | None:
-    found = panels(study, partial(_measured, figure.measure))
+    found = panels(study, having(figure.measure))
     if not found:
         return None
-    several = any(len(one.finished) > 1 for panel in found for one in panel.configurations)
-    caption += " Means over the seeds; error bars show one sample standard deviation." if several else ""
-    return _chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
-
-
-def _by_count(study: Study, called: Names) -> Chart | None:
-    found = _growing(study, _SECONDS)
-    if not found:
-        return None
-    word, _ = strategies.counted([one for panel in found for one in panel.configurations])
-    title = f"Seconds per iteration by number of {word}"
-    caption = (
-        f"Mean seconds of an optimizer step in steady state, a line for every strategy. Where several topologies have "
-        f"as many {word}, the line goes through the fastest.{_paces(study)}"
+    return style.chart(
+        key,
+        title,
+        caption + over_seeds(one for panel in found for one in panel.configurations),
+        strategy_bars.by_topology,
+        called,
+        found,
+        figure,
+        label,
     )
-    label = "seconds per iteration"
-    key = f"s_per_iteration_by_{word.lower()}"
-    return _chart(key, title, caption, strategy_lines.by_count, called, found, _SECONDS, label, min)
 
 
-def _scaling(study: Study, called: Names) -> Chart | None:
-    found = _growing(study, _SPEED)
+def _lines(
+    study: Study, called: Names, measure: Measure, key: str, title: str, caption: str, label: str, best: Best
+) -> Chart | None:
+    """A line for every strategy; ``{word}`` in the words is what grows, such as ``workers``."""
+    found = panels(study, having(measure))
+    found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
     if not found:
         return None
     word, _ = strategies.counted([one for panel in found for one in panel.configurations])
-    title = f"Training speed by number of {word}"
-    caption = "Images trained on per second in steady state, all workers together, a line for every strategy."
-    label = "images per second"
-    return _chart("scaling", title, caption, strategy_lines.by_count, called, found, _SPEED, label, max)
+    key, title, caption = (text.format(word=word, key=word.lower()) for text in (key, title, caption))
+    return style.chart(key, title, caption, strategy_lines.by_count, called, found, measure, label, best)
 
 
 def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, label: str) -> Chart | None:
-    found = panels(study, partial(_measured, figure.measure))
+    found = panels(study, having(figure.measure))
     if not found:
         return None
     ranks = range(max(one.world_size for panel in found for one in panel.configurations))
     each = [measures.of_rank(figure, rank).measure for rank in ranks]
-    by_rank = any(_measured(measure, one) for panel in found for one in panel.configurations for measure in each)
+    by_rank = any(having(measure)(one) for panel in found for one in panel.configurations for measure in each)
     caption = "After the last epoch, over all test images; a group for every topology."
     if by_rank:
         title += " by strategy and rank"
@@ -103,13 +109,13 @@ def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, 
             " A point is a rank's own replica, with its own batch-norm statistics, where the strategy has them, else "
             "the model that all ranks share; the stroke is the run's figure."
         )
-        return _chart(key, title, caption, strategy_bars.by_rank, called, found, figure.measure, each, label)
+        return style.chart(key, title, caption, strategy_bars.by_rank, called, found, figure.measure, each, label)
     title += " by strategy"
-    return _chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
+    return style.chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
 
 
 def _steps(study: Study, called: Names) -> Chart | None:
-    found = panels(study, lambda one: any(_measured(part.measure, one) for part in measures.STEP_PARTS))
+    found = panels(study, lambda one: any(having(part.measure)(one) for part in measures.STEP_PARTS))
     caption = (
         "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
         "hide; a part that was not measured by itself is in what is not split."
@@ -117,19 +123,9 @@ def _steps(study: Study, called: Names) -> Chart | None:
     if any(strategies.own_paces(panel.configurations) for panel in found):
         caption += " Where asynchronous ranks have a pace each, a bar is only the mean over them of what was measured."
     title = "Where a step's time goes"
-    return _chart("step", title, caption, strategy_bars.steps, called, found) if found else None
-
-
-def _growing(study: Study, measure: Measure) -> list[Panel]:
-    """The panels with something to see: more than one number of workers or GPUs."""
-    found = panels(study, partial(_measured, measure))
-    return [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
+    return style.chart("step", title, caption, strategy_bars.steps, called, found) if found else None
 
 
 def _paces(study: Study) -> str:
     asynchronous = strategies.own_paces(aggregate.configurations(study))
     return " That of asynchronous strategies is by the pace of all ranks." if asynchronous else ""
-
-
-def _measured(measure: Measure, one: Configuration) -> bool:
-    return one.statistic(measure) is not None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cifar_ray.reporting.contents import Theme
+from cifar_ray.reporting.contents import Chart, Theme
 
 # Colours of Okabe and Ito (2008), which people with any colour vision tell apart. The order is such that the
 # first ones stand out from the page: the darker ones on a light page, the lighter ones on a dark one.
@@ -108,6 +108,11 @@ def drawn(paint: Callable[[Look], Any]) -> Callable[[Theme], Any]:
             return paint(LOOKS[theme])
 
     return draw
+
+
+def chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
+    """A chart that ``paint(look, *given)`` draws."""
+    return Chart(key, title, caption, drawn(lambda look: paint(look, *given)))
 
 
 def sheet(width: float, height: float) -> Any:

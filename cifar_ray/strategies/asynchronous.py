@@ -8,6 +8,7 @@ does not depend on the scale of the gradient.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -58,9 +59,9 @@ class Asynchronous(Replicas):
         others = self.known_losses()
         return [own if rank == self.rank or other is None else other for rank, other in enumerate(others)]
 
+    @abstractmethod
     def known_losses(self) -> Sequence[float | None]:
         """The latest loss of every rank; None for one that was not heard of yet."""
-        raise NotImplementedError
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

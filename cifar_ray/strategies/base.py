@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray.config import TrainConfig
+from cifar_ray.strategies.gradients import gather
 from cifar_ray.strategies.protocol import Differs, Parts
 
 
@@ -43,11 +42,7 @@ class Base:
         self.parts.mark("optimizer")
 
     def losses(self, loss: Tensor) -> list[float]:
-        if self.world_size == 1:
-            return [loss.item()]
-        losses = [torch.zeros_like(loss) for _ in range(self.world_size)]
-        dist.all_gather(losses, loss)
-        return [other.item() for other in losses]
+        return [other.item() for other in gather(loss)]
 
     def state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from cifar_ray.strategies.gradients import numbered, on_cpu
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
 
@@ -83,7 +84,7 @@ class FSDP(Replicas):
         for index, of in found["state"].items():
             whole = {key: _whole(value) for key, value in of.items()}
             if self.parts.place.rank == 0:  # one parameter at a time is on the device in full
-                each[index] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in whole.items()}
+                each[index] = on_cpu(whole)
         return {**found, "state": each}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
@@ -96,7 +97,7 @@ class FSDP(Replicas):
                 part.copy_(_like(whole, part))
         self.optimizer.zero_grad(set_to_none=True)
         if state is not None:
-            order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            order = numbered(self.optimizer)
             each = {
                 index: {key: _like(value, order[index]) for key, value in of.items()}
                 for index, of in state["state"].items()

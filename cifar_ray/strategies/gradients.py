@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,28 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def scatter_back(together: Tensor, vectors: Sequence[Tensor]) -> None:
+    """Copy one long vector into the shorter ones that it was put together from."""
+    for vector, part in zip(vectors, torch.split(together, [len(vector) for vector in vectors])):
+        vector.copy_(part)
+
+
+def swap(sent: Tensor, to: int, received: Tensor, source: int) -> None:
+    """Send a tensor to rank ``to`` while ``received`` is filled by rank ``source``."""
+    exchange = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+
+
+def gather(mine: Tensor) -> list[Tensor]:
+    """The tensors of all ranks, which are of one shape, in the order of the ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return every
+
+
 def average(tensors: Iterable[Tensor]) -> None:
     """Make dense tensors the mean over all ranks, in place and at once; those of whole numbers become rank 0's."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -29,11 +52,20 @@ def average(tensors: Iterable[Tensor]) -> None:
         together = torch.cat(numbers)
         dist.all_reduce(together)
         together /= dist.get_world_size()
-        for vector, mean in zip(numbers, torch.split(together, [len(vector) for vector in numbers])):
-            vector.copy_(mean)
+        scatter_back(together, numbers)
     for vector in vectors:
         if not vector.is_floating_point():
             dist.broadcast(vector, src=0)
+
+
+def numbered(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """An optimizer's parameters in the order of the numbers that they have in its state."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer remembers of one parameter, with its tensors on the CPU."""
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

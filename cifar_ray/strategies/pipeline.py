@@ -23,7 +23,7 @@ from cifar_ray.data.loader import Feed, Piece
 from cifar_ray.place import Place, autocast
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.gradients import flat
+from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strict import ConfigError
@@ -132,7 +132,7 @@ class Pipeline(Base):
 
     def state(self) -> dict[str, Any]:
         own = self.optimizer.state_dict()
-        mine = {number: _on_cpu(values) for number, values in own["state"].items()}
+        mine = {number: on_cpu(values) for number, values in own["state"].items()}
         first = self.parts.place.rank == 0
         gathered: list[Any] = [None] * self.world_size
         dist.gather_object(mine, gathered if first else None, dst=0)
@@ -144,7 +144,7 @@ class Pipeline(Base):
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         if state is not None:
             mine = {id(parameter) for parameter in self._stages[self.parts.place.rank].parameters()}
-            every = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            every = numbered(self.optimizer)
             kept = {at: values for at, values in state["state"].items() if id(every[at]) in mine}
             state = {**state, "state": kept}
         super().load(weights, state)
@@ -157,8 +157,7 @@ class Pipeline(Base):
         cost and no communication (GPipe, section 2.3).
         """
         own = torch.tensor(self._watch.read(), dtype=torch.float64, device=self.parts.place.device)
-        every = [torch.zeros_like(own) for _ in range(self.world_size)]
-        dist.all_gather(every, own)
+        every = gather(own)
         waits = self.world_size - 1
         figures = {"bubble/theory": waits / (self._count + waits)}
         took = every[0][1].item()
@@ -193,7 +192,3 @@ class Pipeline(Base):
 def _like(cost: stages.Cost, grad: bool) -> Tensor:
     """A tensor without memory that looks like what a unit hands on."""
     return torch.empty(cost.shape, dtype=cost.dtype, device="meta", requires_grad=grad)
-
-
-def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,7 +17,7 @@ from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.protocol import Differs
 
 
-class Replicas(Base):
+class Replicas(Base, ABC):
     """Forward and backward pass by PyTorch itself; a subclass says how the gradients are exchanged.
 
     With one worker there is nothing to exchange, and every such strategy is plain training.
@@ -61,9 +62,9 @@ class Replicas(Base):
         """The last backward pass has returned; what follows is communication."""
         self.parts.mark("backward")
 
+    @abstractmethod
     def exchange(self) -> None:
         """Make every rank's ``.grad`` the mean over the ranks."""
-        raise NotImplementedError
 
     def publish(self) -> None:
         """Parameters are alike on all ranks; batch norm's running statistics become those of rank 0."""

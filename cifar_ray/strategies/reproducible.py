@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -27,7 +26,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
 from cifar_ray.place import Place, autocast, seed
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.gradients import flat_gradients
+from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strict import ConfigError
 
@@ -38,7 +37,7 @@ class Reproducible(Base):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._norms: list[Any] = [norm for norm in parts.model.modules() if isinstance(norm, _BatchNorm)]
-        self._momenta = [norm.momentum for norm in self._norms]
+        self._momenta = [norm.momentum for norm in self._norms for _ in range(2)]
         for norm in self._norms:
             norm.momentum = 1.0  # a forward pass then leaves the statistics of its own shard in the buffers
         if parts.place.device.type == "cuda":
@@ -65,26 +64,24 @@ class Reproducible(Base):
         return Feed(place.rank, place.world_size, config.shards // place.world_size)
 
     def gradients(self, pieces: Iterable[Piece]) -> Tensor:
-        running = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms]
+        before = [buffer.clone() for buffer in self._statistics()]
         batches = [norm.num_batches_tracked + 1 for norm in self._norms]
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
         own = _tree(map(self._shard, pieces))
         self.parts.mark("backward")
         vector = self._across_ranks(own) / self.parts.config.shards
         self.parts.mark("communication")
-        gradients = flat_gradients(self.model)
-        statistics = [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
-        sizes = [part.numel() for part in (*gradients, *statistics)]
-        loss, *means = torch.split(vector, [1, *sizes])
-        for gradient, mean in zip(gradients, means):
-            gradient.copy_(mean)
-        found = iter(means[len(gradients) :])
-        for norm, momentum, before, count in zip(self._norms, self._momenta, running, batches):
-            for buffer, old in zip((norm.running_mean, norm.running_var), before):
-                buffer.copy_(old.lerp(next(found), momentum))
+        scatter_back(vector[1:], [*flat_gradients(self.model), *self._statistics()])
+        for buffer, old, momentum in zip(self._statistics(), before, self._momenta):
+            buffer.copy_(old.lerp(buffer, momentum))
+        for norm, count in zip(self._norms, batches):
             norm.num_batches_tracked.copy_(count)
         self.parts.mark("backward")
-        return loss[0]
+        return vector[0]
+
+    def _statistics(self) -> list[Tensor]:
+        """Batch norm's running statistics, two of each layer."""
+        return [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
 
     def _shard(self, piece: Piece) -> Tensor:
         """One shard's loss, gradients and batch statistics, as one vector."""
@@ -96,8 +93,7 @@ class Reproducible(Base):
             loss = parts.criterion(self.model(piece.images), piece.labels)
         parts.mark("forward")
         loss.backward()
-        statistics = [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
-        vector = torch.cat([loss.detach().view(1), *flat_gradients(self.model), *statistics])
+        vector = torch.cat([loss.detach().view(1), *flat_gradients(self.model), *self._statistics()])
         parts.mark("backward")
         return vector
 
@@ -107,9 +103,7 @@ class Reproducible(Base):
         while distance < self.world_size:
             partner = self.parts.place.rank ^ distance
             theirs = torch.empty_like(vector)
-            exchange = [dist.P2POp(dist.isend, vector, partner), dist.P2POp(dist.irecv, theirs, partner)]
-            for work in dist.batch_isend_irecv(exchange):
-                work.wait()
+            swap(vector, partner, theirs, partner)
             vector = vector + theirs
             distance *= 2
         return vector

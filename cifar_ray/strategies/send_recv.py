@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.strategies.gradients import flat_gradients
+from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -28,8 +27,7 @@ class SendRecv(Replicas):
         vector = torch.cat(gradients)
         self._around(vector)
         vector /= self.world_size
-        for gradient, mean in zip(gradients, torch.split(vector, [len(gradient) for gradient in gradients])):
-            gradient.copy_(mean)
+        scatter_back(vector, gradients)
 
     def _around(self, vector: Tensor) -> None:
         """Leave the sum over the ranks in ``vector``; every number of it is added up by one rank, in one order."""
@@ -48,14 +46,7 @@ class SendRecv(Replicas):
 
     def _hop(self, sent: Tensor, received: Tensor) -> None:
         rank = self.parts.place.rank
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, sent, (rank + 1) % self.world_size),
-                dist.P2POp(dist.irecv, received, (rank - 1) % self.world_size),
-            ]
-        )
-        for work in works:
-            work.wait()
+        swap(sent, (rank + 1) % self.world_size, received, (rank - 1) % self.world_size)
 
 
 STRATEGY = SendRecv

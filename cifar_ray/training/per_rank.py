@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.strategies.gradients import gather
 from cifar_ray.training.evaluate import Evaluation
 from cifar_ray.training.setup import Job
 
@@ -38,16 +39,12 @@ def evaluate(job: Job, own: Own | None) -> Evaluation:
         return shared
     names = ("loss", "accuracy")
     mine = [shared.metrics[name] for name in names]
-    place = job.place
     if _differ(job, own):
         kept = {name: tensor.clone() for name, tensor in _own(job).items()}
         job.model.load_state_dict(own, strict=False)
         mine = list(job.evaluator.alone(job.model))
         job.model.load_state_dict(kept, strict=False)
-    figures = [torch.zeros(len(names), dtype=torch.float64, device=place.device) for _ in range(place.world_size)]
-    figures[place.rank] += torch.tensor(mine, dtype=torch.float64, device=place.device)
-    if place.world_size > 1:
-        dist.all_gather(figures, figures[place.rank].clone())
+    figures = gather(torch.tensor(mine, dtype=torch.float64, device=job.place.device))
     each = {f"{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)}
     return dataclasses.replace(shared, metrics={**shared.metrics, **each})
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.strategies.gradients import gather
 from cifar_ray.training import checkpoint, hardware
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
@@ -145,8 +146,4 @@ def _parts(job: Job) -> dict[str, float]:
 def _gather(job: Job, value: float) -> list[float]:
     """Every rank's number, in the order of the ranks."""
     mine = torch.tensor(value, dtype=torch.float64, device=job.place.device)
-    if job.place.world_size == 1:
-        return [value]
-    every = [torch.zeros_like(mine) for _ in range(job.place.world_size)]
-    dist.all_gather(every, mine)
-    return [other.item() for other in every]
+    return [other.item() for other in gather(mine)]
