@@ -30,7 +30,7 @@ from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import hardware, optimizer
+from cifar_ray.training import hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
@@ -110,6 +110,11 @@ def digest(snapshot: Snapshot) -> str:
     assert losses
     found.update(repr(losses).encode())
     return found.hexdigest()
+
+
+def resolved(usual: dict[str, object], **values: object) -> TrainConfig:
+    """A resolved config: these values on top of what is usual where it is asked for."""
+    return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
 
 
 def train_on_ranks(

@@ -16,8 +16,8 @@ import torch
 
 from cifar_ray import strategies
 from cifar_ray.config import ResNetOptions, TrainConfig
-from cifar_ray.training import checkpoint, recipe
-from tests.helpers import AUTHKEY, ServerHost, train_at_own_pace
+from cifar_ray.training import checkpoint
+from tests.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace
 from tests.person import Person
 
 BOTH = ("parameter_server", "hogwild")
@@ -39,7 +39,7 @@ def config(strategy: str, topology: str, **values: object) -> TrainConfig:
         "precision": "fp32",
         "log_every": 2,
     }
-    return recipe.resolve(TrainConfig(strategy=strategy, topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+    return resolved(plain, strategy=strategy, topology=topology, **values)
 
 
 def metrics(results: list[Any]) -> dict[str, float]:

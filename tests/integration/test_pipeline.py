@@ -11,8 +11,8 @@ from torch import Tensor
 from cifar_ray import models, strategies
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import checkpoint, recipe
-from tests.helpers import Recorder, Steps, steps_on_ranks, train_on_ranks
+from cifar_ray.training import checkpoint
+from tests.helpers import Recorder, Steps, resolved, steps_on_ranks, train_on_ranks
 
 NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 DROPS = {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)}
@@ -30,7 +30,7 @@ def config(strategy: str, topology: str, **values: object) -> TrainConfig:
         "precision": "fp32",
         "log_every": 2,
     }
-    return recipe.resolve(TrainConfig(strategy=strategy, topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+    return resolved(plain, strategy=strategy, topology=topology, **values)
 
 
 @pytest.fixture(scope="module")

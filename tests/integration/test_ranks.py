@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
-from cifar_ray.training import checkpoint, recipe
-from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, refusals_on_ranks, train_on_ranks
+from cifar_ray.training import checkpoint
+from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, refusals_on_ranks, resolved, train_on_ranks
 
 
 def config(topology: str, **values: object) -> TrainConfig:
@@ -20,7 +20,7 @@ def config(topology: str, **values: object) -> TrainConfig:
         "precision": "fp32",
         "log_every": 2,
     }
-    return recipe.resolve(TrainConfig(topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+    return resolved(plain, topology=topology, **values)
 
 
 def losses(results: list) -> list[float]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
-from cifar_ray.training import checkpoint, recipe
-from tests.helpers import digest, train_on_ranks
+from cifar_ray.training import checkpoint
+from tests.helpers import digest, resolved, train_on_ranks
 
 STEPS = 60
 SMALL_RESNET = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64}
@@ -31,7 +31,7 @@ def config(topology: str, **values: object) -> TrainConfig:
         "steps_per_epoch": STEPS,
         "checkpoint_every": STEPS // 2,
     }
-    return recipe.resolve(TrainConfig(topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+    return resolved(plain, topology=topology, **values)
 
 
 def last(folder: Path) -> str:

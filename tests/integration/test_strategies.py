@@ -13,8 +13,8 @@ import torch
 from cifar_ray import models, strategies
 from cifar_ray.config import ResNetOptions, TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import checkpoint, recipe
-from tests.helpers import traffic_on_ranks, train_on_ranks, weights_on_ranks
+from cifar_ray.training import checkpoint
+from tests.helpers import resolved, traffic_on_ranks, train_on_ranks, weights_on_ranks
 
 STEPS = 20
 PLAIN = {"model": "simple_cnn"}
@@ -35,7 +35,7 @@ def config(strategy: str, topology: str, **values: object) -> TrainConfig:
         "log_every": 10,
         **PLAIN,
     }
-    return recipe.resolve(TrainConfig(strategy=strategy, topology=topology, **{**plain, **values}))  # type: ignore[arg-type]
+    return resolved(plain, strategy=strategy, topology=topology, **values)
 
 
 def weights(wanted: TrainConfig, folder: Path) -> dict[str, torch.Tensor]:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
 from cifar_ray import cli, strategies
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
+from cifar_ray.reporting import pace
+from cifar_ray.reporting import strategies as reported
 from cifar_ray.strategies import reproducible
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import recipe
+from cifar_ray.training import clock, recipe
 
 
 @pytest.mark.parametrize("name", strategies.NAMES)
@@ -26,6 +30,15 @@ def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     for name in strategies.NAMES:
         assert f"{name}: {strategies.about(name).label}\n" in shown
+
+
+def test_the_reports_lists_are_those_of_the_program() -> None:
+    """Reports know no torch, and so have lists of their own."""
+    classes = {name: importlib.import_module(f"cifar_ray.strategies.{name}").STRATEGY for name in strategies.NAMES}
+    assert {name for name, one in classes.items() if not one.lockstep} == set(pace.ASYNCHRONOUS)
+    assert set(reported.PLAIN_ALONE) < set(strategies.NAMES)
+    assert set(reported._OPTIONS) == set(STRATEGY_OPTIONS) - {"accumulate"}
+    assert pace.STEP_PARTS == clock.PARTS
 
 
 REFUSED = [
