@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import tyro
-
-from cifar_ray import IMPORTED_AT, __version__, strict
+from cifar_ray import IMPORTED_AT, __version__, cluster_cli, flags, strict
 from cifar_ray import config as configs
 from cifar_ray.commands import (
     CompareCommand,
@@ -31,14 +26,12 @@ from cifar_ray.commands import (
 from cifar_ray.config import TrainConfig
 from cifar_ray.strict import ConfigError
 
-T = TypeVar("T")
-
 
 def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
     file, given = _config_file(words)
     base = configs.load(file) if file else TrainConfig()
-    command = _read(TrainCommand, given, _as_command(_give_way(base, given), file), "train")
+    command = flags.read(TrainCommand, given, _as_command(_give_way(base, given), file), "train")
     from cifar_ray.orchestration.trainer import train as run
 
     run(_as_config(command), begun=IMPORTED_AT)
@@ -47,7 +40,7 @@ def train(words: Sequence[str]) -> int:
 
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
-    command = _read(ResumeCommand, words, None, "resume")
+    command = flags.read(ResumeCommand, words, None, "resume")
     given = dataclasses.asdict(command).items()
     changes = {name: value for name, value in given if value is not None and (name, value) != ("oversubscribe", False)}
     run = changes.pop("run")
@@ -61,7 +54,7 @@ def resume(words: Sequence[str]) -> int:
 def sweep(words: Sequence[str]) -> int:
     """``cifar-ray sweep``."""
     if {"-h", "--help"} & set(words):
-        _read(SweepCommand, ["--help"], None, "sweep")
+        flags.read(SweepCommand, ["--help"], None, "sweep")
     file, given = _sweep_words(words)
     from cifar_ray.console import Console
 
@@ -89,7 +82,7 @@ def sweep(words: Sequence[str]) -> int:
 
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
-    command = _read(ReportCommand, words, None, "report")
+    command = flags.read(ReportCommand, words, None, "report")
     from cifar_ray.reporting import cost, papers
     from cifar_ray.reporting import report as reports
 
@@ -112,7 +105,7 @@ def report(words: Sequence[str]) -> int:
 
 def compare(words: Sequence[str]) -> int:
     """``cifar-ray compare``."""
-    command = _read(CompareCommand, words, None, "compare")
+    command = flags.read(CompareCommand, words, None, "compare")
     from cifar_ray.reporting import cost
     from cifar_ray.reporting import report as reports
 
@@ -135,7 +128,7 @@ def _check_target(target: float | None) -> None:
 
 def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
-    command = _read(EvaluateCommand, words, None, "evaluate")
+    command = flags.read(EvaluateCommand, words, None, "evaluate")
     from cifar_ray import results
     from cifar_ray.console import Console
 
@@ -146,7 +139,7 @@ def evaluate(words: Sequence[str]) -> int:
 
 def predict(words: Sequence[str]) -> int:
     """``cifar-ray predict``."""
-    command = _read(PredictCommand, words, None, "predict")
+    command = flags.read(PredictCommand, words, None, "predict")
     if command.top < 1:
         raise ConfigError("top", f"must be at least 1, got {command.top}")
     from cifar_ray import results
@@ -159,7 +152,7 @@ def predict(words: Sequence[str]) -> int:
 
 def strategies(words: Sequence[str]) -> int:
     """``cifar-ray strategies``."""
-    _read(StrategiesCommand, words, None, "strategies")
+    flags.read(StrategiesCommand, words, None, "strategies")
     from cifar_ray.console import Console
     from cifar_ray.strategies import NAMES, about
 
@@ -169,7 +162,7 @@ def strategies(words: Sequence[str]) -> int:
 
 def ui(words: Sequence[str]) -> int:
     """``cifar-ray ui``."""
-    command = _read(UiCommand, words, None, "ui")
+    command = flags.read(UiCommand, words, None, "ui")
     from cifar_ray.tracking.ui import serve
 
     serve(command.tracking_uri, command.port)
@@ -178,7 +171,7 @@ def ui(words: Sequence[str]) -> int:
 
 def doctor(words: Sequence[str]) -> int:
     """``cifar-ray doctor``."""
-    command = _read(DoctorCommand, words, None, "doctor")
+    command = flags.read(DoctorCommand, words, None, "doctor")
     from cifar_ray.console import Console
     from cifar_ray.doctor import examine
 
@@ -197,6 +190,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "predict": (predict, "classify image files with a run's model"),
     "ui": (ui, "open MLflow's pages on the runs"),
     "doctor": (doctor, "look at what this machine offers, and what would stop a run"),
+    **cluster_cli.COMMANDS,
 }
 
 
@@ -260,25 +254,6 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _read(kind: type[T], words: Sequence[str], default: T | None, command: str) -> T:
-    """The words as a ``kind``. What tyro refuses is told in one sentence instead of its box."""
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            if default is None:
-                return tyro.cli(kind, args=words, prog=f"cifar-ray {command}")
-            return tyro.cli(kind, args=words, prog=f"cifar-ray {command}", default=default)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-    if default is not None:
-        strict.build(kind, strict.parse_flags(kind, words), default)
-    # What is left is about the few words of the smaller commands.
-    text = " ".join(re.sub(r"[^\x20-\x7e]+", " ", complaint.getvalue().split("For full helptext")[0]).split())
-    problem = "needs more words" if text.startswith("Required") else text.removeprefix("Unrecognized options ")
-    raise ConfigError("", f"cifar-ray {command}: {problem}; `cifar-ray {command} --help` tells what it takes")
-
-
 def _config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The file named by ``--config``, and the words without it."""
     file: str | None = None
@@ -301,10 +276,10 @@ def _config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
     """A batch size given as a flag replaces the file's, in whichever of the two ways that is given."""
-    flags = {word.split("=")[0] for word in words}
-    if flags & {"--batch-size", "--batch_size"}:
+    named = {word.split("=")[0] for word in words}
+    if named & {"--batch-size", "--batch_size"}:
         return dataclasses.replace(base, global_batch_size=None)
-    if flags & {"--global-batch-size", "--global_batch_size"}:
+    if named & {"--global-batch-size", "--global_batch_size"}:
         return dataclasses.replace(base, batch_size=None)
     return base
 

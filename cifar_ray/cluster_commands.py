@@ -1,0 +1,3 @@
+"""The options of the commands in ``cluster_cli``: flags, defaults and help."""
+
+from __future__ import annotations

@@ -1,0 +1,35 @@
+"""A command's words as its options."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tyro
+
+from cifar_ray import strict
+from cifar_ray.strict import ConfigError
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], words: Sequence[str], default: T | None, command: str) -> T:
+    """The words as a ``kind``. What tyro refuses is told in one sentence instead of its box."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            if default is None:
+                return tyro.cli(kind, args=words, prog=f"cifar-ray {command}")
+            return tyro.cli(kind, args=words, prog=f"cifar-ray {command}", default=default)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    if default is not None:
+        strict.build(kind, strict.parse_flags(kind, words), default)
+    # What is left is about the few words of the smaller commands.
+    text = " ".join(re.sub(r"[^\x20-\x7e]+", " ", complaint.getvalue().split("For full helptext")[0]).split())
+    problem = "needs more words" if text.startswith("Required") else text.removeprefix("Unrecognized options ")
+    raise ConfigError("", f"cifar-ray {command}: {problem}; `cifar-ray {command} --help` tells what it takes")
