@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
-SECRET = "https://secretmanager.googleapis.com/v1/projects/{}/secrets/{}/versions/latest:access"
+SECRETS = "https://secretmanager.googleapis.com/v1/projects/{}/secrets/{}/versions/latest:access"
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": address(database)}
     mlflow = str(Path(sys.executable).with_name("mlflow"))
     words = [mlflow, "server", "--host", "127.0.0.1", "--port", environment.get("MLFLOW_PORT", "5000")]
-    os.execve(mlflow, [*words, "--serve-artifacts"], environment)  # noqa: S606
+    os.execve(mlflow, [*words, "--serve-artifacts"], environment)
 
 
 def address(database: str) -> str:
@@ -39,7 +39,7 @@ def address(database: str) -> str:
         return str(boto3.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
     if kind == "gcp-secret":
         token = get(METADATA, {"Metadata-Flavor": "Google"})["access_token"]
-        found = get(SECRET.format(*name.split("/")), {"Authorization": f"Bearer {token}"})
+        found = get(SECRETS.format(*name.split("/")), {"Authorization": f"Bearer {token}"})
         return base64.b64decode(found["payload"]["data"]).decode()
     return database
 
