@@ -43,14 +43,20 @@ def problems(config: dict[str, Any], provider: str) -> Iterator[str]:
 
 def _aws(node: dict[str, Any], key: str) -> Iterator[str]:
     try:
-        import botocore.session
+        shape = _run_instances()
     except ImportError:
         yield from _unknown(node, [*_known()["aws"], _SUBNETS], key)
         return
+    yield from _against(node, shape, key, (_SUBNETS,))
+
+
+@cache
+def _run_instances() -> Any:
+    """What EC2's RunInstances takes, from boto3's own description of it."""
+    import botocore.session
+
     service = botocore.session.get_session().get_service_model("ec2")
-    shape = service.operation_model("RunInstances").input_shape
-    rest = {name: value for name, value in node.items() if name != _SUBNETS}
-    yield from _against(rest, shape, key, (_SUBNETS,))
+    return service.operation_model("RunInstances").input_shape
 
 
 def _against(value: Any, shape: Any, key: str, also: Iterable[str] = ()) -> Iterator[str]:
