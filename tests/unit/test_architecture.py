@@ -26,11 +26,13 @@ BELOW = {
     "training": {"config", "data", "files", "models", "place", "strategies", "strict"},
     "tracking": {"config", "data", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
+    "clusterfile": {"reporting", "strict"},
     "console": {"results", "strategies"},
     "board": {"console"},
     "results": {"config", "data", "place", "strict", "tracking", "training"},
     "orchestration": {
         "board",
+        "clusterfile",
         "config",
         "console",
         "data",
