@@ -172,6 +172,9 @@ def _running(application: Any, host: str, port: int, check: Callable[[], None]) 
             time.sleep(_LOOK_S)
         _client().wait_for_proxies_serving()
         yield
+    except InterruptedRunError:
+        ray_serve.delete(_APPLICATION)  # answers what has been asked, which `shutdown` alone does not
+        raise
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise ServingFailedError(f"Ray Serve: {' '.join(str(error).split())[:300]}") from None
     finally:

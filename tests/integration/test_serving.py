@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import io
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from cifar_ray.data import imagefiles
 from cifar_ray.orchestration.endpoint import MAX_BODY_MIB
 from cifar_ray.orchestration.serving import serve
 from cifar_ray.strict import ConfigError
-from cifar_ray.tracking import store
+from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
 from tests.head import Head
 from tests.person import Person, Started
@@ -277,13 +278,14 @@ def test_without_ray_serve_its_extra_is_named(trained: Person) -> None:
 def test_a_run_is_registered_once_and_loaded_by_its_name(
     trained: Person, files: list[Path], predictions: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for told in ("is", "is already"):
-        done = trained.runs("register", "first", "--name", "digits", "--alias", "champion")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"the model of run first {told} version 1 of digits: models:/digits/1\n"
+    done = trained.runs("register", "first", "--name", "digits", "--alias", "champion")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the model of run first is version 1 of digits: models:/digits/1\n"
+    again = registry.register("first", "digits", None, trained.uri)
+    assert again == registry.Registered("digits", 1, "first", fresh=False)
     run = trained.run_named("first")
     (version,) = trained.mlflow.search_model_versions("name = 'digits'")
-    assert (version.run_id, version.aliases, version.status) == (run.info.run_id, ["champion"], "READY")
+    assert (version.run_id, version.status) == (run.info.run_id, "READY")
     assert version.tags == {
         "run": "first",
         "dataset": "digits",
@@ -306,21 +308,42 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     client.create_run(store.experiment_id(client, "other"), run_name="half", tags=tags)
     whole = client.create_run(store.experiment_id(client, "other"), run_name="empty", tags=tags)
     client.set_terminated(whole.info.run_id)
-    for words, reason in (
-        (["half", "--name", "x"], "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
-        (["empty", "--name", "x"], "run 'empty' has no model in MLflow, which did not take it at its end"),
-        (["first", "--name", "a/b"], "--name must be a name without / and :, got 'a/b'"),
+    for run, name, alias, sentence in (
+        ("half", "x", None, "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
+        ("empty", "x", None, "run 'empty' has no model in MLflow, which did not take it at its end"),
+        ("nobody", "x", None, f"there is no run 'nobody' in {trained.uri}; a run is named by its name or MLflow id"),
+        ("first", "a/b", None, "--name must be a name without / and :, got 'a/b'"),
+        ("first", "x", "v1", "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'v1'"),
         (
-            ["first", "--name", "x", "--alias", "v1"],
-            "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'v1'",
+            "first",
+            "x",
+            "the best",
+            "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'the best'",
         ),
     ):
-        assert refused(trained, "register", *words) == reason
-    assert [model.name for model in client.search_registered_models() if model.name == "x"] == []
+        with pytest.raises(ConfigError) as caught:
+            registry.register(run, name, alias, trained.uri)
+        assert caught.value.as_flag() == sentence
+    with pytest.raises(ConfigError, match=r"name must be one that the registry takes, got '\.\.'"):
+        registry.register("first", "..", None, trained.uri)
+    assert [model.name for model in client.search_registered_models()] in ([], ["digits"])
 
 
-def test_sigterm_ends_it_with_nothing_left_running(service: Service, trained: Person) -> None:
-    service.command.kill(signal.SIGTERM)
+def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(
+    service: Service, trained: Person, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    body = files[0].read_bytes()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)) as under_way:
+        under_way.putrequest("POST", "/predict")
+        under_way.putheader("Content-Length", str(len(body)))
+        under_way.endheaders(body[:100])
+        assert requests.get(f"{service.url}/healthz", timeout=TIMEOUT_S).status_code == 200
+        service.command.kill(signal.SIGTERM)
+        service.command.until("interrupted; stopping Ray")
+        under_way.send(body[100:])
+        response = under_way.getresponse()
+        assert response.status == 200
+        assert json.loads(response.read())["classes"][0]["class"] == next(iter(predictions[0]))
     assert service.command.end() == 0
     assert service.command.output.endswith("ended; the model is not served any more\n")
     assert "Traceback" not in service.command.output
@@ -341,7 +364,7 @@ def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
             "--replicas must be at most the CPUs that are free, 2, got 3"
         )
         with serving(trained, "--replicas", "2", **joining) as service:
-            assert " on the head, 127.0.0.1; Ctrl-C ends it" in service.command.output
+            assert re.search(r" on the head, [0-9.]+; Ctrl-C ends it\n", service.command.output)
             for file, expected in zip(files, predictions, strict=True):
                 assert answered(service.predict(file.read_bytes())) == pytest.approx(expected, abs=1e-6)
             assert refused(trained, "serve", "first", **joining) == (
