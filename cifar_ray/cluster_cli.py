@@ -6,7 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cifar_ray import flags, strict
-from cifar_ray.cluster_commands import ClusterCheckCommand
+from cifar_ray.cluster_commands import (
+    ClusterCheckCommand,
+    JobsCommand,
+    LogsCommand,
+    RegisterCommand,
+    ServeCommand,
+    StopCommand,
+    SubmitCommand,
+    WatchCommand,
+)
 from cifar_ray.strict import ConfigError
 
 
@@ -46,10 +55,111 @@ def cluster_check(words: Sequence[str]) -> int:
     return 0 if sound else 2
 
 
+def cluster_watch(words: Sequence[str]) -> int:
+    """``cifar-ray cluster watch``."""
+    command = flags.read(WatchCommand, words, None, "cluster watch")
+    from cifar_ray.orchestration import spot
+
+    done = spot.watch(command.provider, command.metadata_url, command.address, command.node_id, _say)
+    return 0 if done else 1
+
+
+def submit(words: Sequence[str]) -> int:
+    """``cifar-ray submit``."""
+    own, command = _parted(words)
+    given = flags.read(SubmitCommand, own, None, "submit")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.submit(command, given.address, given.name, given.working_dir, given.wait)
+
+
+def jobs(words: Sequence[str]) -> int:
+    """``cifar-ray jobs``."""
+    command = flags.read(JobsCommand, words, None, "jobs")
+    from cifar_ray.console import Console
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    Console().columns(("job", "status", "started", "duration", "command"), cluster_jobs.table(command.address))
+    return 0
+
+
+def logs(words: Sequence[str]) -> int:
+    """``cifar-ray logs``."""
+    command = flags.read(LogsCommand, words, None, "logs")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.logs(command.job, command.address, command.follow)
+
+
+def stop(words: Sequence[str]) -> int:
+    """``cifar-ray stop``."""
+    command = flags.read(StopCommand, words, None, "stop")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    cluster_jobs.stop(command.job, command.address)
+    return 0
+
+
+def serve(words: Sequence[str]) -> int:
+    """``cifar-ray serve``."""
+    command = flags.read(ServeCommand, words, None, "serve")
+    from cifar_ray.orchestration import serving
+
+    try:
+        serving.serve(
+            command.run,
+            command.checkpoint,
+            command.host,
+            command.port,
+            command.replicas,
+            command.address,
+            command.tracking_uri,
+            _note,
+        )
+    except serving.ServingFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def register(words: Sequence[str]) -> int:
+    """``cifar-ray register``."""
+    command = flags.read(RegisterCommand, words, None, "register")
+    from cifar_ray.tracking import registry
+
+    made = registry.register(command.run, command.name, command.alias, command.tracking_uri)
+    told = "is" if made.fresh else "is already"
+    uri = f"models:/{made.name}/{made.version}"
+    print(f"the model of run {made.run} {told} version {made.version} of {made.name}: {uri}")
+    return 0
+
+
 CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "check": (cluster_check, "check files for `ray up`, offline"),
+    "watch": (cluster_watch, "on a node: wait for the cloud's notice that it will be taken away, and drain the node"),
 }
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "cluster": (cluster, "what has to do with a cluster: check its file"),
+    "cluster": (cluster, "check a cluster's file; watch over a node that its cloud may take away"),
+    "submit": (submit, "have a Ray cluster train, resume or sweep by itself, as a job"),
+    "jobs": (jobs, "list the jobs of a Ray cluster"),
+    "logs": (logs, "show what a job has printed"),
+    "stop": (stop, "stop a job, with its run recorded"),
+    "serve": (serve, "answer HTTP requests with a run's model"),
+    "register": (register, "put a run's model into MLflow's model registry"),
 }
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    words = list(words)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _note(sentence: str) -> None:
+    print(f"note: {sentence}", file=sys.stderr)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from torch import Tensor
 
 from cifar_ray import data, tracking
 from cifar_ray.config import WhichCheckpoint
-from cifar_ray.data import SPECS
-from cifar_ray.data.datasets import to_model_size
+from cifar_ray.data import SPECS, imagefiles
 from cifar_ray.place import Place
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
@@ -107,29 +105,20 @@ def predict(
         raise ConfigError("", "there is no image to classify; name at least one file after the run")
     opened = [_open(image) for image in images]
     path, snapshot = find_checkpoint(run, which, tracking_uri, note)
-    model = classifier.restore(path, snapshot)
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
-    size = (spec.native_size, spec.native_size)
-    pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in opened]
-    batch = torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))
+    model = classifier.Classifier(classifier.restore(path, snapshot), spec).eval()
     with torch.inference_mode():
-        probabilities = classifier.Classifier(model, spec).eval()(batch)
-    predictions = []
-    for image, row in zip(images, probabilities, strict=True):
-        order = row.argsort(descending=True).tolist()
-        predictions.append(Prediction(image, [(names[index], row[index].item()) for index in order]))
-    return predictions
+        probabilities = model(imagefiles.batch(spec, opened))
+    return [Prediction(image, ranked(names, row)) for image, row in zip(images, probabilities, strict=True)]
+
+
+def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
+    """Classes with their probabilities, likeliest first, from one probability (C,) per name."""
+    return [(names[index], probabilities[index].item()) for index in probabilities.argsort(descending=True).tolist()]
 
 
 def _open(path: Path) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it is large, but not too large
-            image = Image.open(path)
-            image.load()
-    except Image.DecompressionBombError:
-        raise ConfigError("", f"cannot read image {path}: it has too many pixels") from None
-    except (OSError, UnidentifiedImageError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an image"
-        raise ConfigError("", f"cannot read image {path}: {reason}") from None
-    return image
+        return imagefiles.read(path)
+    except imagefiles.ImageError as error:
+        raise ConfigError("", f"cannot read image {path}: {error}") from None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 
 from cifar_ray.data import Dataset
+from cifar_ray.tracking import store
 from cifar_ray.training import classifier
 
 _CHECKPOINTS = "checkpoints.json"
@@ -109,7 +108,8 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    if _has_model(client, run_id):
+    run = client.get_run(run_id)
+    if logged_models(client, run):
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
     shape = (spec.image_size, spec.image_size, spec.channels)
@@ -118,7 +118,6 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
-    run = client.get_run(run_id)
     with _one_at_a_time:
         _log_model(client, run, checkpoint, dataset, step, signature, requirements)
 
@@ -138,7 +137,7 @@ def _log_model(
     model = client.create_logged_model(
         run.info.experiment_id, name=_MODEL, source_run_id=run_id, params=run.data.params, model_type="classifier"
     )
-    with _tracking_uri(client.tracking_uri), torch.no_grad():
+    with store.as_default(client.tracking_uri), torch.no_grad():
         mlflow.pytorch.log_model(
             classifier.load(checkpoint),
             model_id=model.model_id,
@@ -152,22 +151,7 @@ def _log_model(
         )
 
 
-def _has_model(client: MlflowClient, run_id: str) -> bool:
-    outputs = client.get_run(run_id).outputs
-    ids = [output.model_id for output in outputs.model_outputs] if outputs else []
-    return any(client.get_logged_model(model_id).status == LoggedModelStatus.READY for model_id in ids)
-
-
-@contextmanager
-def _tracking_uri(uri: str) -> Iterator[None]:
-    """Within it, MLflow's functions that take no client work on ``uri``."""
-    import mlflow
-
-    variable, before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri(before)
-        if variable is None:
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
+def logged_models(client: MlflowClient, run: Run) -> list[str]:
+    """Ids of the models that the run has logged to their end, oldest first."""
+    ids = [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
+    return [model_id for model_id in ids if client.get_logged_model(model_id).status == LoggedModelStatus.READY]

@@ -253,6 +253,21 @@ def _impatience() -> Iterator[None]:
         os.environ[name] = before
 
 
+@contextmanager
+def as_default(uri: str) -> Iterator[None]:
+    """Within it, MLflow's functions that take no client work on ``uri``."""
+    import mlflow
+
+    variable, before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+        if variable is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
 def exists(uri: str) -> bool:
     """Whether a SQLite store has been made yet; any other store is taken to be there."""
     path = _sqlite_path(uri)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
-from cifar_ray import tracking
+from cifar_ray import ports, tracking
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 
@@ -20,16 +19,9 @@ def serve(tracking_uri: str | None, port: int) -> None:
     uri = store.resolve_uri(tracking_uri)
     if store.is_server(uri):
         raise ConfigError("tracking_uri", f"is a server already; open {uri} in a browser")
-    if not 1 <= port <= 65535:
-        raise ConfigError("port", f"must be from 1 to 65535, got {port}")
+    ports.check("127.0.0.1", port)
     tracking.quieten(verbose=False)
     store.connect(uri)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError("port", f"must be a free port, and {port} is not ({error})") from None
     print(f"MLflow on {uri}: open http://127.0.0.1:{port} in a browser; Ctrl-C ends it", flush=True)
     arguments = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"

@@ -79,7 +79,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
-            "unknown command 'trian'; it may be train, resume, sweep, report, compare, strategies, evaluate, predict, ui or doctor",
+            "unknown command 'trian'; it may be train, resume, sweep, report, compare, strategies, evaluate, predict, ui, doctor, serve or register",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",
@@ -115,6 +115,9 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.Cap
         ("predict", "cifar-ray predict: needs more words"),
         ("predict run", "there is no image to classify"),
         ("ui --port x", "cifar-ray ui: "),
+        ("serve", "cifar-ray serve: needs more words"),
+        ("serve run --checkpoint any", "cifar-ray serve: "),
+        ("register run", "cifar-ray register: needs more words"),
         ("doctor --nope", "cifar-ray doctor: "),
     ],
 )

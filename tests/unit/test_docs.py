@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli, models, strict, sweeps, sweeptext
+from cifar_ray import cli, cluster_cli, models, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 
@@ -25,11 +25,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    commands = [value for name, value in vars(cli).items() if name.endswith("Command")]
+    both = {**vars(cli), **vars(cluster_cli)}
+    commands = [value for name, value in both.items() if name.endswith("Command")]
     known = {strict.flag_of(key) for command in commands for key in strict.flat_types(command)}
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
+    others |= {"--data-binary"}  # curl's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
     assert found - known - others == set()

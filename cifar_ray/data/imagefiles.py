@@ -1,0 +1,61 @@
+"""Image files, and images that arrive as bytes, as a model gets them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from cifar_ray.data.datasets import DatasetSpec, to_model_size
+
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is read, by Pillow's names. Others are rare, and one of them (EPS) starts another program."""
+
+MAX_PIXELS = 100_000_000
+"""An image with more is not decoded: its header may name a size that would take all memory."""
+
+# What Pillow remarks on a file that it reads all the same concerns nobody here; it also warns of far fewer pixels.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class ImageError(ValueError):
+    """Why an image cannot be read, in words that follow the image's name."""
+
+
+def read(source: Path | BinaryIO) -> Image.Image:
+    """The decoded image, the first one if there are several.
+
+    Raises:
+        ImageError: when it cannot be read, is not an image, is damaged, or has too many pixels.
+    """
+    try:
+        image = Image.open(source, formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise Image.DecompressionBombError
+        image.load()
+    except Image.DecompressionBombError:
+        raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read") from None
+    except UnidentifiedImageError:
+        raise ImageError("it is not an image") from None
+    except OSError as error:
+        raise ImageError(error.strerror or "it is truncated or damaged") from None
+    except Exception:  # on damaged files the decoders raise whatever comes
+        raise ImageError("it is truncated or damaged") from None
+    return image
+
+
+def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
+    """Images as the input of a model of that data set: scaled to its images' size, and made grey if they are.
+
+    Returns:
+        uint8, (N, 32, 32, 3), channels last.
+    """
+    size = (spec.native_size, spec.native_size)
+    pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in images]
+    return torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))

@@ -1,0 +1,105 @@
+"""MLflow's model registry: a run's model under a name that others load it by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from cifar_ray import tracking
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking.store import Client
+
+_WEIGHTS_TAG = "weights_sha256"
+_ALREADY_THERE, _REFUSED = "RESOURCE_ALREADY_EXISTS", "INVALID_PARAMETER_VALUE"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version in the registry.
+
+    Attributes:
+        name: of the registered model.
+        version: counts from 1.
+        run: name of the run that the model is of.
+        fresh: whether it was made just now, and not there before.
+    """
+
+    name: str
+    version: int
+    run: str
+    fresh: bool
+
+
+def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -> Registered:
+    """Make a run's model a version of a registered model, which is made too when it is new.
+
+    The version refers to the model that training has logged, and has as tags the run, its data set, architecture
+    and test accuracy, and the SHA-256 of the weights. The same weights of the same run are registered once.
+
+    Args:
+        run: its name or MLflow id.
+        name: of the registered model.
+        alias: that shall stand for this version, and no more for another.
+        tracking_uri: MLflow store that has the run.
+
+    Raises:
+        ConfigError: when there is no such run, it has no model, or the registry does not take the name or the alias.
+    """
+    if alias is not None and (not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"latest|v\d+", alias.lower())):
+        raise ConfigError("alias", f"must be letters, digits, _ or -, other than 'latest' and 'v1', got {alias!r}")
+    if not name.strip() or set(name) & set("/:"):
+        raise ConfigError("name", f"must be a name without / and :, got {name!r}")
+    tracking.quieten(verbose=False)
+    client, known = store.open_run(store.resolve_uri(tracking_uri), run)
+    if known.status != "FINISHED":
+        raise ConfigError(
+            "", f"run {known.name!r} is {known.status}, and only a FINISHED run has a model that can be registered"
+        )
+    try:
+        found = client.get_run(known.run_id)
+        weights = found.data.tags.get("cifar_ray.weights_sha256", "")
+        version = _existing(client, name, known.run_id, weights)
+        fresh = version is None
+        if version is None:
+            version = _create(client, name, found, weights)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, version.version)
+    except MlflowException as error:
+        if error.error_code != _REFUSED:
+            raise store.refusal(client.tracking_uri, error) from None
+        raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
+    return Registered(name, int(version.version), known.name, fresh)
+
+
+def _existing(client: Client, name: str, run_id: str, weights: str) -> ModelVersion | None:
+    """The version that has these weights of this run already."""
+    versions = client.search_model_versions(f"run_id = '{run_id}'")
+    same = (version for version in versions if version.name == name and version.tags.get(_WEIGHTS_TAG) == weights)
+    return next(same, None)
+
+
+def _create(client: Client, name: str, run: Run, weights: str) -> ModelVersion:
+    models = artifacts.logged_models(client, run)
+    if not models:
+        raise ConfigError("", f"run {run.info.run_name!r} has no model in MLflow, which did not take it at its end")
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != _ALREADY_THERE:
+            raise
+    tags = {
+        "run": run.info.run_name,
+        "dataset": run.data.tags["dataset"],
+        "model": run.data.tags["model"],
+        "test_accuracy": f"{run.data.metrics['test/accuracy']:.4f}",
+        _WEIGHTS_TAG: weights,
+    }
+    with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
+        return client.create_model_version(
+            name, f"models:/{models[-1]}", run_id=run.info.run_id, tags=tags, model_id=models[-1]
+        )

@@ -1,0 +1,376 @@
+"""A trained model used by others: served over HTTP, and in MLflow's registry."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import requests
+from mlflow import MlflowClient
+from PIL import Image
+
+from cifar_ray import data, results
+from cifar_ray.data import imagefiles
+from cifar_ray.orchestration.endpoint import MAX_BODY_MIB
+from cifar_ray.orchestration.serving import serve
+from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import registry, store
+from cifar_ray.training import checkpoint
+from tests.head import Head
+from tests.person import Person, Started
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def trained(resident: Person) -> Person:
+    """A person with a finished run named ``first``."""
+    words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "2", "--run-name", "first"]
+    done = resident.runs("train", *words)
+    assert done.returncode == 0, done.stderr
+    return resident
+
+
+@dataclass
+class Service:
+    """A command that serves, and where."""
+
+    command: Started
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def predict(self, body: bytes, **query: int) -> requests.Response:
+        return requests.post(f"{self.url}/predict", data=body, params=query, timeout=TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def serving(person: Person, *words: str, **variables: str) -> Iterator[Service]:
+    port = free_port()
+    with person.starts("serve", "first", "--port", str(port), *words, **variables) as command:
+        command.until("serving\n")
+        yield Service(command, port)
+
+
+@pytest.fixture(scope="module")
+def service(trained: Person) -> Iterator[Service]:
+    with serving(trained) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Images of digits in several formats and sizes, none of them that of the data set."""
+    folder, formats = tmp_path_factory.mktemp("images"), ("png", "jpg", "gif", "bmp", "webp", "tiff")
+    made = []
+    for index, pixels in enumerate(data.load("digits").test.images[:32]):
+        made.append(folder / f"{index}.{formats[index % len(formats)]}")
+        Image.fromarray(pixels).resize((40 + index, 90)).save(made[-1])
+    return made
+
+
+@pytest.fixture(scope="module")
+def predictions(trained: Person, files: list[Path]) -> list[dict[str, float]]:
+    """What ``cifar-ray predict`` says of the images."""
+    said = results.predict("first", files, "last", trained.uri, print)
+    return [dict(prediction.classes) for prediction in said]
+
+
+def answered(response: requests.Response) -> dict[str, float]:
+    assert response.status_code == 200, response.text
+    return {entry["class"]: entry["probability"] for entry in response.json()["classes"]}
+
+
+def test_it_tells_how_to_use_it(service: Service) -> None:
+    assert f"ready at {service.url}; Ctrl-C ends it\n" in service.command.output
+    assert f"  curl --data-binary @IMAGE '{service.url}/predict?top=3'\n" in service.command.output
+    assert "caution" not in service.command.output  # it listens on the loopback interface
+    assert "INFO" not in service.command.output
+
+
+def test_it_tells_what_it_serves(service: Service, trained: Person) -> None:
+    run = trained.run_named("first")
+    newest = checkpoint.every(trained.home / ".cifar_ray" / "runs" / "first" / "checkpoints")[-1]
+    assert requests.get(service.url, timeout=TIMEOUT_S).json() == {
+        "run": "first",
+        "run_id": run.info.run_id,
+        "model": "simple_cnn",
+        "dataset": "digits",
+        "checkpoint": newest.name,
+        "step": 22,
+        "test_accuracy": pytest.approx(run.data.metrics["test/accuracy"]),
+        "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
+        "classes": list("0123456789"),
+    }
+    health = requests.get(f"{service.url}/healthz", timeout=TIMEOUT_S)
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
+
+
+def test_an_image_gets_the_probabilities_that_predict_gives(
+    service: Service, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    for file, expected in zip(files[:6], predictions, strict=False):  # one of each format
+        found = answered(service.predict(file.read_bytes()))
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+        assert list(answered(service.predict(file.read_bytes(), top=3))) == list(found)[:3]
+        with file.open("rb") as upload:
+            form = requests.post(f"{service.url}/predict", files={"file": upload}, timeout=TIMEOUT_S)
+        assert answered(form) == pytest.approx(expected, abs=1e-6)
+
+
+def test_requests_that_arrive_together_share_a_forward_pass(
+    service: Service, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    """Each with the answer to its own image. An image that was in a batch of n stands for 1/n of a pass."""
+    passes, images = 0.0, 0
+    with ThreadPoolExecutor(32) as clients:
+        while passes > images - 1 and images < 10 * len(files):
+            bodies = [file.read_bytes() for file in files]
+            for response, expected in zip(clients.map(service.predict, bodies), predictions, strict=True):
+                assert answered(response) == pytest.approx(expected, abs=1e-6)
+                passes += 1 / int(response.headers["X-Batch-Size"])
+                images += 1
+    assert passes <= images - 1
+
+
+def too_many_pixels() -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (20_000, 10_000)).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "the body is empty; send an image: curl --data-binary @IMAGE"),
+        (b"no image", "cannot read the image: it is not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "cannot read the image: it is not an image"),
+        (too_many_pixels(), "cannot read the image: it has too many pixels; at most 100,000,000 are read"),
+    ],
+    ids=["empty", "text", "a program", "too many pixels"],
+)
+def test_what_is_no_image_is_refused(service: Service, body: bytes, reason: str) -> None:
+    response = service.predict(body)
+    assert (response.status_code, response.json()) == (400, {"error": reason})
+
+
+def test_a_damaged_image_is_refused(service: Service, files: list[Path]) -> None:
+    for file in files[:6]:
+        response = service.predict(file.read_bytes()[:-40])
+        assert (response.status_code, response.json()) == (
+            400,
+            {"error": "cannot read the image: it is truncated or damaged"},
+        )
+
+
+def test_other_mistakes_have_their_sentences(service: Service, files: list[Path]) -> None:
+    with files[0].open("rb") as upload:
+        response = requests.post(f"{service.url}/predict", files={"image": upload}, timeout=TIMEOUT_S)
+    assert response.status_code == 400
+    assert response.json() == {"error": "the form has no part named file; send an image: curl -F file=@IMAGE"}
+    for top in ("0", "-1", "many"):
+        response = requests.post(f"{service.url}/predict?top={top}", data=files[0].read_bytes(), timeout=TIMEOUT_S)
+        assert response.status_code == 400
+        assert response.json() == {"error": f"top must be a whole number of classes from 1, got '{top}'"}
+    response = requests.get(f"{service.url}/predict", timeout=TIMEOUT_S)
+    assert (response.status_code, response.json()) == (405, {"error": "/predict takes POST, not GET"})
+    assert response.headers["Allow"] == "POST"
+    response = requests.post(f"{service.url}/nothing", timeout=TIMEOUT_S)
+    assert response.status_code == 404
+    assert response.json() == {"error": "there is nothing at /nothing; send an image to /predict by POST"}
+
+
+def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(service: Service) -> None:
+    limit = MAX_BODY_MIB << 20
+    for announced in (True, False):
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.putrequest("POST", "/predict")
+            connection.putheader(
+                *(("Content-Length", str(limit + 1)) if announced else ("Transfer-Encoding", "chunked"))
+            )
+            connection.endheaders()
+            if not announced:
+                connection.send(b"%x\r\n%b\r\n" % (limit + 1, bytes(limit + 1)))
+            response = connection.getresponse()
+            assert response.status == 413
+            assert json.loads(response.read()) == {"error": f"the body is larger than {MAX_BODY_MIB} MiB"}
+
+
+def refused(person: Person, *words: str, **variables: str) -> str:
+    done = person.runs(*words, **variables)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    return done.stderr.removeprefix("error: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"port": 0}, "--port must be from 1 to 65535, got 0"),
+        ({"host": "203.0.113.1"}, "--host must be an address of this machine, got '203.0.113.1'"),
+        ({"host": "no host"}, "--host must be an address of this machine, got 'no host'"),
+        ({"replicas": 0}, "--replicas must be at least 1, got 0"),
+        ({"run": "nobody"}, "there is no run 'nobody' in "),
+        ({"address": "127.0.0.1:9"}, "--address must be that of a running Ray head; '127.0.0.1:9': "),
+    ],
+)
+def test_what_cannot_be_served_is_refused(changes: dict[str, object], sentence: str, trained: Person) -> None:
+    words = {"run": "first", "which": "last", "host": "127.0.0.1", "port": free_port(), "replicas": 1, "address": None}
+    with pytest.raises(ConfigError) as caught:
+        serve(**{**words, **changes}, tracking_uri=trained.uri, note=print)  # type: ignore[arg-type]
+    assert caught.value.as_flag().startswith(sentence)
+
+
+def test_a_port_that_is_taken_is_refused(service: Service, trained: Person) -> None:
+    port = str(service.port)
+    assert refused(trained, "serve", "first", "--port", port).startswith(
+        f"--port must be a free port, and {port} is not"
+    )
+
+
+WITHOUT = """
+import sys
+sys.modules["uvicorn"] = None  # an import of it fails
+from cifar_ray.cli import main
+sys.exit(main(["serve", "first"]))
+"""
+
+
+def test_without_ray_serve_its_extra_is_named(trained: Person) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120, env=trained.environment
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: cifar-ray serve needs Ray Serve (import of uvicorn halted; None in sys.modules); "
+        "`pip install 'cifar-ray[cluster]'` installs it\n"
+    )
+
+
+def test_a_run_is_registered_once_and_loaded_by_its_name(
+    trained: Person, files: list[Path], predictions: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = trained.runs("register", "first", "--name", "digits", "--alias", "champion")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the model of run first is version 1 of digits: models:/digits/1\n"
+    again = registry.register("first", "digits", None, trained.uri)
+    assert again == registry.Registered("digits", 1, "first", fresh=False)
+    run = trained.run_named("first")
+    (version,) = trained.mlflow.search_model_versions("name = 'digits'")
+    assert (version.run_id, version.status) == (run.info.run_id, "READY")
+    assert version.tags == {
+        "run": "first",
+        "dataset": "digits",
+        "model": "simple_cnn",
+        "test_accuracy": f"{run.data.metrics['test/accuracy']:.4f}",
+        "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
+    }
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    pixels = np.concatenate([imagefiles.batch(data.SPECS["digits"], [Image.open(file)]) for file in files])
+    with store.as_default(trained.uri):
+        for uri in ("models:/digits/1", "models:/digits@champion"):
+            probabilities = mlflow.pyfunc.load_model(uri).predict(pixels)
+            expected = [[prediction[str(digit)] for digit in range(10)] for prediction in predictions]
+            assert probabilities == pytest.approx(np.array(expected), abs=1e-5)
+
+
+def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
+    client = MlflowClient(tracking_uri=trained.uri)
+    tags = {store.KEY_TAG: "k", store.FOLDER_TAG: str(trained.home)}
+    client.create_run(store.experiment_id(client, "other"), run_name="half", tags=tags)
+    whole = client.create_run(store.experiment_id(client, "other"), run_name="empty", tags=tags)
+    client.set_terminated(whole.info.run_id)
+    for run, name, alias, sentence in (
+        ("half", "x", None, "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
+        ("empty", "x", None, "run 'empty' has no model in MLflow, which did not take it at its end"),
+        ("nobody", "x", None, f"there is no run 'nobody' in {trained.uri}; a run is named by its name or MLflow id"),
+        ("first", "a/b", None, "--name must be a name without / and :, got 'a/b'"),
+        ("first", "x", "v1", "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'v1'"),
+        (
+            "first",
+            "x",
+            "the best",
+            "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'the best'",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            registry.register(run, name, alias, trained.uri)
+        assert caught.value.as_flag() == sentence
+    with pytest.raises(ConfigError, match=r"name must be one that the registry takes, got '\.\.'"):
+        registry.register("first", "..", None, trained.uri)
+    assert [model.name for model in client.search_registered_models()] in ([], ["digits"])
+
+
+def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(
+    service: Service, trained: Person, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    body = files[0].read_bytes()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)) as under_way:
+        under_way.putrequest("POST", "/predict")
+        under_way.putheader("Content-Length", str(len(body)))
+        under_way.endheaders(body[:100])
+        assert requests.get(f"{service.url}/healthz", timeout=TIMEOUT_S).status_code == 200
+        service.command.kill(signal.SIGTERM)
+        service.command.until("interrupted; stopping Ray")
+        under_way.send(body[100:])
+        response = under_way.getresponse()
+        assert response.status == 200
+        assert json.loads(response.read())["classes"][0]["class"] == next(iter(predictions[0]))
+    assert service.command.end() == 0
+    assert service.command.output.endswith("ended; the model is not served any more\n")
+    assert "Traceback" not in service.command.output
+    assert trained.leftovers() == []
+    with pytest.raises(requests.ConnectionError):
+        service.predict(b"")
+
+
+def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
+    trained: Person, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    with contextlib.closing(Head(trained)) as head:
+        head.until_nodes(1)
+        head.add("second")
+        head.until_nodes(2)
+        joining = {**Head.VARIABLES, "RAY_ADDRESS": head.address}
+        assert refused(trained, "serve", "first", "--replicas", "3", **joining) == (
+            "--replicas must be at most the CPUs that are free, 2, got 3"
+        )
+        with serving(trained, "--replicas", "2", **joining) as service:
+            assert re.search(r" on the head, [0-9.]+; Ctrl-C ends it\n", service.command.output)
+            for file, expected in zip(files, predictions, strict=True):
+                assert answered(service.predict(file.read_bytes())) == pytest.approx(expected, abs=1e-6)
+            assert refused(trained, "serve", "first", **joining) == (
+                "--address must be a cluster where Ray Serve does not run yet; `serve shutdown` ends it"
+            )
+            service.command.kill(signal.SIGINT)
+            assert service.command.end() == 0
+        assert head.says("print(ray.util.list_named_actors(all_namespaces=True))") == "[]"
+        head.until_nodes(2)

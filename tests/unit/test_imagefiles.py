@@ -1,0 +1,82 @@
+"""Images from files and from strangers."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cifar_ray.data import SPECS, Dataset, imagefiles
+from cifar_ray.data.imagefiles import FORMATS, ImageError, read
+
+
+def encoded(image: Image.Image, kind: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def image(digits: Dataset) -> Image.Image:
+    return Image.fromarray(digits.test.images[0])
+
+
+def test_an_image_of_the_data_set_is_what_training_had(digits: Dataset) -> None:
+    """Digits are published as 8x8 grey images; training and files both enlarge them."""
+    published = [Image.fromarray(pixels[::4, ::4, 0]) for pixels in digits.test.images[:5]]
+    assert torch.equal(imagefiles.batch(digits.spec, published), torch.from_numpy(digits.test.images[:5]))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_mode_and_size_becomes_a_models_input(name: str, mode: str) -> None:
+    pixels = imagefiles.batch(SPECS[name], [Image.new(mode, (50, 3)), Image.new(mode, (1, 1))])
+    assert (pixels.shape, pixels.dtype) == ((2, 32, 32, 3), torch.uint8)
+
+
+def test_every_format_is_read_and_no_other(image: Image.Image) -> None:
+    for kind in FORMATS:
+        found = np.asarray(read(io.BytesIO(encoded(image, kind))).convert("RGB")).astype(float)
+        assert np.abs(found - np.asarray(image)).mean() < 10  # some lose a little
+    for kind in ("EPS", "ICO", "PCX", "TGA"):
+        with pytest.raises(ImageError, match=r"^it is not an image$"):
+            read(io.BytesIO(encoded(image, kind)))
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's remarks on damage that it gets over
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image, kind: str) -> None:
+    """Bytes changed and bytes missing, anywhere."""
+    whole, refused = encoded(image.resize((64, 64)), kind), 0
+    draw = random.Random(1)
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(0, 5)):
+            damaged[draw.randrange(min(len(damaged), draw.choice((40, len(damaged)))))] = draw.randrange(256)
+        try:
+            imagefiles.batch(
+                SPECS["cifar10"], [read(io.BytesIO(damaged[: draw.choice((len(whole), draw.randrange(len(whole))))]))]
+            )
+        except ImageError:
+            refused += 1
+    assert refused > 10
+
+
+def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "half.png").write_bytes(encoded(image, "PNG")[:-40])
+    Image.new("1", (20_000, 10_000)).save(tmp_path / "huge.png")
+    for name, reason in (
+        ("none", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("half.png", "it is truncated or damaged"),
+        ("huge.png", "it has too many pixels; at most 100,000,000 are read"),
+    ):
+        with pytest.raises(ImageError) as caught:
+            read(tmp_path / name)
+        assert str(caught.value) == reason
