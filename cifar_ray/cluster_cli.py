@@ -4,4 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {}
+from cifar_ray import flags
+from cifar_ray.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
+
+
+def submit(words: Sequence[str]) -> int:
+    """``cifar-ray submit``."""
+    own, command = _parted(words)
+    given = flags.read(SubmitCommand, own, None, "submit")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.submit(command, given.address, given.name, given.working_dir, given.wait)
+
+
+def jobs(words: Sequence[str]) -> int:
+    """``cifar-ray jobs``."""
+    command = flags.read(JobsCommand, words, None, "jobs")
+    from cifar_ray.console import Console
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    Console().columns(("job", "status", "started", "duration", "command"), cluster_jobs.table(command.address))
+    return 0
+
+
+def logs(words: Sequence[str]) -> int:
+    """``cifar-ray logs``."""
+    command = flags.read(LogsCommand, words, None, "logs")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.logs(command.job, command.address, command.follow)
+
+
+def stop(words: Sequence[str]) -> int:
+    """``cifar-ray stop``."""
+    command = flags.read(StopCommand, words, None, "stop")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    cluster_jobs.stop(command.job, command.address)
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "submit": (submit, "have a Ray cluster train, resume or sweep by itself, as a job"),
+    "jobs": (jobs, "list the jobs of a Ray cluster"),
+    "logs": (logs, "show what a job has printed"),
+    "stop": (stop, "stop a job, with its run recorded"),
+}
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    words = list(words)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
