@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
@@ -21,6 +21,9 @@ from cifar_ray.console import Console, duration
 from cifar_ray.orchestration import jobserver
 from cifar_ray.orchestration.jobserver import JobServer, JobServerError
 from cifar_ray.strict import ConfigError
+
+if TYPE_CHECKING:
+    from cifar_ray.orchestration.submission import Submission
 
 _COMMAND, _IDENTITY = "cifar_ray.command", "cifar_ray.identity"
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -58,12 +61,12 @@ def submit(words: Sequence[str], address: str | None, name: str | None, working_
     server = jobserver.connect(address)
     jobserver.check_versions(server)
     known = {str(job.submission_id): job for job in server.jobs()}
-    if asked.resumes:
+    if asked.numbered:
         same = (label for label, job in known.items() if _identity(job) == asked.identity and not _has_ended(job))
         asked = asked.called(next(same, None), known)
     console = Console()
     if asked.name in known:
-        _adopt(server, known[asked.name], asked.identity)
+        _adopt(server, known[asked.name], asked)
         console.line(f"job {asked.name} is under way already; nothing was submitted")
     else:
         for line in package.in_words():
@@ -80,7 +83,11 @@ def submit(words: Sequence[str], address: str | None, name: str | None, working_
         console.line(f"job {asked.name} submitted to {server.address}: {asked.command}")
     console.line(f"  follow it: {server.command('logs', asked.name, '--follow')}")
     console.line(f"  stop it:   {server.command('stop', asked.name)}")
-    return _watched(server, asked.name, follow=wait)
+    try:
+        _await_beginning(server, asked.name)
+        return _followed(server, asked.name) if wait else 0
+    except KeyboardInterrupt:
+        return _left(server, asked.name)
 
 
 def table(address: str | None) -> list[tuple[str, ...]]:
@@ -112,10 +119,13 @@ def logs(name: str, address: str | None, follow: bool) -> int:
     """
     server = jobserver.connect(address)
     server.job(name)
-    if follow:
-        return _watched(server, name, follow=True)
-    _show(server.log(name))
-    return 0
+    try:
+        if follow:
+            return _followed(server, name)
+        _show(server.log(name))
+        return 0
+    except KeyboardInterrupt:
+        return _left(server, name)
 
 
 def stop(name: str, address: str | None) -> None:
@@ -159,39 +169,33 @@ def _has_ended(job: JobDetails) -> bool:
     return bool(job.status.is_terminal())
 
 
-def _adopt(server: JobServer, job: JobDetails, identity: str) -> None:
+def _adopt(server: JobServer, job: JobDetails, asked: Submission) -> None:
     """Make sure that a job which is there is the one that is asked for, and goes on.
 
     Raises:
         ConfigError: when it is not, or does not.
     """
-    name = str(job.submission_id)
-    if _identity(job) != identity:
+    taken = f"must be new at {server.address}, and {asked.name!r}"
+    if _identity(job) != asked.identity:
         command = (job.metadata or {}).get(_COMMAND, job.entrypoint)
-        raise ConfigError("name", f"must be new at {server.address}, and {name!r} is another job there: {command}")
+        raise ConfigError("name", f"{taken} is another job there: {command}")
     if _has_ended(job):
-        again = "" if job.status == JobStatus.SUCCEEDED else "; `cifar-ray submit -- resume RUN` continues its run"
-        raise ConfigError(
-            "name", f"must be new at {server.address}, and {name!r} has ended there ({job.status.value}){again}"
-        )
+        on = "" if job.status == JobStatus.SUCCEEDED else f"; `cifar-ray submit -- {asked.continued_by}` continues it"
+        raise ConfigError("name", f"{taken} has ended there ({job.status.value}){on}")
 
 
-def _watched(server: JobServer, name: str, follow: bool) -> int:
-    """Wait until a job has begun, or ended; the command's exit status. Who interrupts it leaves the job to itself."""
-    try:
-        _await_beginning(server, name)
-        if not follow:
-            return 0
-        status = _follow(server, name)
-    except KeyboardInterrupt:
-        print(
-            f"job {name} goes on; `{server.command('logs', name, '--follow')}` follows it, "
-            f"`{server.command('stop', name)}` stops it",
-            file=sys.stderr,
-        )
-        return 130
+def _followed(server: JobServer, name: str) -> int:
+    """The exit status of a job, with all that it prints shown until then."""
+    status = _follow(server, name)
     print(f"job {name} has ended ({status.value})", file=sys.stderr)
     return 0 if status == JobStatus.SUCCEEDED else 1
+
+
+def _left(server: JobServer, name: str) -> int:
+    """The exit status of whoever has waited for a job and was interrupted."""
+    ways = f"`{server.command('logs', name, '--follow')}` follows it, `{server.command('stop', name)}` stops it"
+    print(f"job {name} goes on; {ways}", file=sys.stderr)
+    return 130
 
 
 def _await_beginning(server: JobServer, name: str) -> None:

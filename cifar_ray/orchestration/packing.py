@@ -22,7 +22,8 @@ MOST_FILE_BYTES = 1 << 20
 MOST_BYTES = 20 << 20
 
 _FOLDERS = frozenset(
-    "__pycache__ build checkpoints dist mlartifacts mlruns node_modules ray_results runs site-packages venv wandb".split()
+    {"__pycache__", "build", "checkpoints", "dist", "mlartifacts", "mlruns", "node_modules", "ray_results", "runs"}
+    | {"site-packages", "venv", "wandb"}
 )
 _SECRET = re.compile(
     r"(^|[._-])(auth|credentials?|kubeconfig|passwd|passwords?|secrets?|service[_-]account|tokens?)([._-]|$)"

@@ -29,14 +29,16 @@ class Submission:
         words: of the command, without ``cifar-ray``.
         identity: hash of what the command asks for, however it is worded.
         file: YAML file that the words name.
-        resumes: the run or sweep that it continues; each such job has a name of its own.
+        continued_by: words of the command that goes on where this one is interrupted.
+        numbered: whether its name needs a number at its end, as one that continues a run has no name of its own.
     """
 
     name: str
     words: tuple[str, ...]
     identity: str
+    continued_by: str
     file: str | None = None
-    resumes: str | None = None
+    numbered: bool = False
 
     @property
     def command(self) -> str:
@@ -85,7 +87,7 @@ def _train(words: Sequence[str], name: str | None) -> Submission:
     chosen = name or config.run_name or f"train-{identity[:_IDENTITY_DIGITS]}"
     named = [] if config.run_name else ["--run-name", chosen]
     words = ["train", *(["--config", file] if file else []), *given, *named]
-    return Submission(chosen, tuple(words), identity, file)
+    return Submission(chosen, tuple(words), identity, f"resume {config.run_name or chosen}", file)
 
 
 def _resume(words: Sequence[str], name: str | None) -> Submission:
@@ -94,7 +96,8 @@ def _resume(words: Sequence[str], name: str | None) -> Submission:
     # The run may be of any name that MLflow has; the job's is a file's, too.
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", run)
     identity = _hash(f"resume {run} {sorted(changes.items())}")
-    return Submission(name or f"resume-{slug}", ("resume", *words), identity, resumes=None if name else run)
+    words = ["resume", *words]
+    return Submission(name or f"resume-{slug}", tuple(words), identity, shlex.join(words), numbered=name is None)
 
 
 def _sweep(words: Sequence[str], name: str | None) -> Submission:
@@ -102,11 +105,12 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
     if asked.config is None:
         identity = _hash(f"sweep {asked.name}")
         chosen = name or f"resume-{asked.name}"
-        return Submission(chosen, ("sweep", *words), identity, resumes=None if name else asked.name)
+        return Submission(chosen, ("sweep", *words), identity, f"sweep --resume {asked.name}", numbered=name is None)
     _check(asked.config.base)
     plan.refuse(asked.config, plan.plan(sweeps.cells(asked.config, plan.draw(asked.config))))
     identity = _hash(sweeptext.to_yaml(asked.config))
-    return Submission(name or asked.name, ("sweep", *words), identity, asked.file)
+    again = f"sweep --resume {asked.name}"
+    return Submission(name or asked.name, ("sweep", *words), identity, again, asked.file)
 
 
 def _check(config: TrainConfig) -> None:

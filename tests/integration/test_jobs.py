@@ -214,7 +214,7 @@ def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, 
     assert "interrupted; stopping Ray" in resident.runs("logs", "long").stdout
     assert resident.runs("stop", "long").stdout == "job long has ended already (STOPPED)\n"
     sentence = refused(resident, *submit, "--", *LONG)
-    assert sentence.endswith("has ended there (STOPPED); `cifar-ray submit -- resume RUN` continues its run")
+    assert sentence.endswith("has ended there (STOPPED); `cifar-ray submit -- resume long` continues it")
 
 
 @pytest.mark.fault
