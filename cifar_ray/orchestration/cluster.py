@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
@@ -25,6 +25,7 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
 
 _CONNECT_TIMEOUT_S = 5.0
+_GREETING_TIMEOUT_S = 20.0
 _OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
 
 
@@ -49,7 +50,7 @@ def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif head:
-        with _settings(_settings_to_join()):
+        with token():
             try:
                 _join(head, config)
                 yield
@@ -106,6 +107,13 @@ def nodes() -> list[Node]:
     ]
 
 
+@contextmanager
+def token() -> Iterator[None]:
+    """Within it, Ray has the token of a cluster that is there, as ``ray start`` would use it."""
+    with _settings(_settings_to_join()):
+        yield
+
+
 def note(config: TrainConfig) -> str:
     """What is done to have Ray, in words."""
     return "joining Ray" if address(config) else "starting Ray"
@@ -131,7 +139,6 @@ def _settings_to_start() -> dict[str, str]:
 
 
 def _settings_to_join() -> dict[str, str]:
-    """For a Ray that is there: its token, as ``ray start`` would use it."""
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if "RAY_AUTH_MODE" not in os.environ and (named or (Path.home() / ".ray" / "auth_token").is_file()):
         return {"RAY_AUTH_MODE": "token"}
@@ -229,11 +236,49 @@ def _join(head: str, config: TrainConfig) -> None:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         except (OSError, OverflowError) as error:
             raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+    found = head if head != "auto" else services.canonicalize_bootstrap_address(head)
+    if found is not None:
+        _greet(found)
     try:
         ray.init(address=head, **_quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
+
+
+def _greet(head: str) -> None:
+    """Ask the head for its version; Ray itself tries a wrong token for 20 s, and then does not speak of it."""
+    try:
+        import grpc
+    except ImportError:  # comes with ray[default]
+        return
+    # These need it.
+    from ray._private.gcs_utils import create_gcs_channel
+    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    try:
+        with create_gcs_channel(head) as channel:
+            there = NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=_GREETING_TIMEOUT_S)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise ConfigError("", wrong_token(head)) from None
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one") from None
+    if there.ray_version != ray.__version__:
+        raise ConfigError("", other_version(head, "Ray", there.ray_version, ray.__version__))
+
+
+def wrong_token(address: str) -> str:
+    """What to do when a cluster does not take the token."""
+    return (
+        f"the Ray cluster at {address} does not take the token given here, if any; put its own into "
+        "~/.ray/auth_token, or RAY_AUTH_TOKEN"
+    )
+
+
+def other_version(address: str, what: str, there: str, here: str) -> str:
+    """What to do when a cluster has another version than this machine."""
+    return f"the Ray cluster at {address} has {what} {there}, and this machine {here}; install the same on both"
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

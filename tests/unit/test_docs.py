@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli, cluster_cli, models, strict, sweeps, sweeptext
+from cifar_ray import cluster_commands, commands, models, runtext, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
 
@@ -25,9 +25,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    both = {**vars(cli), **vars(cluster_cli)}
-    commands = [value for name, value in both.items() if name.endswith("Command")]
-    known = {strict.flag_of(key) for command in commands for key in strict.flat_types(command)}
+    modules = (commands, cluster_commands)
+    kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
+    known = {strict.flag_of(key) for kind in kinds for key in strict.flat_types(kind)}
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
@@ -44,7 +44,7 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words == ["--help"]:
             continue
-        file, given = cli._config_file(words)
+        file, given = runtext.config_file(words)
         assert file is None or (ROOT / file).is_file()
         strict.build(TrainConfig, strict.parse_flags(TrainConfig, given))
 
@@ -53,7 +53,7 @@ def test_train_commands_are_read(page: Path) -> None:
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
-        file, given = cli._sweep_words(shlex.split(line))
+        file, given = runtext.sweep_words(shlex.split(line))
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(ROOT / file) if file else {}, given, file))
