@@ -27,6 +27,7 @@ KEY = HOME / ".ssh" / "cifar_ray"
 TOOLS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync"}
 COVERED = ("/tmp", "/srv", "/run", "/dev/shm")
 """Folders of which each machine has its own."""
+_PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OWN_PROCESSES = ("bash", "cat", "sshd", "sshd-session")
 
 _SSHD = f"""\
@@ -119,8 +120,7 @@ class Terminal:
     _MARK = "status of the line before:"
 
     def __init__(self, machine: Machine) -> None:
-        path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        own = {"HOME": str(HOME), "USER": USER, "PATH": path, "LANG": "C.UTF-8", "COLUMNS": "200"}
+        own = {"HOME": str(HOME), "USER": USER, "PATH": _PATH, "LANG": "C.UTF-8", "COLUMNS": "200"}
         enter = ["nsenter", "--all", f"--target={machine.pid}", f"--wdns={HOME}", "bash"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._shell = subprocess.Popen(enter, **pipes, text=True, env=own)  # type: ignore[call-overload]
@@ -149,7 +149,7 @@ def lacking() -> str:
     """Why this machine cannot be divided so; empty when it can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "hosts made of namespaces take root on Linux"
-    if missing := [f"{tool} ({package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]:
+    if missing := [f"{tool} ({package})" for tool, package in TOOLS.items() if shutil.which(tool, path=_PATH) is None]:
         return f"hosts made of namespaces need {', '.join(missing)}"
     for path in (ROOT, Path(sys.prefix), Path(sys.base_prefix)):
         if any(path.is_relative_to(covered) for covered in COVERED):
@@ -200,6 +200,7 @@ def _machine(name: str, address: str, folder: Path, sshd: bool) -> Iterator[Mach
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={"PATH": _PATH},
     )
     try:
         assert process.stdout is not None
