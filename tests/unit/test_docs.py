@@ -12,6 +12,7 @@ import pytest
 from cifar_ray import cluster_commands, commands, models, runtext, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
+from cifar_ray.reporting import cost
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,6 +22,11 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def ours(block: str) -> list[str]:
+    """The commands of this program in a block of shell, from its name on, and their flags."""
+    return re.findall(r"(?:^|'|nohup )(cifar-ray [a-z].*)", block, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -33,7 +39,10 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--data-binary"}  # curl's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
-    found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
+    # A line of a shell that has no command of this program has flags of another one.
+    lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
+    others |= {"--yes"}  # of Ray's launcher
+    found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", lines))
     assert found - known - others == set()
 
 
@@ -101,6 +110,15 @@ def test_the_table_of_data_sets_is_the_registry() -> None:
         assert (int(train.replace(",", "")), int(test.replace(",", ""))) == (spec.train_size, spec.test_size)
         assert published.startswith(f"{spec.native_size}x{spec.native_size} {'grey' if spec.grey else 'colour'}")
         assert mirrored == ("yes" if spec.flip else "no")
+
+
+def test_the_prices_of_the_clouds_are_those_of_the_list() -> None:
+    table = rows("cluster.md", "machine")
+    assert len(table) == 4
+    for machine, (cloud, on_demand, spot) in table.items():
+        for price, name in ((on_demand, machine), (spot, f"{machine}:spot")):
+            assert float(price) == cost.find(name).usd_per_hour, name
+        assert cloud.startswith(("AWS, ", "Google Cloud, "))
 
 
 def test_the_strategy_that_contributing_shows_is_the_real_one() -> None:
