@@ -208,14 +208,20 @@ def _await_beginning(server: JobServer, name: str) -> None:
     while runtext.greeting() not in (log := server.log(name)):
         job = server.job(name)
         if _has_ended(job) and runtext.greeting() not in (log := server.log(name)):
-            lines = [line.strip() for line in (log or job.message or "").splitlines() if line.strip()]
-            reason = lines[-1].removeprefix("error: ") if lines else "it says nothing"
             server.call(server.client.delete_job, name)
-            raise ConfigError("", f"the cluster cannot begin job {name}: {reason}")
+            raise ConfigError("", f"the cluster cannot begin job {name}: {_reason(log or job.message or '')}")
         time.sleep(_POLL_S)
         if time.monotonic() - told > _PROGRESS_S:
             told = time.monotonic()
             Console().line(f"waiting for the cluster to begin job {name} ({job.status.value})")
+
+
+def _reason(log: str) -> str:
+    """Why a command has not come to speak: it says so itself, or the cluster's shell or Python does."""
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it says nothing")
+    if last.startswith("error: "):
+        return last.removeprefix("error: ")
+    return f"{last} (Ray must be started there with cifar_ray's own `python` first in PATH)"
 
 
 def _follow(server: JobServer, name: str) -> JobStatus:

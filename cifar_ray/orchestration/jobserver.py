@@ -56,7 +56,7 @@ class JobServer:
             return method(*arguments, **named)
         except (requests.RequestException, AuthenticationError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise JobServerError(f"the job server at {self.address} does not do it: {reason}") from None
+            raise JobServerError(f"the job server at {self.address} has gone, or refuses: {reason}") from None
 
     def jobs(self) -> list[JobDetails]:
         """Every job that was submitted to it, the oldest first."""
@@ -99,7 +99,8 @@ def connect(address: str | None) -> JobServer:
     """
     url = _chosen(address).rstrip("/")
     if not re.fullmatch(r"https?://[^/@\s]+", url):
-        raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {url!r}")
+        shown = re.sub(r"//.*@", "//...@", url)  # a password is not repeated
+        raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
     # Else it has notices of its own on what it uploads.
     for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)

@@ -13,7 +13,7 @@ from pathlib import Path
 from cifar_ray import config as configs
 from cifar_ray import runtext, strict, sweeps, sweeptext
 from cifar_ray.config import NAME, TrainConfig
-from cifar_ray.orchestration import cluster, plan
+from cifar_ray.orchestration import cluster
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import recipe
 
@@ -107,6 +107,8 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
         chosen = name or f"resume-{asked.name}"
         return Submission(chosen, ("sweep", *words), identity, f"sweep --resume {asked.name}", numbered=name is None)
     _check(asked.config.base)
+    from cifar_ray.orchestration import plan  # loads Ray Tune and MLflow
+
     plan.refuse(asked.config, plan.plan(sweeps.cells(asked.config, plan.draw(asked.config))))
     identity = _hash(sweeptext.to_yaml(asked.config))
     again = f"sweep --resume {asked.name}"

@@ -101,3 +101,11 @@ def test_mistakes_are_found_before_anything_is_sent(
 def test_a_name_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"^name must be 1 to 120 letters"):
         submission.read(["train", *DIGITS], "a/b")
+
+
+def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("127.0.0.1:8265", "ray://head:10001", "http://me:hunter2@head", "auto"):
+        assert cli.main(["jobs", "--address", wrong]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: --address must be http://HOST:PORT of a Ray job server, got ")
+        assert "hunter2" not in said
