@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from cifar_ray import data, tracking
+from cifar_ray import data, storage, tracking
 from cifar_ray.config import WhichCheckpoint
 from cifar_ray.data import SPECS
 from cifar_ray.data.datasets import to_model_size
 from cifar_ray.place import Place
+from cifar_ray.storage import copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
@@ -29,14 +30,14 @@ class Scored:
     """A checkpoint evaluated again.
 
     Attributes:
-        checkpoint: its folder.
+        checkpoint: its address.
         step: optimizer steps done.
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_accuracy: the accuracy noted when the checkpoint was written, if its epoch was evaluated.
     """
 
-    checkpoint: Path
+    checkpoint: str
     step: int
     metrics: dict[str, float]
     images: int
@@ -55,8 +56,8 @@ Note = Callable[[str], None]
 """Is told what a person should know beside the result."""
 
 
-def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> tuple[Path, Snapshot]:
-    """A run's newest usable checkpoint, or the one with the highest test accuracy, and what is in it.
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> tuple[str, Snapshot]:
+    """Address of a run's newest usable checkpoint, or the one with the highest test accuracy, and what is in it.
 
     Raises:
         CheckpointError: when the run has none that can be used.
@@ -64,14 +65,16 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
     """
     tracking.quieten(verbose=False)
     _, known = store.open_run(store.resolve_uri(tracking_uri), run)
-    folder = known.folder / "checkpoints"
-    newest = checkpoint.latest(folder)
-    best = checkpoint.best(folder) if which == "best" else None
-    if newest is None:
-        raise CheckpointError(f"run {run!r} has no checkpoint in {folder}")
-    for problem in newest[2]:
-        note(f"passed over: {problem}")
-    return (best, checkpoint.load(best)) if best else newest[:2]
+    kept = storage.at(known.folder).below(copies.CHECKPOINTS)
+    with copies.reading(storage.at(known.folder), which) as here:
+        newest = checkpoint.latest(here)
+        best = checkpoint.best(here) if which == "best" else None
+        if newest is None:
+            raise CheckpointError(f"run {run!r} has no checkpoint in {kept.address}")
+        for problem in newest[2]:
+            note(f"passed over: {problem.replace(str(here), kept.address)}")
+        path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
+        return kept.below(path.name).address, snapshot
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:

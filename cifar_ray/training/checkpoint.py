@@ -145,9 +145,17 @@ def load(path: Path) -> Snapshot:
 
 def to_bytes(snapshot: Snapshot) -> bytes:
     """A snapshot for another process of the same run, in the format of ``state.pt``."""
-    described = {"step": snapshot.step, "epoch": snapshot.epoch, "accuracy": snapshot.accuracy}
-    described |= {"class_names": list(snapshot.class_names), "config": configs.to_mapping(snapshot.config)}
-    return _packed({**described, **_state(snapshot), "weights": snapshot.weights})
+    return _packed(
+        {
+            **_state(snapshot),
+            "config": configs.to_mapping(snapshot.config),
+            "step": snapshot.step,
+            "epoch": snapshot.epoch,
+            "accuracy": snapshot.accuracy,
+            "class_names": list(snapshot.class_names),
+            "weights": snapshot.weights,
+        }
+    )
 
 
 def from_bytes(content: bytes) -> Snapshot:
