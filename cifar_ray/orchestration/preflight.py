@@ -72,20 +72,26 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
             seen = _answer(reference, node.address)
             if seen.problem:
                 raise ConfigError("storage", f"{_wanted(folder)}; node {seen.host} {seen.problem} {folder.address}")
-            if folder.read(f"{mark}-{node.node_id}") != token:
-                raise FileNotFoundError(mark)
+            if not _is_there(folder, f"{mark}-{node.node_id}"):
+                raise ConfigError(
+                    "storage", f"{_wanted(folder)}; what node {seen.host} writes to {folder.address} is not seen here"
+                )
             if isinstance(folder, ObjectFolder):
                 _check_room(seen.free, f"node {seen.host}, below its home folder,", config)
-    except FileNotFoundError:
-        raise ConfigError(
-            "storage", f"{_wanted(folder)}; what node {seen.host} writes to {folder.address} is not seen here"
-        ) from None
     except OSError as error:
         raise storage.refusal(folder, error) from None
     finally:
         with contextlib.suppress(OSError):
             for name in (mark, *(f"{mark}-{node.node_id}" for node in nodes)):
                 folder.delete(name)
+
+
+def _is_there(folder: Folder, name: str) -> bool:
+    try:
+        folder.read(name)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _wanted(folder: Folder) -> str:

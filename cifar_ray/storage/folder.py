@@ -122,8 +122,7 @@ class LocalFolder:
 
 def reason(error: OSError) -> str:
     """Why something failed, in few words; object stores tell with many."""
-    if error.strerror:
-        return error.strerror
-    text = re.sub(r"\(Request ID: [^)]*\)", "", " ".join(str(error).split()))
-    text = re.sub(r"^When .*?: AWS Error ", "", text)
+    text = " ".join((error.strerror or str(error)).split())
+    text = re.sub(r"\(Request ID: [^)]*\)|^When .*?: AWS Error | during \w+ operation|; Details: .*", "", text)
+    text = re.sub(r"google::cloud::Status\(|Permanent error, with a last message of | error_info=.*", "", text)
     return text.strip()[:_LONGEST_REASON]

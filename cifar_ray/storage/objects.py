@@ -81,16 +81,18 @@ class ObjectFolder:
     def names(self) -> Sequence[str]:
         from pyarrow import fs
 
-        found = self._store.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        # Google's knows no folders, so only what lies in them tells of them.
+        found = self._store.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
+        return sorted({info.path.removeprefix(f"{self.path}/").split("/")[0] for info in found})
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._store.delete_file(f"{self.path}/{name}")
 
     def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._store.delete_dir(self.path)
+        if self.exists():
+            with contextlib.suppress(FileNotFoundError):  # of what another process has just removed
+                self._store.delete_dir(self.path)
 
     def lock(self, refusal: Exception) -> Held:
         from cifar_ray.storage.lease import Lease

@@ -9,8 +9,8 @@ import pytest
 
 from cifar_ray import board, sweeps, sweeptext
 from cifar_ray.orchestration import plan as plans
-from cifar_ray.strict import ConfigError
 from cifar_ray.storage import LocalFolder
+from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 
