@@ -199,7 +199,7 @@ class DoctorCommand:
     """Folder that holds the data sets."""
 
     storage: str | None = None
-    """Folder for runs and their checkpoints."""
+    """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
 
     tracking_uri: str | None = None
     """MLflow tracking store."""

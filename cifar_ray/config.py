@@ -273,7 +273,8 @@ class TrainConfig:
     ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = None
-    """Folder for runs and their checkpoints, shared by all nodes; ~/.cifar_ray/runs when not given."""
+    """Where runs and their checkpoints are kept: a folder, which all nodes share, s3://BUCKET/PREFIX or
+    gs://BUCKET/PREFIX; ~/.cifar_ray/runs when not given."""
 
     verbose: bool = False
     """Also show what Ray and MLflow have to say."""

@@ -29,7 +29,6 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
-from cifar_ray.strict import ConfigError
 from cifar_ray.training import hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
@@ -184,9 +183,11 @@ def steps_on_ranks(config: TrainConfig, count: int) -> list[Steps]:
     return _on_ranks(config, _steps, count)
 
 
-def refusals_on_ranks(config: TrainConfig, folder: Path) -> list[str]:
-    """What each rank says to a folder of its own."""
-    return _on_ranks(config, _refusal, folder)
+def train_apart(
+    config: TrainConfig, folder: Path, stop_after: int | None = None
+) -> list[tuple[Outcome | None, Recorder]]:
+    """As :func:`train_on_ranks`, with a folder that can be there for rank 0 alone."""
+    return _on_ranks(config, _train_apart, folder, stop_after)
 
 
 class ServerHost(BaseManager):
@@ -396,12 +397,10 @@ def _sending(sent: list[int], place: Place) -> Iterator[None]:
         yield
 
 
-def _refusal(config: TrainConfig, place: Place, folder: Path) -> str:
-    try:
-        train_here(config, data.load(config.dataset), folder / str(place.rank), place=place)
-    except ConfigError as error:
-        return str(error)
-    return ""
+def _train_apart(
+    config: TrainConfig, place: Place, folder: Path, stop_after: int | None
+) -> tuple[Outcome | None, Recorder]:
+    return _train(config, place, folder if place.rank == 0 else Path("/proc/none"), stop_after, None)
 
 
 def _evaluate(config: TrainConfig, place: Place) -> Evaluation:

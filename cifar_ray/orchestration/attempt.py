@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,6 +19,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, Inbox, WorkersFailed
 from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
+from cifar_ray.storage import Folder, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Outcome, Started
@@ -75,7 +75,7 @@ def run(
     config: TrainConfig,
     placement: list[str],
     dataset: ray.ObjectRef,
-    folder: Path,
+    folder: Folder,
     launch: Launch,
     listen: Listener,
     check: Callable[[], None],
@@ -86,7 +86,7 @@ def run(
         config: a resolved config whose device is decided.
         placement: the node of every worker.
         dataset: the data in Ray's object store.
-        folder: where the checkpoints go.
+        folder: the run's.
         launch: what the driver has done so far.
         listen: called in this thread with every event of ``events`` and ``training.observer``.
         check: called in this thread several times a second; what it raises ends the run.
@@ -99,7 +99,7 @@ def run(
     payload = {
         "config": configs.to_mapping(config),
         "dataset": dataset,
-        "folder": str(folder),
+        "folder": folder,
         "mailbox": inbox.actor,
     }
     # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
@@ -112,7 +112,7 @@ def run(
         scaling_config=_scaling(config, placement, gpus),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
-            storage_path=str(folder.parent / "ray_train"),
+            storage_path=str(copies.notes(folder, "ray_train")),
             failure_config=ray.train.FailureConfig(
                 max_failures=config.max_failures,
                 controller_failure_limit=-1,  # of starts; the deadline is Placement's

@@ -20,6 +20,7 @@ from ray.train.v2._internal.execution.controller.state import RunningState
 from cifar_ray import topology
 from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
+from cifar_ray.storage import StorageError
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
 from cifar_ray.training.errors import CheckpointError, DivergedError
@@ -101,7 +102,7 @@ def _sentence(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
     return (
         first
-        if isinstance(error, (ConfigError, CheckpointError, DivergedError))
+        if isinstance(error, (ConfigError, CheckpointError, DivergedError, StorageError))
         else (f"{type(error).__name__}: {first}")
     )
 

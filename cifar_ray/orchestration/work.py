@@ -26,21 +26,21 @@ class TrainResult:
         name: the run's name.
         run_id: MLflow's id of it.
         tracking_uri: the store that has it.
-        folder: its folder, with the config and the checkpoints.
+        folder: address of its folder, with the config and the checkpoints.
         metrics: the last epoch's figures, and ``best/accuracy`` and ``best/epoch``.
         times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
         weights_sha256: SHA-256 of the final weights file.
-        checkpoint: folder of the final checkpoint.
+        checkpoint: address of the final checkpoint.
     """
 
     name: str
     run_id: str
     tracking_uri: str
-    folder: Path
+    folder: str
     metrics: dict[str, float]
     times: dict[str, float]
     weights_sha256: str
-    checkpoint: Path
+    checkpoint: str
 
 
 class View(Protocol):
@@ -132,7 +132,8 @@ class Work:
 
     def finish(self, outcome: Outcome) -> None:
         """Record what the run has come to; its end is still to be written."""
-        self.record.result(outcome, self.dataset)
+        final = Path(outcome.checkpoint).name
+        self.record.result(outcome, self.dataset, lambda: self.folder.classifier(final))
 
     def end(self, status: str, reason: str = "") -> None:
         """Write the run's end, and say what could not be written.
@@ -158,18 +159,18 @@ class Work:
             name=self.folder.name,
             run_id=self.record.run_id,
             tracking_uri=self.record.uri,
-            folder=self.folder.path,
+            folder=self.folder.address,
             metrics=outcome.metrics,
             times=outcome.times,
             weights_sha256=outcome.weights_sha256,
-            checkpoint=Path(outcome.checkpoint),
+            checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
         )
 
     def places(self, result: TrainResult) -> Sequence[tuple[str, str]]:
         """Where everything of the run is, in words."""
         return [
             ("run", f"{result.name} (MLflow id {result.run_id})"),
-            ("folder", str(result.folder)),
+            ("folder", result.folder),
             ("weights sha256", result.weights_sha256),
             ("look at it", self.record.page or f"with cifar-ray ui{self.store_flag()}"),
         ]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +25,8 @@ from cifar_ray.data import Dataset
 from cifar_ray.orchestration import server
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample
 from cifar_ray.place import Place
-from cifar_ray.strict import ConfigError
+from cifar_ray.storage import Folder, copies
+from cifar_ray.storage.copies import Copy
 from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
@@ -46,23 +46,19 @@ def train_loop(payload: dict[str, Any]) -> Outcome | None:
         The outcome on rank 0, None elsewhere.
 
     Raises:
-        ConfigError: when this node does not see the run's folder.
+        ConfigError: when rank 0's node does not see the run's folder.
+        StorageError: when the run's object store cannot be read or written.
     """
     config = configs.from_mapping(payload["config"])
-    folder = Path(payload["folder"])
-    if not folder.parent.is_dir():
-        raise ConfigError(
-            "storage", f"must be a folder that all nodes share; {socket.gethostname()} lacks {folder.parent}"
-        )
     mailbox = payload["mailbox"]
     launch: Launch = ray.get(mailbox.launch.remote())
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     place = _place(config, mailbox)
-    observer = MailboxObserver(mailbox, place.rank)
-    with _sampling(mailbox, place):
-        outcome = fit(config, dataset, folder, place, observer, launch, server.start(config, place))
+    with _sampling(mailbox, place), _checkpoints(payload["folder"], place) as copy:
+        observer = MailboxObserver(mailbox, place.rank, copy)
+        outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place))
     observer.flush()
     return outcome if place.rank == 0 else None
 
@@ -70,9 +66,10 @@ def train_loop(payload: dict[str, Any]) -> Outcome | None:
 class MailboxObserver:
     """Posts what the loop tells. Rank 0 speaks for all."""
 
-    def __init__(self, mailbox: Any, rank: int) -> None:
+    def __init__(self, mailbox: Any, rank: int, copy: Copy) -> None:
         self._mailbox = mailbox
         self._rank = rank
+        self._copy = copy
         self._images_per_step = 0
         self._step = 0
         self._shown = (time.perf_counter(), 0)
@@ -103,6 +100,7 @@ class MailboxObserver:
         self._shown = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        self._copy.keep(saved.path)
         self._post(saved)
 
     def flush(self) -> None:
@@ -139,6 +137,16 @@ def _place(config: TrainConfig, mailbox: Any) -> Place:
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     return Place(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+
+
+@contextmanager
+def _checkpoints(folder: Folder, place: Place) -> Iterator[Copy]:
+    """Where rank 0 has the checkpoints; the others have no use for them."""
+    if place.rank != 0:
+        yield Copy(copies.notes(folder, copies.CHECKPOINTS))
+        return
+    with copies.training(folder) as copy:
+        yield copy
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 import platform
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
+from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
@@ -52,6 +53,7 @@ class RunRecord:
         self.name = run.info.run_name
         self.uri = client.tracking_uri
         self.page = store.page(self.uri, run)
+        self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self._started_ms = run.info.start_time
         self._checkpoints = artifacts.CheckpointList()
         self._guard = Guard(self.uri, self.run_id, session)
@@ -64,7 +66,7 @@ class RunRecord:
         config: TrainConfig,
         name: str,
         key: str,
-        folder: Path,
+        folder: str,
         dataset: Dataset,
         tags: Mapping[str, str] | None = None,
     ) -> RunRecord:
@@ -74,7 +76,7 @@ class RunRecord:
             ConfigError: when the store refuses it.
         """
         session = uuid.uuid4().hex
-        known = {store.KEY_TAG: key, store.FOLDER_TAG: str(folder), store.SESSION_TAG: session}
+        known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         try:
             experiment = store.experiment_id(client, config.experiment)
             try:
@@ -159,37 +161,38 @@ class RunRecord:
             {
                 "step": saved.step,
                 "epoch": saved.epoch,
-                "path": str(saved.path),
+                "path": self._address(saved.path),
                 "weights_sha256": saved.weights_sha256,
                 "accuracy": saved.accuracy,
             }
         )
         self._sink.call(self._checkpoints.write)
         if saved.best:
-            self._sink.tags({"cifar_ray.best_checkpoint": str(saved.path)})
+            self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
+
+    def _address(self, checkpoint: Path) -> str:
+        """Where a checkpoint belongs; it may have been written to another disk first."""
+        return f"{self._folder}/checkpoints/{checkpoint.name}"
 
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
         """Load of one node; MLflow shows names that begin with ``system/`` on a page of their own."""
         step = max((timestamp_ms - self._started_ms) // 1000, 0)
         self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
 
-    def result(self, outcome: Outcome, dataset: Dataset) -> None:
-        """The outcome: final figures, confusion matrix, per-class table, and the model."""
+    def result(self, outcome: Outcome, dataset: Dataset, load: Callable[[], Classifier]) -> None:
+        """The outcome: final figures, confusion matrix, per-class table, and the model, which ``load`` reads."""
         for row in outcome.history:  # what was lost on its way here
             self.row(row)
         last = outcome.epochs
         final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
         now = Row.now("epoch", last, finite(final))
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
-        self._sink.tags(
-            {"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": outcome.checkpoint}
-        )
+        address = self._address(Path(outcome.checkpoint))
+        self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
         self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
-        self._sink.call(
-            lambda client, run_id: artifacts.log_model(client, run_id, Path(outcome.checkpoint), dataset, last)
-        )
+        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, load, dataset, last))
 
     def end(self, status: str) -> bool:
         """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.

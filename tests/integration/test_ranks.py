@@ -8,7 +8,7 @@ import pytest
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, refusals_on_ranks, resolved, train_on_ranks
+from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, resolved, train_apart, train_on_ranks
 
 
 def config(topology: str, **values: object) -> TrainConfig:
@@ -126,7 +126,12 @@ def test_accumulation_exchanges_gradients_once_per_step() -> None:
         assert counts == [0, 0, 0, 1]
 
 
-def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path) -> None:
-    """Told apart by the rank, as two machines without shared storage would have it."""
-    for refusal in refusals_on_ranks(config("1x2"), tmp_path):
-        assert refusal.startswith("storage must be a folder that all nodes share; rank 1 does not see ")
+def test_only_rank_0_needs_the_folder(tmp_path: Path) -> None:
+    """The others are told the checkpoint, and go on from it to the same bit."""
+    wanted = config("1x3", checkpoint_every=4, precision="bf16", **MODELS["resnet"])
+    whole = train_on_ranks(wanted, tmp_path / "whole")
+    train_apart(wanted, tmp_path / "parts", stop_after=9)
+    parts = train_apart(wanted, tmp_path / "parts")
+    assert [recorder.steps[0] for _, recorder in parts] == [9, 9, 9]
+    assert [outcome.weights_sha256 for outcome, _ in parts if outcome] == [whole[0][0].weights_sha256] * 3  # type: ignore[union-attr]
+    assert [recorder.weights for _, recorder in parts] == [whole[0][1].weights] * 3

@@ -124,7 +124,7 @@ def test_a_run_is_found_by_name_and_by_id(client: MlflowClient, tmp_path: Path) 
     made = client.create_run(experiment, run_name="mine", tags=tags)
     client.create_run(experiment, run_name="foreign")
     for by in ("mine", made.info.run_id):
-        assert store.find(client, by) == store.KnownRun(made.info.run_id, "mine", "k1", tmp_path, "RUNNING")
+        assert store.find(client, by) == store.KnownRun(made.info.run_id, "mine", "k1", str(tmp_path), "RUNNING")
     for absent in ("foreign", "nobody", "0" * 32, "it's"):
         with pytest.raises(ConfigError, match="there is no run"):
             store.find(client, absent)
