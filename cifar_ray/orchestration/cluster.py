@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray._private import ray_constants
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
@@ -89,11 +91,17 @@ def address(config: TrainConfig) -> str | None:
     return None if chosen in (None, "", "local") else chosen
 
 
+def draining() -> dict[str, int]:
+    """Nodes that are about to leave the cluster: node id -> when, in ms since 1970, or 0 when that is not known."""
+    return global_state.get_draining_nodes()
+
+
 def nodes() -> list[Node]:
-    """The live nodes of the cluster, those with the most free CPUs first, the driver's first of equals."""
+    """The live nodes that stay, those with the most free CPUs first, the driver's first of equals."""
     free = available_resources_per_node()
     here = ray.get_runtime_context().get_node_id()
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    leaving = draining()
+    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
     return [
         Node(
@@ -103,6 +111,19 @@ def nodes() -> list[Node]:
             node["Resources"].get("GPU", 0.0),
         )
         for node in alive
+    ]
+
+
+def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:
+    """As :func:`nodes`, with what is free on each now or held, by node id, by the run that asks."""
+    free = available_resources_per_node()
+    return [
+        replace(
+            node,
+            cpus=min(node.cpus, free.get(node.node_id, {}).get("CPU", 0.0) + held_cpus.get(node.node_id, 0.0)),
+            gpus=min(node.gpus, free.get(node.node_id, {}).get("GPU", 0.0) + held_gpus.get(node.node_id, 0.0)),
+        )
+        for node in nodes()
     ]
 
 

@@ -23,7 +23,7 @@ BELOW = {
     "models": {"config", "data"},
     "place": set(),
     "strategies": {"config", "data", "models", "place", "strict"},
-    "training": {"config", "data", "files", "models", "place", "strategies", "strict"},
+    "training": {"config", "data", "files", "models", "place", "strategies", "strict", "topology"},
     "tracking": {"config", "data", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
     "console": {"results", "strategies"},
