@@ -149,7 +149,14 @@ def run(
                 controller_failure_limit=-1,  # of starts; the deadline is Placement's
             ),
             callbacks=[
-                Placement(config.placement, config.cpus_per_worker, gpus, config.start_timeout_s, inbox.actor),
+                Placement(
+                    config.placement,
+                    config.cpus_per_worker,
+                    gpus,
+                    config.start_timeout_s,
+                    inbox.actor,
+                    chosen=placement if config.elastic else None,
+                ),
                 Failures(inbox.actor),
             ],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
@@ -177,7 +184,8 @@ def run(
         _end(controller, inbox)
         raise
     if fitting.error is not None:
-        recoverable = last_failure is not None and not last_failure.final
+        unplaced = isinstance(getattr(fitting.error, "controller_failure", None), NotPlacedError)
+        recoverable = unplaced or (last_failure is not None and not last_failure.final)
         raise RunFailedError(_reason(fitting.error, last_failure), recoverable) from fitting.error
     assert fitting.outcome is not None, "rank 0 returns the outcome"
     return fitting.outcome
@@ -200,14 +208,14 @@ def _train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
 
 
 def _scaling(config: TrainConfig, placement: list[str], gpus: int) -> ray.train.ScalingConfig:
-    one_node = config.placement.nodes == 1
+    anywhere = config.placement.nodes == 1 and config.elastic is None
     resources = {"CPU": config.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
     return ray.train.ScalingConfig(
         num_workers=config.world_size,
         use_gpu=bool(gpus),
         resources_per_worker=resources,
-        placement_strategy="STRICT_PACK" if one_node else "PACK",
-        label_selector=None if one_node else [{NODE_ID_LABEL: node_id} for node_id in placement],
+        placement_strategy="STRICT_PACK" if anywhere else "PACK",
+        label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in placement],
     )
 
 

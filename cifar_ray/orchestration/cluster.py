@@ -51,7 +51,7 @@ def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif head:
-        with _settings(_settings_to_join()):
+        with credentials():
             try:
                 _join(head, config)
                 yield
@@ -160,6 +160,13 @@ def _settings_to_join() -> dict[str, str]:
 
 
 @contextmanager
+def credentials() -> Iterator[None]:
+    """Within it, a client of a Ray that is there has that Ray's token."""
+    with _settings(_settings_to_join()):
+        yield
+
+
+@contextmanager
 def _settings(values: Mapping[str, str]) -> Iterator[None]:
     """Within it, Ray has these variables; it has read its environment when it was imported."""
     before = {name: os.environ.get(name) for name in values}
@@ -240,21 +247,28 @@ def _cpus_per_node(config: TrainConfig) -> int:
 
 
 def _join(head: str, config: TrainConfig) -> None:
-    if "://" in head:
-        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
     if head != "auto":
-        host, _, port = head.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
-        try:
-            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-        except (OSError, OverflowError) as error:
-            raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+        reach(head)
     try:
         ray.init(address=head, **_quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
+
+
+def reach(head: str) -> None:
+    """Find out at once whether anything listens there; Ray itself would try for a minute.
+
+    Raises:
+        ConfigError: when it is no address, or nothing does.
+    """
+    host, _, port = head.rpartition(":")
+    if "://" in head or not host or not port.isdecimal():
+        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

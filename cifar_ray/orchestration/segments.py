@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def train(
                 return found
             work.stopped(found.step)
         launch = Launch(time.time(), 0.0)
-        config, placement = places.place(work.config, work.workers_by_node(), patient=True)
+        config, placement = places.place(work.config, Counter(placement), patient=True)
         work.move(config)
 
 
@@ -98,9 +99,9 @@ class _Watch:
     def _growing(self, now: float) -> bool:
         """Whether there has been room for more workers for some seconds; nodes that start together come one by one."""
         config, held = self.work.config, self.work.workers_by_node()
-        if config.elastic is None or sum(held.values()) < config.world_size:  # they are not all there yet
+        self.places.renew(config)  # also while a node that was lost is waited for
+        if config.elastic is None or held.total() < config.world_size:  # they are not all there yet
             return False
-        self.places.renew(config)
         try:
             wider, _ = sizing.decide(config, held)
         except TooSmallError:
