@@ -18,7 +18,7 @@ from cifar_ray.orchestration.metadata import Aws, Gcp, Notice, Provider
 from cifar_ray.strict import ConfigError
 
 _EVERY_S = 2.0
-_REGISTERED_S = 60.0
+_REGISTERED_S = 300.0
 _ALIVE_EVERY_S = 30.0
 _GCS_S = 10.0
 _CLOUDS: dict[str, Callable[[str | None], Provider]] = {"aws": Aws, "gcp": Gcp}
