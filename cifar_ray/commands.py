@@ -48,7 +48,7 @@ class ResumeCommand:
     """Worker failures to recover from before the run fails."""
 
     start_timeout_s: float | None = None
-    """Seconds to wait for the workers to be placed before the run fails."""
+    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""

@@ -34,6 +34,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.stopping import StoppedError
 
 T = TypeVar("T")
 AUTHKEY = secrets.token_bytes()
@@ -131,6 +132,15 @@ def train_on_ranks(
         Outcome (None when stopped) and what the observer heard, of every rank.
     """
     return _on_ranks(config, _train, folder, stop_after, test_images)
+
+
+def stop_on_ranks(config: TrainConfig, folder: Path, asked_after: int) -> list[tuple[int, Recorder]]:
+    """The loop in one process per worker, where rank 0 alone is asked to stop, from ``asked_after`` steps on.
+
+    Returns:
+        Step after which every rank has stopped (0 when it has not), and what its observer heard.
+    """
+    return _on_ranks(config, _stop, folder, asked_after)
 
 
 def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
@@ -256,6 +266,20 @@ def _train(
             return train_here(config, replace(dataset, test=test), folder, recorder, place), recorder
     except Stopped:
         return None, recorder
+
+
+def _stop(config: TrainConfig, place: Place, folder: Path, asked_after: int) -> tuple[int, Recorder]:
+    recorder = Recorder()
+
+    def asked() -> bool:
+        assert place.rank == 0, "the others hear it from rank 0"
+        return recorder.steps[-1] >= asked_after
+
+    try:
+        fit(config, data.load(config.dataset), folder, place, recorder, Launch(0.0, 0.0), None, asked)
+    except StoppedError as stop:
+        return stop.step, recorder
+    return 0, recorder
 
 
 def _train_at_own_pace(

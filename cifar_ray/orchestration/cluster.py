@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray._private import ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
@@ -90,11 +92,17 @@ def address(config: TrainConfig) -> str | None:
     return None if chosen in (None, "", "local") else chosen
 
 
+def draining() -> dict[str, int]:
+    """Nodes that are about to leave the cluster: node id -> when, in ms since 1970, or 0 when that is not known."""
+    return global_state.get_draining_nodes()
+
+
 def nodes() -> list[Node]:
-    """The live nodes of the cluster, those with the most free CPUs first, the driver's first of equals."""
+    """The live nodes that stay, those with the most free CPUs first, the driver's first of equals."""
     free = available_resources_per_node()
     here = ray.get_runtime_context().get_node_id()
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    leaving = draining()
+    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
     return [
         Node(
@@ -112,6 +120,19 @@ def token() -> Iterator[None]:
     """Within it, Ray has the token of a cluster that is there, as ``ray start`` would use it."""
     with _settings(_settings_to_join()):
         yield
+
+
+def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:
+    """As :func:`nodes`, with what is free on each now or held, by node id, by the run that asks."""
+    free = available_resources_per_node()
+    return [
+        replace(
+            node,
+            cpus=min(node.cpus, free.get(node.node_id, {}).get("CPU", 0.0) + held_cpus.get(node.node_id, 0.0)),
+            gpus=min(node.gpus, free.get(node.node_id, {}).get("GPU", 0.0) + held_gpus.get(node.node_id, 0.0)),
+        )
+        for node in nodes()
+    ]
 
 
 def note(config: TrainConfig) -> str:
@@ -226,16 +247,8 @@ def _cpus_per_node(config: TrainConfig) -> int:
 
 
 def _join(head: str, config: TrainConfig) -> None:
-    if "://" in head:
-        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
     if head != "auto":
-        host, _, port = head.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
-        try:
-            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-        except (OSError, OverflowError) as error:
-            raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+        reach(head)
     found = head if head != "auto" else services.canonicalize_bootstrap_address(head)
     if found is not None:
         _greet(found)
@@ -279,6 +292,21 @@ def wrong_token(address: str) -> str:
 def other_version(address: str, what: str, there: str, here: str) -> str:
     """What to do when a cluster has another version than this machine."""
     return f"the Ray cluster at {address} has {what} {there}, and this machine {here}; install the same on both"
+
+
+def reach(head: str) -> None:
+    """Find out at once whether anything listens there; Ray itself would try for a minute.
+
+    Raises:
+        ConfigError: when it is no address, or nothing does.
+    """
+    host, _, port = head.rpartition(":")
+    if "://" in head or not host or not port.isdecimal():
+        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from cifar_ray import data, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.console import Console
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import attempt, cluster, preflight, runs
+from cifar_ray.orchestration import cluster, preflight, runs, segments, sizing
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
+from cifar_ray.orchestration.sizing import Sizing
 from cifar_ray.orchestration.work import TrainResult, Work
 from cifar_ray.storage import copies
 from cifar_ray.tracking import store
@@ -40,7 +41,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
-    config = recipe.resolve(config)
+    config = recipe.resolve(sizing.begin(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         client = store.connect(store.resolve_uri(config.tracking_uri))
@@ -50,12 +51,12 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
             with folder.lock():
                 dataset, data_s = _read(config, console)
                 console.doing(cluster.note(config))
-                with session(config, console.line) as check:
-                    config, placement = attempt.with_device(config)
+                with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+                    config, placement = places.place(config)
                     preflight.check_storage(folder.place, config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
                     work = Work(config, dataset, folder, record, console)
-                    return _run(work, placement, console, check, Launch(begun, data_s))
+                    return _run(work, placement, console, check, Launch(begun, data_s), places)
         finally:
             if record is None:  # nothing has begun, and the name is free again
                 runs.discard(folder.place)
@@ -91,17 +92,19 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         config = _moved(newest[1].config if newest else folder.config(), changes)
         dataset, data_s = _read(config, console)
         console.doing(cluster.note(config))
-        with session(config, console.line) as check:
-            config, placement = attempt.with_device(config)
+        with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+            config, placement = places.place(config)
             preflight.check_storage(folder.place, config)
             record = RunRecord.reopen(client, config, known.run_id)
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             work = Work(config, dataset, folder, record, console)
-            return _run(work, placement, console, check, Launch(begun, data_s))
+            return _run(work, placement, console, check, Launch(begun, data_s), places)
 
 
-def _run(work: Work, placement: list[str], console: Console, check: Callable[[], None], launch: Launch) -> TrainResult:
+def _run(
+    work: Work, placement: list[str], console: Console, check: Callable[[], None], launch: Launch, places: Sizing
+) -> TrainResult:
     """Train to the end, and end the run truthfully whatever happens."""
     status, reason = "FAILED", ""
     try:
@@ -109,7 +112,7 @@ def _run(work: Work, placement: list[str], console: Console, check: Callable[[],
         sharing = time.perf_counter()
         reference = ray.put(work.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        outcome = attempt.run(work.config, placement, reference, work.folder.place, launch, work.listen, check)
+        outcome = segments.train(work, placement, reference, launch, check, places)
         console.doing("recording the result")
         work.finish(outcome)
         status = "FINISHED"
@@ -140,7 +143,7 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
 
 
 def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
-    """The config of a run that goes on elsewhere; the global batch stays what it was."""
+    """The config of a run that goes on elsewhere; the global batch stays what it was, and a topology once named."""
     images = config.images_per_step
-    moved = configs.merge(config, {**changes, "global_batch_size": images} if "topology" in changes else changes)
-    return recipe.resolve(moved)
+    named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}
+    return recipe.resolve(configs.merge(config, {**changes, **named}))

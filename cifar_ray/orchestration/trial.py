@@ -77,6 +77,7 @@ def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any]
         config, placement = attempt.with_device(config)
         launch = Launch(begun, 0.0)
         outcome = attempt.run(config, placement, datasets[config.dataset], plan.folder, launch, listen, lambda: None)
+        assert isinstance(outcome, Outcome), "nobody asks a trial to stop"
         ended = Ended(outcome)
     except (RunFailedError, ConfigError) as error:
         ended = Ended(None, str(error))

@@ -23,27 +23,29 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import server
-from cifar_ray.orchestration.events import Placed, Progress, SystemSample
+from cifar_ray.orchestration.events import Placed, Progress, Stopped, SystemSample
 from cifar_ray.place import Place
 from cifar_ray.storage import Folder, copies
 from cifar_ray.storage.copies import Copy
 from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.25
 _SAMPLE_INTERVAL_S = 5.0
 _FIRST_SAMPLE_S = 1.0
 
 
-def train_loop(payload: dict[str, Any]) -> Outcome | None:
+def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     """Ray Train's ``train_loop_per_worker``.
 
     Args:
-        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``.
+        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``, and
+            ``stoppable``: whether the driver may ask the run to stop between two steps.
 
     Returns:
-        The outcome on rank 0, None elsewhere.
+        The outcome, or where the run has stopped, on rank 0; None elsewhere.
 
     Raises:
         ConfigError: when rank 0's node does not see the run's folder.
@@ -56,9 +58,14 @@ def train_loop(payload: dict[str, Any]) -> Outcome | None:
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     place = _place(config, mailbox)
+    outcome: Outcome | Stopped
     with _sampling(mailbox, place), _checkpoints(payload["folder"], place) as copy:
         observer = MailboxObserver(mailbox, place.rank, copy)
-        outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place))
+        asked = observer.asked if payload["stoppable"] else None
+        try:
+            outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place), asked)
+        except StoppedError as stop:
+            outcome = Stopped(stop.step)
     observer.flush()
     return outcome if place.rank == 0 else None
 
@@ -74,6 +81,8 @@ class MailboxObserver:
         self._step = 0
         self._shown = (time.perf_counter(), 0)
         self._last: Any = None
+        self._unread: Any = None
+        self._stop = False
 
     def started(self, event: Started) -> None:
         self._images_per_step = configs.from_mapping(event.config).images_per_step
@@ -90,6 +99,7 @@ class MailboxObserver:
         before, shown = self._shown
         if now - before >= _PROGRESS_INTERVAL_S:
             self._post(Progress(epoch, step, (step - shown) * self._images_per_step / (now - before)))
+            self._unread = self._unread or self._last
             self._shown = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
@@ -102,6 +112,14 @@ class MailboxObserver:
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self._copy.keep(saved.path)
         self._post(saved)
+
+    def asked(self) -> bool:
+        """Whether the driver has asked the run to stop, by the answer to the latest progress that has one."""
+        if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
+            with suppress(ray.exceptions.RayError):  # the mailbox is lost; so is whoever would ask
+                self._stop = ray.get(self._unread)
+            self._unread = None
+        return self._stop
 
     def flush(self) -> None:
         """Wait until what was posted has arrived, or the mailbox is lost."""

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
-from mlflow.entities import DatasetInput, InputTag, Run
+from mlflow.entities import DatasetInput, InputTag, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import config as configs
@@ -127,8 +127,18 @@ class RunRecord:
 
     def config_file(self, config: TrainConfig) -> None:
         """The config as an artifact that starts the same run again."""
-        text = configs.to_yaml(config)
+        text = configs.to_yaml(recipe.widest(config))
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
+
+    def moved(self, config: TrainConfig) -> None:
+        """The run goes on as ``config``; what its tags were is kept, as by :meth:`reopen`."""
+        now = _tags(config)
+
+        def write(client: MlflowClient, run_id: str) -> None:
+            changed = _changed(client.get_run(run_id).data.tags, now)
+            client.log_batch(run_id, tags=[RunTag(name, value) for name, value in changed.items()])
+
+        self._sink.call(write)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""

@@ -35,6 +35,11 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
     return row
 
 
+def due(job: Job) -> bool:
+    """Whether a checkpoint is due after this step."""
+    return job.config.checkpoint_every > 0 and job.step % job.config.checkpoint_every == 0
+
+
 def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
     """Write a checkpoint of this moment, on rank 0.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
+from cifar_ray.training.stopping import Stopper
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Job:
     evaluator: Evaluator
     clock: Clock
     class_names: tuple[str, ...]
+    stopper: Stopper
     started: Started
     epoch_loss: Tensor
     step: int = 0
@@ -61,6 +64,7 @@ def prepare(
     place: Place,
     launch: Launch,
     server: ServerHandle | None = None,
+    asked: Callable[[], bool] | None = None,
 ) -> Job:
     """Build the run's parts and restore the newest usable checkpoint below ``folder``.
 
@@ -71,6 +75,7 @@ def prepare(
         place: this worker's place; the process group is up when there are several workers.
         launch: what happened before; what is left of the time since then is start-up time.
         server: the parameter server, for the strategy that has one.
+        asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
@@ -104,6 +109,7 @@ def prepare(
         evaluator=Evaluator(dataset, place, precision),
         clock=clock,
         class_names=dataset.class_names,
+        stopper=Stopper(place, asked),
         started=Started(
             configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(place.device)
         ),

@@ -8,7 +8,14 @@ import pytest
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, resolved, train_apart, train_on_ranks
+from tests.helpers import (
+    evaluate_on_ranks,
+    exchanges_on_ranks,
+    resolved,
+    stop_on_ranks,
+    train_apart,
+    train_on_ranks,
+)
 
 
 def config(topology: str, **values: object) -> TrainConfig:
@@ -135,3 +142,30 @@ def test_only_rank_0_needs_the_folder(tmp_path: Path) -> None:
     assert [recorder.steps[0] for _, recorder in parts] == [9, 9, 9]
     assert [outcome.weights_sha256 for outcome, _ in parts if outcome] == [whole[0][0].weights_sha256] * 3  # type: ignore[union-attr]
     assert [recorder.weights for _, recorder in parts] == [whole[0][1].weights] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked_after", "left"),
+    [
+        (5, 6),  # what rank 0 has heard after a step, all know after the next
+        (13, 14),  # the end of the first of two epochs: evaluated, and saved once
+        (27, 0),  # nothing is left to train
+    ],
+)
+def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(asked_after: int, left: int, tmp_path: Path) -> None:
+    """In ``reproducible``, on two ranks, and on with one: the weights of one worker that never stopped."""
+    shared = {"strategy": "reproducible", "epochs": 2, "model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+    stopped = stop_on_ranks(config("1x2", **shared), tmp_path / "parts", asked_after)
+    assert {step for step, _ in stopped} == {left}
+    assert {recorder.steps[-1] for _, recorder in stopped} == {left or 28}
+    if not left:
+        return
+    saved = [event.step for event in stopped[0][1].checkpoints]
+    assert saved == [left]
+    rest, *_ = train_on_ranks(config("1x1", **shared), tmp_path / "parts")
+    whole, *_ = train_on_ranks(config("1x1", **shared), tmp_path / "whole")
+    assert rest[0] is not None
+    assert whole[0] is not None
+    assert rest[1].steps[0] == left + 1
+    assert len(rest[1].epochs) == 28 // 14 - left // 14
+    assert rest[0].weights_sha256 == whole[0].weights_sha256

@@ -24,7 +24,7 @@ BELOW = {
     "place": set(),
     "ports": {"strict"},
     "strategies": {"config", "data", "models", "place", "strict"},
-    "training": {"config", "data", "files", "models", "place", "strategies", "strict"},
+    "training": {"config", "data", "files", "models", "place", "strategies", "strict", "topology"},
     "storage": {"files", "strict", "training"},
     "tracking": {"config", "data", "ports", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
