@@ -108,10 +108,10 @@ def start(config: dict[str, Any], which: str, old: str, new: str) -> None:
 
 
 AWS: list[tuple[Break, str]] = [
-    (lambda c: c.update(unexpected=1), "unexpected is unknown to Ray"),
+    (lambda c: c.update(fairness=1), "fairness is unknown to Ray"),
     (
         lambda c: c["available_node_types"]["head"].update(max_worker=1),
-        "available_node_types.head.max_worker is unknown to Ray",
+        "available_node_types.head.max_worker is unknown to Ray; did you mean 'max_workers'?",
     ),
     (
         lambda c: c["available_node_types"]["gpu_spot"]["resources"].update(GPU=0.5),
@@ -297,6 +297,20 @@ def test_a_fault_on_gcp_is_told(tmp_path: Path, fault: Break, sentence: str) -> 
     assert told(tmp_path, config) == (sentence,)
 
 
+@pytest.mark.parametrize(
+    ("command", "calls"),
+    [
+        ("pip install -q x==1 > log 2>&1 && ray stop", [("pip", "install", "-q", "x==1"), ("ray", "stop")]),
+        ("A=1 sudo B=2 /usr/bin/ray start; (cd /; ls)", [("ray", "start"), ("cd", "/"), ("ls",)]),
+        ("pip install 'a>=1; python_version > \"3\"'", [("pip", "install", 'a>=1; python_version > "3"')]),
+        ("first \\\n  word\nsecond", [("first", "word"), ("second",)]),
+        ("echo 'open", []),
+    ],
+)
+def test_a_command_is_the_programs_that_it_calls(command: str, calls: list[tuple[str, ...]]) -> None:
+    assert [call.words for call in shell.Command("", command).calls()] == calls
+
+
 LOCAL = """
 cluster_name: desk
 provider: {type: local, head_ip: 192.0.2.1, worker_ips: [192.0.2.2]}
@@ -372,7 +386,7 @@ def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_pat
     assert done.returncode == 2, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
-        "error: broken.yaml: max_worker is unknown to Ray",
+        "error: broken.yaml: max_worker is unknown to Ray; did you mean 'max_workers'?",
         "error: gone.yaml cannot be read: No such file or directory",
     ]
     assert done.stdout == f"{ROOT / 'cluster.yaml'}: ok\n"
