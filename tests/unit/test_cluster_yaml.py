@@ -278,6 +278,10 @@ GCP: list[tuple[Break, str]] = [
         "family that moves on, got 'projects/x/global/images/family/common'",
     ),
     (
+        lambda c: gpu(c).update(scheduling="SPOT"),
+        "available_node_types.gpu_spot.node_config.scheduling must be a mapping, got 'SPOT'",
+    ),
+    (
         lambda c: gpu(c).pop("networkInterfaces"),
         "available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: "
         "the default one lets SSH in from everywhere",
@@ -341,6 +345,16 @@ def test_machines_that_one_has_are_neither_priced_nor_ended(tmp_path: Path) -> N
 )
 def test_a_fault_in_a_file_for_machines_that_one_has_is_told(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert sentence in told(tmp_path, LOCAL.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "key", ["available_node_types", "provider", "auth", "file_mounts", "setup_commands", "head_start_ray_commands"]
+)
+@pytest.mark.parametrize("value", [None, "x", [None]])
+def test_a_value_of_the_wrong_kind_is_told(tmp_path: Path, key: str, value: Any) -> None:
+    config = loaded("cluster.yaml")
+    config[key] = value
+    assert [problem for problem in told(tmp_path, config) if key in problem]
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
