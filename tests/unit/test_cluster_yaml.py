@@ -414,6 +414,11 @@ def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
 
 
+def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cluster", "check"]) == 2
+    assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
+
+
 def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(LOCAL.replace("ssh_user: ubuntu}", "ssh_user: ubuntu}  # YOURS").replace("desk", "YOURS-desk"))
