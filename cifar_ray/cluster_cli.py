@@ -35,6 +35,8 @@ def cluster(words: Sequence[str]) -> int:
 def cluster_check(words: Sequence[str]) -> int:
     """``cifar-ray cluster check``."""
     command = flags.read(ClusterCheckCommand, words, None, "cluster check")
+    if not command.files:
+        raise ConfigError("", "cifar-ray cluster check needs one or more cluster files, such as cluster.yaml")
     from cifar_ray.orchestration import clusterschema
 
     sound = True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.clusterfile.read import listing, mapping, node_types
+from cifar_ray.clusterfile.read import mapping, node_types
 
 PROVIDERS = ("aws", "gcp", "local")
 _KNOWN = Path(__file__).with_suffix(".yaml")
@@ -48,6 +48,8 @@ def _aws(node: dict[str, Any], key: str) -> Iterator[str]:
         yield from _unknown(node, [*_known()["aws"], _SUBNETS], key)
         return
     yield from _against(node, shape, key, (_SUBNETS,))
+    if not isinstance(node.get(_SUBNETS, []), list):
+        yield f"{key}.{_SUBNETS} must be a list, got {node[_SUBNETS]!r}"
 
 
 @cache
@@ -84,18 +86,19 @@ def _against(value: Any, shape: Any, key: str, also: Iterable[str] = ()) -> Iter
 _KINDS: dict[str, Any] = {"string": str, "integer": int, "boolean": bool, "double": int | float, "float": int | float}
 
 
-def _gcp(node: dict[str, Any], key: str, where: str) -> Iterator[str]:
+def _gcp(node: Any, key: str, where: str) -> Iterator[str]:
     known = _known()["gcp"]
+    if not isinstance(node, dict):
+        yield f"{key} must be a mapping, got {node!r}"
+        return
     yield from _unknown(node, known[where], key)
     for name, value in node.items():
         inner = f"{where}.{name}" if where else str(name)
-        if inner not in known:
-            continue
-        if isinstance(value, list):
-            for position, item in enumerate(listing(value)):
-                yield from _gcp(mapping(item), f"{key}.{name}[{position}]", inner)
-        else:
-            yield from _gcp(mapping(value), f"{key}.{name}", inner)
+        if inner in known and isinstance(value, list):
+            for position, item in enumerate(value):
+                yield from _gcp(item, f"{key}.{name}[{position}]", inner)
+        elif inner in known:
+            yield from _gcp(value, f"{key}.{name}", inner)
 
 
 def _unknown(given: Iterable[Any], known: Iterable[str], key: str) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _images(config: dict[str, Any], provider: str) -> Iterator[str]:
 def _gcp_image(key: str, node: dict[str, Any]) -> Iterator[str]:
     for position, disk in enumerate(listing(node.get("disks"))):
         image = str(mapping(mapping(disk).get("initializeParams")).get("sourceImage", ""))
-        if mapping(disk).get("boot") and (not image or "/family/" in image):
+        if mapping(disk).get("boot") and ("/images/" not in image or "/family/" in image):
             where = f"{key}[{position}].initializeParams.sourceImage"
             yield f"{where} must be one image, not a family that moves on, got {image or 'none'!r}"
 

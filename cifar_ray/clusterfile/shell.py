@@ -85,13 +85,20 @@ def _listed(key: str, values: Any) -> Iterator[Command]:
 
 
 def _calls(text: str) -> Iterator[Call]:
-    words = shlex.shlex(text.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";&|()")
+    words = shlex.shlex(text.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";&|()<>")
     words.whitespace_split = True
     words.commenters = ""
     exported: dict[str, str] = {}
     simple: list[str] = []
+    redirected = False
     for word in [*words, ";"]:
-        if set(word) <= set(";&|()"):
+        if redirected:
+            redirected = False
+        elif set(word) <= set("<>&") and set(word) & set("<>"):
+            # `2>&1` and `> file` are about the call's output, not words of it.
+            redirected = True
+            simple = simple[:-1] if simple and simple[-1].isdigit() else simple
+        elif set(word) <= set(";&|()"):
             yield from _call(simple, exported)
             simple = []
         else:

@@ -7,9 +7,11 @@ import copy
 import io
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cifar_ray import strict
 from cifar_ray.clusterfile import check as rules
 from cifar_ray.clusterfile.read import mapping, read
 
@@ -46,7 +48,8 @@ def problems(config: dict[str, Any]) -> list[str]:
             prepared, refusal = given, f"cannot be read by Ray: {type(error).__name__}: {error}"
         else:
             refusal = ""
-        found = [_sentence(error) for error in jsonschema.Draft7Validator(schema).iter_errors(prepared)]
+        errors = jsonschema.Draft7Validator(schema).iter_errors(prepared)
+        found = [sentence for error in errors for sentence in _sentences(error)]
         if not found and not refusal:
             try:
                 validate_config(prepared)
@@ -65,18 +68,21 @@ def _local(config: dict[str, Any]) -> list[str]:
     return found
 
 
-def _sentence(error: Any) -> str:
+def _sentences(error: Any) -> Iterator[str]:
     path = ""
     for step in error.absolute_path:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        extra = [name for name in error.instance if name not in error.schema.get("properties", {})]
-        return ", ".join(f"{path}.{name}" if path else str(name) for name in extra) + " is unknown to Ray"
-    return f"{path or 'the file'}: {error.message}"
+        known = error.schema.get("properties", {})
+        for name in error.instance:
+            if name not in known:
+                yield f"{path}.{name}".lstrip(".") + f" is unknown to Ray{strict.suggestion(str(name), known)}"
+    else:
+        yield f"{path or 'the file'}: {error.message}"
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Any:
+def _quiet(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)

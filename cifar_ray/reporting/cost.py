@@ -160,15 +160,18 @@ def _machine_of(path: Path) -> tuple[str, bool]:
 
 def _described(kind: Any) -> tuple[str, bool]:
     """Machine type (AWS: InstanceType; GCP: machineType with its accelerators) and whether it is spot."""
-    config = kind.get("node_config") if isinstance(kind, dict) else None
-    if not isinstance(config, dict):
-        return "", False
-    scheduling = config.get("scheduling") or {}
-    spot = (config.get("InstanceMarketOptions") or {}).get("MarketType") == "spot"
+    config = _mapping(_mapping(kind).get("node_config"))
+    scheduling = _mapping(config.get("scheduling"))
+    spot = _mapping(config.get("InstanceMarketOptions")).get("MarketType") == "spot"
     spot = spot or bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT"
     machine = str(config.get("InstanceType") or config.get("machineType") or "").rsplit("/", 1)[-1]
-    for extra in config.get("guestAccelerators") or ():
-        count = int(extra.get("acceleratorCount", 1))
+    accelerators = config.get("guestAccelerators")
+    for extra in map(_mapping, accelerators if isinstance(accelerators, list) else ()):
+        count = extra.get("acceleratorCount", 1)
         name = str(extra.get("acceleratorType", "")).rsplit("/", 1)[-1].removeprefix("nvidia-").removeprefix("tesla-")
-        machine += f"+{f'{count}x' if count > 1 else ''}{name}"
+        machine += f"+{f'{count}x' if count != 1 else ''}{name}"
     return machine, spot
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

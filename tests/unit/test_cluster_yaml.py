@@ -108,10 +108,10 @@ def start(config: dict[str, Any], which: str, old: str, new: str) -> None:
 
 
 AWS: list[tuple[Break, str]] = [
-    (lambda c: c.update(unexpected=1), "unexpected is unknown to Ray"),
+    (lambda c: c.update(fairness=1), "fairness is unknown to Ray"),
     (
         lambda c: c["available_node_types"]["head"].update(max_worker=1),
-        "available_node_types.head.max_worker is unknown to Ray",
+        "available_node_types.head.max_worker is unknown to Ray; did you mean 'max_workers'?",
     ),
     (
         lambda c: c["available_node_types"]["gpu_spot"]["resources"].update(GPU=0.5),
@@ -278,6 +278,10 @@ GCP: list[tuple[Break, str]] = [
         "family that moves on, got 'projects/x/global/images/family/common'",
     ),
     (
+        lambda c: gpu(c).update(scheduling="SPOT"),
+        "available_node_types.gpu_spot.node_config.scheduling must be a mapping, got 'SPOT'",
+    ),
+    (
         lambda c: gpu(c).pop("networkInterfaces"),
         "available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: "
         "the default one lets SSH in from everywhere",
@@ -295,6 +299,20 @@ def test_a_fault_on_gcp_is_told(tmp_path: Path, fault: Break, sentence: str) -> 
     config = loaded("examples/cluster-gcp.yaml")
     fault(config)
     assert told(tmp_path, config) == (sentence,)
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"),
+    [
+        ("pip install -q x==1 > log 2>&1 && ray stop", [("pip", "install", "-q", "x==1"), ("ray", "stop")]),
+        ("A=1 sudo B=2 /usr/bin/ray start; (cd /; ls)", [("ray", "start"), ("cd", "/"), ("ls",)]),
+        ("pip install 'a>=1; python_version > \"3\"'", [("pip", "install", 'a>=1; python_version > "3"')]),
+        ("first \\\n  word\nsecond", [("first", "word"), ("second",)]),
+        ("echo 'open", []),
+    ],
+)
+def test_a_command_is_the_programs_that_it_calls(command: str, calls: list[tuple[str, ...]]) -> None:
+    assert [call.words for call in shell.Command("", command).calls()] == calls
 
 
 LOCAL = """
@@ -327,6 +345,16 @@ def test_machines_that_one_has_are_neither_priced_nor_ended(tmp_path: Path) -> N
 )
 def test_a_fault_in_a_file_for_machines_that_one_has_is_told(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert sentence in told(tmp_path, LOCAL.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "key", ["available_node_types", "provider", "auth", "file_mounts", "setup_commands", "head_start_ray_commands"]
+)
+@pytest.mark.parametrize("value", [None, "x", [None]])
+def test_a_value_of_the_wrong_kind_is_told(tmp_path: Path, key: str, value: Any) -> None:
+    config = loaded("cluster.yaml")
+    config[key] = value
+    assert [problem for problem in told(tmp_path, config) if key in problem]
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
@@ -372,7 +400,7 @@ def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_pat
     assert done.returncode == 2, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
-        "error: broken.yaml: max_worker is unknown to Ray",
+        "error: broken.yaml: max_worker is unknown to Ray; did you mean 'max_workers'?",
         "error: gone.yaml cannot be read: No such file or directory",
     ]
     assert done.stdout == f"{ROOT / 'cluster.yaml'}: ok\n"
@@ -384,6 +412,11 @@ def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_pat
 def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert cli.main(words) == 2
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
+
+
+def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cluster", "check"]) == 2
+    assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
 
 
 def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path) -> None:

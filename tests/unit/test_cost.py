@@ -58,6 +58,11 @@ def test_a_cluster_file_has_the_price_of_its_workers() -> None:
     assert cost.find(f"{CLUSTER}:spot") == cost.find("g4dn.xlarge:spot")
 
 
+def test_a_node_type_has_its_own_price() -> None:
+    node = {"InstanceType": "g4dn.xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}
+    assert cost.of_node_type({"node_config": node}) == cost.find("g4dn.xlarge:spot")
+
+
 GCP = """
 head_node_type: head
 available_node_types:
