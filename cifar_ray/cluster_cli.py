@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from cifar_ray import flags, strict
 from cifar_ray.cluster_commands import (
@@ -69,36 +70,31 @@ def cluster_watch(words: Sequence[str]) -> int:
 def submit(words: Sequence[str]) -> int:
     """``cifar-ray submit``."""
     own, command = _parted(words)
+    if not command and not {"-h", "--help"} & set(own):
+        raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
     given = flags.read(SubmitCommand, own, None, "submit")
-    from cifar_ray.orchestration import jobs as cluster_jobs
-
-    return cluster_jobs.submit(command, given.address, given.name, given.working_dir, given.wait)
+    return _jobs().submit(command, given.address, given.name, given.working_dir, given.wait)
 
 
 def jobs(words: Sequence[str]) -> int:
     """``cifar-ray jobs``."""
     command = flags.read(JobsCommand, words, None, "jobs")
     from cifar_ray.console import Console
-    from cifar_ray.orchestration import jobs as cluster_jobs
 
-    Console().columns(("job", "status", "started", "duration", "command"), cluster_jobs.table(command.address))
+    Console().columns(("job", "status", "started", "duration", "command"), _jobs().table(command.address))
     return 0
 
 
 def logs(words: Sequence[str]) -> int:
     """``cifar-ray logs``."""
     command = flags.read(LogsCommand, words, None, "logs")
-    from cifar_ray.orchestration import jobs as cluster_jobs
-
-    return cluster_jobs.logs(command.job, command.address, command.follow)
+    return _jobs().logs(command.job, command.address, command.follow)
 
 
 def stop(words: Sequence[str]) -> int:
     """``cifar-ray stop``."""
     command = flags.read(StopCommand, words, None, "stop")
-    from cifar_ray.orchestration import jobs as cluster_jobs
-
-    cluster_jobs.stop(command.job, command.address)
+    _jobs().stop(command.job, command.address)
     return 0
 
 
@@ -150,6 +146,15 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "serve": (serve, "answer HTTP requests with a run's model"),
     "register": (register, "put a run's model into MLflow's model registry"),
 }
+
+
+def _jobs() -> ModuleType:
+    """Jobs, where what Ray's client of them needs is installed."""
+    try:
+        from cifar_ray.orchestration import jobs
+    except ImportError as error:
+        raise ConfigError("", f"jobs need {error.name}; `pip install 'cifar-ray[cluster]'` has it") from None
+    return jobs
 
 
 def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -55,7 +55,7 @@ class Submission:
         words = list(self.words)
         if self.file is not None:
             inside = str(Path(self.file).absolute().resolve().relative_to(root.resolve()))
-            words[words.index(self.file)] = inside
+            words[words.index(self.file, 1)] = inside
         # In the shell's place, so that signals reach it.
         return f"exec python -m cifar_ray.cli {shlex.join(words)}"
 
@@ -73,9 +73,8 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     if name is not None and not re.fullmatch(NAME, name):
         raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {name!r}")
     readers = {"train": _train, "resume": _resume, "sweep": _sweep}
-    if not words or words[0] not in readers:
-        given = f", got {words[0]!r}" if words else ""
-        raise ConfigError("", f"cifar-ray submit needs `-- COMMAND ...` with {strict.one_of(readers)}{given}")
+    if words[0] not in readers:
+        raise ConfigError("", f"cifar-ray submit takes {strict.one_of(readers)} after `--`, got {words[0]!r}")
     return readers[words[0]](words[1:], name)
 
 

@@ -52,7 +52,7 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def until(condition: Callable[[], bool], timeout: float = 180) -> None:
+def until(condition: Callable[[], bool], timeout: float = 600) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end
@@ -189,7 +189,7 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
 def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, cluster: Cluster, work: Path) -> None:
     submit = ["submit", "--working-dir", str(work), "--name", "long"]
     with resident.starts(*submit, "--wait", "--", *LONG) as waiting:
-        waiting.until("epoch 2/5000")
+        waiting.until("epoch 2/5000", 600)
         waiting.kill(signal.SIGHUP)
         assert waiting.end() == -signal.SIGHUP
     adopted = resident.runs(*submit, "--", *LONG[:1], *LONG[5:], *LONG[1:5])  # said in another order
@@ -198,7 +198,7 @@ def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, 
     sentence = refused(resident, *submit, "--", *LONG, "--seed", "1")
     assert sentence.startswith(f"--name must be new at {cluster.url}, and 'long' is another job there: cifar-ray train")
     with resident.starts("logs", "long", "--follow") as following:
-        following.until("epoch 3/5000")
+        following.until("epoch 3/5000", 600)
         following.kill(signal.SIGINT)
         assert following.end() == 130
         assert "job long goes on; `cifar-ray logs long --follow` follows it, `cifar-ray stop long`" in following.output
@@ -221,7 +221,7 @@ def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
     """A driver that hears no signal, and Ray's own 3 s of patience with it; the run is the one stopped above."""
     submit = ["submit", "--working-dir", str(work), "--wait", "--", "resume", "long"]
     with resident.starts(*submit, RAY_JOB_STOP_WAIT_TIME_S="3") as waiting:
-        waiting.until("continuing after step")
+        waiting.until("continuing after step", 600)
         assert "job resume-long-1 submitted" in waiting.output
         assert resident.run_named("long").info.status == "RUNNING"
         (driver,) = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,8 @@ def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
         ("resume run --topology 2by2", "--topology"),
         ("sweep --grid batch_size=x --name s", "--batch-size"),
         ("sweep --grid batch_size=16 --name s --storage runs", "--storage must begin with / or ~ in a job"),
-        ("evaluate run", "cifar-ray submit needs `-- COMMAND ...` with train, resume or sweep, got 'evaluate'"),
-        ("", "cifar-ray submit needs `-- COMMAND ...` with train, resume or sweep"),
+        ("evaluate run", "cifar-ray submit takes train, resume or sweep after `--`, got 'evaluate'"),
+        ("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_sent(
@@ -96,6 +97,14 @@ def test_mistakes_are_found_before_anything_is_sent(
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert sentence in said
+
+
+def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs", raising=False)
+    monkeypatch.delattr("cifar_ray.orchestration.jobs", raising=False)
+    assert cli.main(["jobs"]) == 2
+    assert capsys.readouterr().err == "error: jobs need aiohttp; `pip install 'cifar-ray[cluster]'` has it\n"
 
 
 def test_a_name_that_cannot_be() -> None:
