@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -32,19 +33,21 @@ def serving(
     words: list[str], url: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server's process, once it answers at ``url``, until the end."""
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
-    )
-    try:
-        end = time.monotonic() + 120
-        while not _answers(url):
-            assert process.poll() is None, words
-            assert time.monotonic() < end, words
-            time.sleep(0.2)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
+        try:
+            end = time.monotonic() + 180
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    output.seek(0)
+                    pytest.fail(f"{words} does not answer: {output.read()[-2000:]}")
+                time.sleep(0.2)
+            yield process
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 def _answers(url: str) -> bool:

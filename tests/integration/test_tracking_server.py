@@ -48,7 +48,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         postgres("pg_ctl", "-D", str(cluster), "-w", "-t", "120", "-o", options, "start")
         postgres("createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "mlflow")
-        yield f"postgresql://mlflow@127.0.0.1:{port}/mlflow"
+        yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow"
     finally:
         postgres("pg_ctl", "-D", str(cluster), "-m", "immediate", "stop")
         subprocess.run(["rm", "-rf", folder, f"{folder}.log"], check=True)

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration import runs
+from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration import preflight, runs
 from cifar_ray.strict import ConfigError
+from tests.helpers import resolved, train_here
+
+SMALL = {"resnet": ResNetOptions((1, 1), 8), "vit": ViTOptions(dim=24, depth=2, heads=2)}
 
 
 @pytest.fixture
@@ -41,3 +45,14 @@ def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: Trai
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         runs.open_existing(folder.address, folder.key)
+
+
+@pytest.mark.parametrize(
+    "values", [{"model": "resnet", **SMALL}, {"model": "vit", "optimizer": "adamw", **SMALL}, {"momentum": 0.0}]
+)
+def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dataset, tmp_path: Path) -> None:
+    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 718, "precision": "fp32"}
+    config = resolved(usual, **values)
+    outcome = train_here(config, digits, tmp_path)
+    taken = sum(file.stat().st_size for file in Path(outcome.checkpoint).iterdir())
+    assert preflight.checkpoint_bytes(config) <= taken <= preflight.checkpoint_bytes(config) + 200_000
