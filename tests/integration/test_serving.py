@@ -394,5 +394,5 @@ def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
             )
             service.command.kill(signal.SIGINT)
             assert service.command.end() == 0
-        assert head.says("print(ray.util.list_named_actors(all_namespaces=True))") == "[]"
-        head.until_nodes(2)
+        left = "ray.util.list_named_actors(all_namespaces=True), sum(node['Alive'] for node in ray.nodes())"
+        assert head.says(f"print({left})") == "[] 2"
