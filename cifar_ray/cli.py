@@ -7,20 +7,15 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from cifar_ray import IMPORTED_AT, __version__, cluster_cli, flags, strict
-from cifar_ray import config as configs
+from cifar_ray import IMPORTED_AT, __version__, cluster_cli, flags, runtext, strict
 from cifar_ray.commands import (
     CompareCommand,
     DoctorCommand,
     EvaluateCommand,
     PredictCommand,
     ReportCommand,
-    ResumeCommand,
     StrategiesCommand,
-    SweepCommand,
-    TrainCommand,
     UiCommand,
 )
 from cifar_ray.config import TrainConfig
@@ -29,21 +24,16 @@ from cifar_ray.strict import ConfigError
 
 def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
-    file, given = _config_file(words)
-    base = configs.load(file) if file else TrainConfig()
-    command = flags.read(TrainCommand, given, _as_command(_give_way(base, given), file), "train")
+    config = runtext.train(words)
     from cifar_ray.orchestration.trainer import train as run
 
-    run(_as_config(command), begun=IMPORTED_AT)
+    run(config, begun=IMPORTED_AT)
     return 0
 
 
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
-    command = flags.read(ResumeCommand, words, None, "resume")
-    given = dataclasses.asdict(command).items()
-    changes = {name: value for name, value in given if value is not None and (name, value) != ("oversubscribe", False)}
-    run = changes.pop("run")
+    run, changes = runtext.resume(words)
     from cifar_ray.orchestration.trainer import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
@@ -53,29 +43,20 @@ def resume(words: Sequence[str]) -> int:
 
 def sweep(words: Sequence[str]) -> int:
     """``cifar-ray sweep``."""
-    if {"-h", "--help"} & set(words):
-        flags.read(SweepCommand, ["--help"], None, "sweep")
-    file, given = _sweep_words(words)
+    asked = runtext.sweep(words)
     from cifar_ray.console import Console
 
-    if "resume" in given:
-        alone = ("resume", "tracking_uri")
-        other = next((key for key in strict.flatten(given) if key not in alone), None)
-        if file or other:
-            raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
+    if asked.config is None:
         from cifar_ray.orchestration.sweep import resume as sweep_on
 
-        result = sweep_on(given["resume"], given.get("tracking_uri"), begun=IMPORTED_AT)
+        result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
         if result is None:
-            print(f"sweep {given['resume']} is finished; there is nothing to resume")
+            print(f"sweep {asked.name} is finished; there is nothing to resume")
             return 0
     else:
-        from cifar_ray import sweeptext
-
-        config = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file) if file else {}, given, file))
         from cifar_ray.orchestration.sweep import sweep as run
 
-        result = run(config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
+        result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
     Console().sweep_summary(result.states, result.figures, result.name)
     return 1 if result.failed else 0
 
@@ -208,6 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"cifar-ray {__version__}")
         return 0
     try:
+        runtext.greet()
         if words[0] not in COMMANDS:
             raise ConfigError("", f"unknown command {words[0]!r}; it may be {strict.one_of(COMMANDS)}")
         return COMMANDS[words[0]][0](words[1:])
@@ -228,9 +210,10 @@ def _explain(error: BaseException) -> int:
 
     if isinstance(error, CheckpointError):
         return _complain(str(error), 2)
-    attempt = sys.modules.get("cifar_ray.orchestration.attempt")
-    if attempt is not None and isinstance(error, attempt.RunFailedError):
-        return _complain(str(error), 1)
+    for module, name in (("attempt", "RunFailedError"), ("jobserver", "JobServerError")):
+        known = sys.modules.get(f"cifar_ray.orchestration.{module}")
+        if known is not None and isinstance(error, getattr(known, name)):
+            return _complain(str(error), 1)
     interrupts = sys.modules.get("cifar_ray.orchestration.interrupts")
     if interrupts is not None and isinstance(error, interrupts.InterruptedRunError):
         return _complain(str(error), 128 + error.signum)
@@ -252,51 +235,6 @@ def _overview() -> str:
     lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += ["", "`cifar-ray COMMAND --help` lists a command's options; `cifar-ray --version` tells the version."]
     return "\n".join(lines)
-
-
-def _config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The file named by ``--config``, and the words without it."""
-    file: str | None = None
-    rest: list[str] = []
-    position = 0
-    while position < len(words):
-        flag, equals, inline = words[position].partition("=")
-        position += 1
-        if flag != "--config":
-            rest.append(words[position - 1])
-            continue
-        if file is not None:
-            raise ConfigError("config", "may be given once")
-        if not equals and position == len(words):
-            raise ConfigError("config", "must be followed by a YAML file")
-        file = inline if equals else words[position]
-        position += not equals
-    return file, rest
-
-
-def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
-    """A batch size given as a flag replaces the file's, in whichever of the two ways that is given."""
-    named = {word.split("=")[0] for word in words}
-    if named & {"--batch-size", "--batch_size"}:
-        return dataclasses.replace(base, global_batch_size=None)
-    if named & {"--global-batch-size", "--global_batch_size"}:
-        return dataclasses.replace(base, batch_size=None)
-    return base
-
-
-def _sweep_words(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The file that a sweep is named by, and its options; ``--grid`` takes everything up to the next option."""
-    file = words[0] if words and not words[0].startswith("-") else None
-    return file, strict.parse_flags(SweepCommand, words[1:] if file else words)
-
-
-def _as_command(config: TrainConfig, file: str | None) -> TrainCommand:
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
-    return TrainCommand(**values, config=file)
-
-
-def _as_config(command: TrainCommand) -> TrainConfig:
-    return TrainConfig(**{field.name: getattr(command, field.name) for field in dataclasses.fields(TrainConfig)})
 
 
 if __name__ == "__main__":

@@ -5,8 +5,99 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from cifar_ray import flags
-from cifar_ray.cluster_commands import RegisterCommand, ServeCommand
+from cifar_ray import flags, strict
+from cifar_ray.cluster_commands import (
+    ClusterCheckCommand,
+    JobsCommand,
+    LogsCommand,
+    RegisterCommand,
+    ServeCommand,
+    StopCommand,
+    SubmitCommand,
+    WatchCommand,
+)
+from cifar_ray.strict import ConfigError
+
+
+def cluster(words: Sequence[str]) -> int:
+    """``cifar-ray cluster``, which has commands of its own."""
+    if words and words[0] in CLUSTER_COMMANDS:
+        return CLUSTER_COMMANDS[words[0]][0](words[1:])
+    if {"-h", "--help"} & set(words[:1]):
+        print("usage: cifar-ray cluster COMMAND [OPTIONS]\n")
+        for name, (_, summary) in CLUSTER_COMMANDS.items():
+            print(f"  {name:<10} {summary}")
+        return 0
+    got = f"got {words[0]!r}" if words else "got nothing"
+    raise ConfigError("", f"cifar-ray cluster must be followed by {strict.one_of(CLUSTER_COMMANDS)}, {got}")
+
+
+def cluster_check(words: Sequence[str]) -> int:
+    """``cifar-ray cluster check``."""
+    command = flags.read(ClusterCheckCommand, words, None, "cluster check")
+    from cifar_ray.orchestration import clusterschema
+
+    sound = True
+    for file in command.files:
+        try:
+            verdict = clusterschema.check(file)
+        except ConfigError as error:
+            print(f"error: {file} {error.problem}", file=sys.stderr)
+            sound = False
+            continue
+        for problem in verdict.problems:
+            print(f"error: {file}: {problem}", file=sys.stderr)
+        for note in verdict.notes:
+            print(f"note: {file}: {note}", file=sys.stderr)
+        if not verdict.problems:
+            print(f"{file}: ok")
+        sound = sound and not verdict.problems
+    return 0 if sound else 2
+
+
+def cluster_watch(words: Sequence[str]) -> int:
+    """``cifar-ray cluster watch``."""
+    command = flags.read(WatchCommand, words, None, "cluster watch")
+    from cifar_ray.orchestration import spot
+
+    done = spot.watch(command.provider, command.metadata_url, command.address, command.node_id, _say)
+    return 0 if done else 1
+
+
+def submit(words: Sequence[str]) -> int:
+    """``cifar-ray submit``."""
+    own, command = _parted(words)
+    given = flags.read(SubmitCommand, own, None, "submit")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.submit(command, given.address, given.name, given.working_dir, given.wait)
+
+
+def jobs(words: Sequence[str]) -> int:
+    """``cifar-ray jobs``."""
+    command = flags.read(JobsCommand, words, None, "jobs")
+    from cifar_ray.console import Console
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    Console().columns(("job", "status", "started", "duration", "command"), cluster_jobs.table(command.address))
+    return 0
+
+
+def logs(words: Sequence[str]) -> int:
+    """``cifar-ray logs``."""
+    command = flags.read(LogsCommand, words, None, "logs")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    return cluster_jobs.logs(command.job, command.address, command.follow)
+
+
+def stop(words: Sequence[str]) -> int:
+    """``cifar-ray stop``."""
+    command = flags.read(StopCommand, words, None, "stop")
+    from cifar_ray.orchestration import jobs as cluster_jobs
+
+    cluster_jobs.stop(command.job, command.address)
+    return 0
 
 
 def serve(words: Sequence[str]) -> int:
@@ -43,11 +134,32 @@ def register(words: Sequence[str]) -> int:
     return 0
 
 
+CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "check": (cluster_check, "check files for `ray up`, offline"),
+    "watch": (cluster_watch, "on a node: wait for the cloud's notice that it will be taken away, and drain the node"),
+}
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "cluster": (cluster, "check a cluster's file; watch over a node that its cloud may take away"),
+    "submit": (submit, "have a Ray cluster train, resume or sweep by itself, as a job"),
+    "jobs": (jobs, "list the jobs of a Ray cluster"),
+    "logs": (logs, "show what a job has printed"),
+    "stop": (stop, "stop a job, with its run recorded"),
+    "serve": (serve, "answer HTTP requests with a run's model"),
+    "register": (register, "put a run's model into MLflow's model registry"),
+}
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    words = list(words)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def _note(sentence: str) -> None:
     print(f"note: {sentence}", file=sys.stderr)
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "serve": (serve, "answer HTTP requests with a run's model"),
-    "register": (register, "put a run's model into MLflow's model registry"),
-}
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)

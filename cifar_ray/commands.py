@@ -48,7 +48,7 @@ class ResumeCommand:
     """Worker failures to recover from before the run fails."""
 
     start_timeout_s: float | None = None
-    """Seconds to wait for the workers to be placed before the run fails."""
+    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""
@@ -199,7 +199,7 @@ class DoctorCommand:
     """Folder that holds the data sets."""
 
     storage: str | None = None
-    """Folder for runs and their checkpoints."""
+    """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
 
     tracking_uri: str | None = None
     """MLflow tracking store."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cifar_ray import strict
 from cifar_ray.strict import ConfigError
-from cifar_ray.topology import Topology
+from cifar_ray.topology import Topology, parse_range
 from cifar_ray.topology import parse as parse_topology
 
 CONFIG_VERSION = 1
@@ -160,6 +160,10 @@ class TrainConfig:
     topology: str = "1x1"
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
+    elastic: str | None = None
+    """MIN:MAX in place of --topology, such as 1x1:2x2: the run takes the most workers that there is room for, and
+    grows or shrinks between two steps when nodes come or go. The global batch stays that of MAX."""
+
     cpus_per_worker: int = 1
     """CPUs that each worker reserves, and threads that it computes with."""
 
@@ -178,8 +182,9 @@ class TrainConfig:
     max_failures: int = 3
     """Worker failures to recover from before the run fails."""
 
-    start_timeout_s: float = 300.0
-    """Seconds to wait for the workers to be placed before the run fails."""
+    start_timeout_s: float = 900.0
+    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails; a GPU machine
+    in a cloud takes 3 to 10 minutes from the request to its first worker."""
 
     # How it is computed
     strategy: StrategyName = "ddp"
@@ -273,7 +278,8 @@ class TrainConfig:
     ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = None
-    """Folder for runs and their checkpoints, shared by all nodes; ~/.cifar_ray/runs when not given."""
+    """Where runs and their checkpoints are kept: a folder, which all nodes share, s3://BUCKET/PREFIX or
+    gs://BUCKET/PREFIX; ~/.cifar_ray/runs when not given."""
 
     verbose: bool = False
     """Also show what Ray and MLflow have to say."""
@@ -396,6 +402,11 @@ def _check(config: TrainConfig) -> None:
         placement = config.placement
     except ValueError as error:
         raise ConfigError("topology", str(error)) from None
+    if config.elastic is not None:
+        try:
+            parse_range(config.elastic)
+        except ValueError as error:
+            raise ConfigError("elastic", str(error)) from None
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     if config.oversubscribe and config.address is not None:

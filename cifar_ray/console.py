@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -208,6 +208,14 @@ class Console:
         rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
         rows.append(("report", f"cifar-ray report {name}"))
         self._table(rows)
+
+    def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A table of any number of columns; the last may be long, and stays on its line."""
+        lines = [header, *rows]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(header) - 1)]
+        for line in lines:
+            cells = [f"{cell:<{width}}" for cell, width in zip(line, widths)]
+            self.line("  ".join([*cells, line[-1]]))
 
     def _table(self, rows: Iterable[tuple[str, str]]) -> None:
         """Two columns; a long value stays on its line, so that it can be copied."""

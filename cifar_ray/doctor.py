@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import data, files
+from cifar_ray import data, storage
 from cifar_ray.config import TrainConfig
 from cifar_ray.console import Finding
 from cifar_ray.data import SPECS
+from cifar_ray.storage import LocalFolder
 from cifar_ray.strict import ConfigError
 
 _LEAST_FREE_GB = 2.0
@@ -83,9 +84,18 @@ def _memory() -> Finding:
 
 def _storage(config: TrainConfig) -> Finding:
     try:
-        path = files.storage(config.storage)
+        folder = storage.at(config.storage)
+        if isinstance(folder, LocalFolder):
+            return _folder(folder.path)
+        folder.names()
     except ConfigError as error:
         return Finding("storage", str(config.storage), error.as_flag())
+    except OSError as error:
+        return Finding("storage", str(config.storage), storage.refusal(folder, error).as_flag())
+    return Finding("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
+
+
+def _folder(path: Path) -> Finding:
     there = path
     while not os.path.lexists(there):
         there = there.parent

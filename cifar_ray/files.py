@@ -29,7 +29,7 @@ def storage(given: str | None) -> Path:
         ConfigError: when it is the address of something else than a folder.
     """
     if given is not None and "://" in given:
-        raise ConfigError("storage", f"must be a folder, on this machine or mounted here, got {given!r}")
+        raise ConfigError("storage", f"must be a folder here, on this machine or mounted, got {given!r}")
     return absolute("storage", given or "~/.cifar_ray/runs")
 
 

@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cifar_ray import data, tracking
+from cifar_ray import data, storage, tracking
 from cifar_ray.config import WhichCheckpoint
 from cifar_ray.data import SPECS, imagefiles
 from cifar_ray.place import Place
+from cifar_ray.storage import copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
@@ -27,14 +28,14 @@ class Scored:
     """A checkpoint evaluated again.
 
     Attributes:
-        checkpoint: its folder.
+        checkpoint: its address.
         step: optimizer steps done.
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_accuracy: the accuracy noted when the checkpoint was written, if its epoch was evaluated.
     """
 
-    checkpoint: Path
+    checkpoint: str
     step: int
     metrics: dict[str, float]
     images: int
@@ -49,12 +50,27 @@ class Prediction:
     classes: list[tuple[str, float]]
 
 
+@dataclass(frozen=True)
+class Found:
+    """A run's checkpoint.
+
+    Attributes:
+        address: where it is.
+        snapshot: what is in it.
+        weights_sha256: SHA-256 of its weights file.
+    """
+
+    address: str
+    snapshot: Snapshot
+    weights_sha256: str
+
+
 Note = Callable[[str], None]
 """Is told what a person should know beside the result."""
 
 
-def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> tuple[Path, Snapshot]:
-    """A run's newest usable checkpoint, or the one with the highest test accuracy, and what is in it.
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
+    """A run's newest usable checkpoint, or the one with the highest test accuracy.
 
     Raises:
         CheckpointError: when the run has none that can be used.
@@ -62,14 +78,17 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
     """
     tracking.quieten(verbose=False)
     _, known = store.open_run(store.resolve_uri(tracking_uri), run)
-    folder = known.folder / "checkpoints"
-    newest = checkpoint.latest(folder)
-    best = checkpoint.best(folder) if which == "best" else None
-    if newest is None:
-        raise CheckpointError(f"run {run!r} has no checkpoint in {folder}")
-    for problem in newest[2]:
-        note(f"passed over: {problem}")
-    return (best, checkpoint.load(best)) if best else newest[:2]
+    kept = storage.at(known.folder).below(copies.CHECKPOINTS)
+    with copies.reading(storage.at(known.folder), which) as here:
+        newest = checkpoint.latest(here)
+        best = checkpoint.best(here) if which == "best" else None
+        if newest is None:
+            raise CheckpointError(f"run {run!r} has no checkpoint in {kept.address}")
+        for problem in newest[2]:
+            note(f"passed over: {problem.replace(str(here), kept.address)}")
+        path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
+        digest = checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"]
+        return Found(kept.below(path.name).address, snapshot, digest)
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
@@ -81,13 +100,14 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     """
     from cifar_ray.training.evaluate import Evaluator
 
-    path, snapshot = find_checkpoint(run, which, tracking_uri, note)
-    model = classifier.restore(path, snapshot)
+    found = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = found.snapshot
+    model = classifier.restore(found.address, snapshot)
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(os.cpu_count() or 1)
     evaluation = Evaluator(dataset, Place(device=device), snapshot.config.precision)(model.to(device))
-    return Scored(path, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
+    return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
 
 
 def predict(
@@ -104,9 +124,10 @@ def predict(
     if not images:
         raise ConfigError("", "there is no image to classify; name at least one file after the run")
     opened = [_open(image) for image in images]
-    path, snapshot = find_checkpoint(run, which, tracking_uri, note)
+    found = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = found.snapshot
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
-    model = classifier.Classifier(classifier.restore(path, snapshot), spec).eval()
+    model = classifier.Classifier(classifier.restore(found.address, snapshot), spec).eval()
     with torch.inference_mode():
         probabilities = model(imagefiles.batch(spec, opened))
     return [Prediction(image, ranked(names, row)) for image, row in zip(images, probabilities, strict=True)]

@@ -247,6 +247,10 @@ def _check(sweep: SweepConfig) -> None:
         check_field("train", key)
     if "run_name" in sweep.train:
         raise ConfigError("train", "must not have run_name; runs are named after their cells")
+    if any("elastic" in axes for axes in (sweep.train, *sweep.grid)):
+        raise ConfigError(
+            "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"
+        )
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))

@@ -49,6 +49,36 @@ def parse(text: str) -> Topology:
     return Topology(int(match[1]), int(match[2]))
 
 
+def parse_range(text: str) -> tuple[Topology, Topology]:
+    """Read ``MIN:MAX``, two topologies.
+
+    Raises:
+        ValueError: saying what a range looks like.
+    """
+    parts = text.split(":")
+    if len(parts) != 2:
+        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text!r}")
+    try:
+        low, high = map(parse, parts)
+    except ValueError as error:
+        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2; each {error}") from None
+    if low.nodes > high.nodes or low.workers_per_node > high.workers_per_node:
+        raise ValueError(
+            f"must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2, got {text!r}"
+        )
+    return low, high
+
+
+def between(low: Topology, high: Topology) -> list[Topology]:
+    """All topologies of a range, those with the most workers first, of equals those on the fewest nodes."""
+    found = [
+        Topology(nodes, workers)
+        for nodes in range(low.nodes, high.nodes + 1)
+        for workers in range(low.workers_per_node, high.workers_per_node + 1)
+    ]
+    return sorted(found, key=lambda topology: (-topology.world_size, topology.nodes))
+
+
 def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: int) -> int:
     """How many workers of this size fit on an empty ``node``."""
     fits = int(node.cpus // cpus_per_worker)

@@ -29,12 +29,12 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
-from cifar_ray.strict import ConfigError
 from cifar_ray.training import hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.stopping import StoppedError
 
 T = TypeVar("T")
 AUTHKEY = secrets.token_bytes()
@@ -134,6 +134,15 @@ def train_on_ranks(
     return _on_ranks(config, _train, folder, stop_after, test_images)
 
 
+def stop_on_ranks(config: TrainConfig, folder: Path, asked_after: int) -> list[tuple[int, Recorder]]:
+    """The loop in one process per worker, where rank 0 alone is asked to stop, from ``asked_after`` steps on.
+
+    Returns:
+        Step after which every rank has stopped (0 when it has not), and what its observer heard.
+    """
+    return _on_ranks(config, _stop, folder, asked_after)
+
+
 def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
     """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``.
 
@@ -184,9 +193,11 @@ def steps_on_ranks(config: TrainConfig, count: int) -> list[Steps]:
     return _on_ranks(config, _steps, count)
 
 
-def refusals_on_ranks(config: TrainConfig, folder: Path) -> list[str]:
-    """What each rank says to a folder of its own."""
-    return _on_ranks(config, _refusal, folder)
+def train_apart(
+    config: TrainConfig, folder: Path, stop_after: int | None = None
+) -> list[tuple[Outcome | None, Recorder]]:
+    """As :func:`train_on_ranks`, with a folder that can be there for rank 0 alone."""
+    return _on_ranks(config, _train_apart, folder, stop_after)
 
 
 class ServerHost(BaseManager):
@@ -255,6 +266,20 @@ def _train(
             return train_here(config, replace(dataset, test=test), folder, recorder, place), recorder
     except Stopped:
         return None, recorder
+
+
+def _stop(config: TrainConfig, place: Place, folder: Path, asked_after: int) -> tuple[int, Recorder]:
+    recorder = Recorder()
+
+    def asked() -> bool:
+        assert place.rank == 0, "the others hear it from rank 0"
+        return recorder.steps[-1] >= asked_after
+
+    try:
+        fit(config, data.load(config.dataset), folder, place, recorder, Launch(0.0, 0.0), None, asked)
+    except StoppedError as stop:
+        return stop.step, recorder
+    return 0, recorder
 
 
 def _train_at_own_pace(
@@ -396,12 +421,10 @@ def _sending(sent: list[int], place: Place) -> Iterator[None]:
         yield
 
 
-def _refusal(config: TrainConfig, place: Place, folder: Path) -> str:
-    try:
-        train_here(config, data.load(config.dataset), folder / str(place.rank), place=place)
-    except ConfigError as error:
-        return str(error)
-    return ""
+def _train_apart(
+    config: TrainConfig, place: Place, folder: Path, stop_after: int | None
+) -> tuple[Outcome | None, Recorder]:
+    return _train(config, place, folder if place.rank == 0 else Path("/proc/none"), stop_after, None)
 
 
 def _evaluate(config: TrainConfig, place: Place) -> Evaluation:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,9 +17,11 @@ from cifar_ray import config as configs
 from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import cluster, events
-from cifar_ray.orchestration.events import ControllerUp, Inbox, WorkersFailed
+from cifar_ray.orchestration.events import ControllerUp, Inbox, Stopped, WorkersFailed
 from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
+from cifar_ray.storage import Folder, copies
 from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Node
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Outcome, Started
 
@@ -33,30 +34,47 @@ Listener = Callable[[Any], None]
 
 
 class RunFailedError(RuntimeError):
-    """The run has ended without its outcome; the sentence says why."""
+    """The run has ended without its outcome; the sentence says why.
+
+    Attributes:
+        recoverable: whether workers have failed in a way that need not come again.
+    """
+
+    def __init__(self, sentence: str, recoverable: bool = False) -> None:
+        self.recoverable = recoverable
+        super().__init__(sentence)
 
 
-def with_device(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+class TooSmallError(ConfigError):
+    """The cluster's nodes do not hold the topology."""
+
+
+def with_device(config: TrainConfig, nodes: Sequence[Node] | None = None) -> tuple[TrainConfig, list[str]]:
     """Decide between CPU and GPU, and check that the cluster can hold the topology.
+
+    Args:
+        config: a resolved config.
+        nodes: what there is to choose from; all nodes of the cluster when None.
 
     Returns:
         The config with its device decided, and the node of every worker.
 
     Raises:
-        ConfigError: naming what the cluster lacks.
+        TooSmallError: naming what the cluster lacks.
+        ConfigError: when the config needs another device.
     """
-    nodes = cluster.nodes()
+    nodes = cluster.nodes() if nodes is None else nodes
     if config.device != "cpu":
         try:
             chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, config.gpus_per_worker)
             return recipe.on_device(config, "cuda"), chosen
         except ValueError as error:
             if config.device == "cuda":
-                raise ConfigError("topology", str(error)) from None
+                raise TooSmallError("topology", str(error)) from None
     try:
         chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
     except ValueError as error:
-        raise ConfigError("topology", f"{error}{_advice(config)}") from None
+        raise TooSmallError("topology", f"{error}{_advice(config)}") from None
     return recipe.on_device(config, "cpu"), chosen
 
 
@@ -75,21 +93,26 @@ def run(
     config: TrainConfig,
     placement: list[str],
     dataset: ray.ObjectRef,
-    folder: Path,
+    folder: Folder,
     launch: Launch,
     listen: Listener,
     check: Callable[[], None],
-) -> Outcome:
+    leave: Callable[[], bool] | None = None,
+) -> Outcome | Stopped:
     """Train on the connected cluster.
 
     Args:
         config: a resolved config whose device is decided.
         placement: the node of every worker.
         dataset: the data in Ray's object store.
-        folder: where the checkpoints go.
+        folder: the run's.
         launch: what the driver has done so far.
         listen: called in this thread with every event of ``events`` and ``training.observer``.
         check: called in this thread several times a second; what it raises ends the run.
+        leave: called likewise; once it says so, the workers are asked to stop after the same step.
+
+    Returns:
+        Where it has stopped, when it was asked to and there was something left to train.
 
     Raises:
         RunFailedError: when training fails, for whatever reason.
@@ -99,9 +122,15 @@ def run(
     payload = {
         "config": configs.to_mapping(config),
         "dataset": dataset,
-        "folder": str(folder),
+        "folder": folder,
         "mailbox": inbox.actor,
+        "stoppable": leave is not None,
     }
+    # Ray Train has a watch of its own for nodes that are drained. It looks every 5 s, tells the workers at a barrier,
+    # and starts again at the same size. Where the workers can be stopped between two steps, the driver does: it is
+    # the one that chooses the nodes, may change the topology, and writes it all down; two would both start again.
+    # Elsewhere (asynchronous strategies, the runs of a sweep) Ray Train's is left on: it waits for the node to go.
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0" if leave is not None else "1"
     # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
@@ -112,13 +141,22 @@ def run(
         scaling_config=_scaling(config, placement, gpus),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
-            storage_path=str(folder.parent / "ray_train"),
+            storage_path=str(copies.notes(folder, "ray_train")),
             failure_config=ray.train.FailureConfig(
-                max_failures=config.max_failures,
+                max_failures=0
+                if config.elastic
+                else config.max_failures,  # an elastic run may go on with fewer workers
                 controller_failure_limit=-1,  # of starts; the deadline is Placement's
             ),
             callbacks=[
-                Placement(config.placement, config.cpus_per_worker, gpus, config.start_timeout_s, inbox.actor),
+                Placement(
+                    config.placement,
+                    config.cpus_per_worker,
+                    gpus,
+                    config.start_timeout_s,
+                    inbox.actor,
+                    chosen=placement if config.elastic else None,
+                ),
                 Failures(inbox.actor),
             ],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
@@ -127,8 +165,14 @@ def run(
     fitting = _Fitting(trainer)
     last_failure: WorkersFailed | None = None
     controller: Any = None
+
+    def look() -> None:
+        check()
+        if leave is not None and leave():
+            inbox.ask_to_stop()
+
     try:
-        for event in _until_done(fitting, inbox, check):
+        for event in _until_done(fitting, inbox, look):
             if isinstance(event, ControllerUp):
                 controller = event.actor
             elif isinstance(event, WorkersFailed):
@@ -140,7 +184,9 @@ def run(
         _end(controller, inbox)
         raise
     if fitting.error is not None:
-        raise RunFailedError(_reason(fitting.error, last_failure)) from fitting.error
+        unplaced = isinstance(getattr(fitting.error, "controller_failure", None), NotPlacedError)
+        recoverable = unplaced or (last_failure is not None and not last_failure.final)
+        raise RunFailedError(_reason(fitting.error, last_failure), recoverable) from fitting.error
     assert fitting.outcome is not None, "rank 0 returns the outcome"
     return fitting.outcome
 
@@ -154,7 +200,7 @@ def _end(controller: Any, inbox: Inbox) -> None:
         ray.kill(controller)
 
 
-def _train_loop(payload: dict[str, Any]) -> Outcome | None:
+def _train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     # Imported in the worker alone: the driver and Ray's controller have no use for what it loads.
     from cifar_ray.orchestration.worker import train_loop
 
@@ -162,14 +208,14 @@ def _train_loop(payload: dict[str, Any]) -> Outcome | None:
 
 
 def _scaling(config: TrainConfig, placement: list[str], gpus: int) -> ray.train.ScalingConfig:
-    one_node = config.placement.nodes == 1
+    anywhere = config.placement.nodes == 1 and config.elastic is None
     resources = {"CPU": config.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
     return ray.train.ScalingConfig(
         num_workers=config.world_size,
         use_gpu=bool(gpus),
         resources_per_worker=resources,
-        placement_strategy="STRICT_PACK" if one_node else "PACK",
-        label_selector=None if one_node else [{NODE_ID_LABEL: node_id} for node_id in placement],
+        placement_strategy="STRICT_PACK" if anywhere else "PACK",
+        label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in placement],
     )
 
 
@@ -178,7 +224,7 @@ class _Fitting:
     """``trainer.fit()`` in a thread, so that the main thread can show and record what happens."""
 
     trainer: TorchTrainer
-    outcome: Outcome | None = None
+    outcome: Outcome | Stopped | None = None
     error: BaseException | None = None
 
     def __post_init__(self) -> None:

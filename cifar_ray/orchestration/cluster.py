@@ -8,14 +8,16 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.state import available_resources_per_node
+from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
@@ -25,6 +27,7 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
 
 _CONNECT_TIMEOUT_S = 5.0
+_GREETING_TIMEOUT_S = 20.0
 _OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
 
 
@@ -49,7 +52,7 @@ def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif head:
-        with _settings(_settings_to_join()):
+        with token():
             try:
                 _join(head, config)
                 yield
@@ -89,11 +92,17 @@ def address(config: TrainConfig) -> str | None:
     return None if chosen in (None, "", "local") else chosen
 
 
+def draining() -> dict[str, int]:
+    """Nodes that are about to leave the cluster: node id -> when, in ms since 1970, or 0 when that is not known."""
+    return global_state.get_draining_nodes()
+
+
 def nodes() -> list[Node]:
-    """The live nodes of the cluster, those with the most free CPUs first, the driver's first of equals."""
+    """The live nodes that stay, those with the most free CPUs first, the driver's first of equals."""
     free = available_resources_per_node()
     here = ray.get_runtime_context().get_node_id()
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    leaving = draining()
+    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
     return [
         Node(
@@ -103,6 +112,26 @@ def nodes() -> list[Node]:
             node["Resources"].get("GPU", 0.0),
         )
         for node in alive
+    ]
+
+
+@contextmanager
+def token() -> Iterator[None]:
+    """Within it, Ray has the token of a cluster that is there, as ``ray start`` would use it."""
+    with _settings(_settings_to_join()):
+        yield
+
+
+def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:
+    """As :func:`nodes`, with what is free on each now or held, by node id, by the run that asks."""
+    free = available_resources_per_node()
+    return [
+        replace(
+            node,
+            cpus=min(node.cpus, free.get(node.node_id, {}).get("CPU", 0.0) + held_cpus.get(node.node_id, 0.0)),
+            gpus=min(node.gpus, free.get(node.node_id, {}).get("GPU", 0.0) + held_gpus.get(node.node_id, 0.0)),
+        )
+        for node in nodes()
     ]
 
 
@@ -131,7 +160,6 @@ def _settings_to_start() -> dict[str, str]:
 
 
 def _settings_to_join() -> dict[str, str]:
-    """For a Ray that is there: its token, as ``ray start`` would use it."""
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if "RAY_AUTH_MODE" not in os.environ and (named or (Path.home() / ".ray" / "auth_token").is_file()):
         return {"RAY_AUTH_MODE": "token"}
@@ -219,21 +247,66 @@ def _cpus_per_node(config: TrainConfig) -> int:
 
 
 def _join(head: str, config: TrainConfig) -> None:
-    if "://" in head:
-        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
     if head != "auto":
-        host, _, port = head.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
-        try:
-            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-        except (OSError, OverflowError) as error:
-            raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+        reach(head)
+    found = head if head != "auto" else services.canonicalize_bootstrap_address(head)
+    if found is not None:
+        _greet(found)
     try:
         ray.init(address=head, **_quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
+
+
+def _greet(head: str) -> None:
+    """Ask the head for its version; Ray itself tries a wrong token for 20 s, and then does not speak of it."""
+    try:
+        import grpc
+    except ImportError:  # comes with ray[default]
+        return
+    # These need it.
+    from ray._private.gcs_utils import create_gcs_channel
+    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    try:
+        with create_gcs_channel(head) as channel:
+            there = NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=_GREETING_TIMEOUT_S)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise ConfigError("", wrong_token(head)) from None
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one") from None
+    if there.ray_version != ray.__version__:
+        raise ConfigError("", other_version(head, "Ray", there.ray_version, ray.__version__))
+
+
+def wrong_token(address: str) -> str:
+    """What to do when a cluster does not take the token."""
+    return (
+        f"the Ray cluster at {address} does not take the token given here, if any; put its own into "
+        "~/.ray/auth_token, or RAY_AUTH_TOKEN"
+    )
+
+
+def other_version(address: str, what: str, there: str, here: str) -> str:
+    """What to do when a cluster has another version than this machine."""
+    return f"the Ray cluster at {address} has {what} {there}, and this machine {here}; install the same on both"
+
+
+def reach(head: str) -> None:
+    """Find out at once whether anything listens there; Ray itself would try for a minute.
+
+    Raises:
+        ConfigError: when it is no address, or nothing does.
+    """
+    host, _, port = head.rpartition(":")
+    if "://" in head or not host or not port.isdecimal():
+        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
 
 
 def _quiet(config: TrainConfig) -> dict[str, Any]:

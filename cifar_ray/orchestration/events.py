@@ -79,9 +79,17 @@ class WorkersFailed:
     final: bool
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """What an attempt has come to that was asked to stop: all workers have, after ``step``, with a checkpoint."""
+
+    step: int
+
+
 class _Mailbox:
     def __init__(self, launch: Launch) -> None:
         self._events: list[Any] = []
+        self._stop = False
         self._launch = launch
 
     def launch(self) -> Launch:
@@ -90,8 +98,13 @@ class _Mailbox:
     def relaunch(self, begun: float) -> None:
         self._launch = Launch(begun, 0.0)
 
-    def post(self, event: Any) -> None:
+    def post(self, event: Any) -> bool:
+        """Take an event; whether the run has been asked to stop."""
         self._events.append(event)
+        return self._stop
+
+    def stop(self) -> None:
+        self._stop = True
 
     def take(self) -> list[Any]:
         events, self._events = self._events, []
@@ -120,6 +133,10 @@ class Inbox:
             events = []
         self._asked = None
         return events
+
+    def ask_to_stop(self) -> None:
+        """Have rank 0 hear, with the answer to its next post, that all workers shall stop."""
+        self.actor.stop.remote()
 
 
 def open_mailbox(launch: Launch) -> Inbox:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -20,6 +21,7 @@ from ray.train.v2._internal.execution.controller.state import RunningState
 from cifar_ray import topology
 from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
+from cifar_ray.storage import StorageError
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
 from cifar_ray.training.errors import CheckpointError, DivergedError
@@ -40,15 +42,25 @@ class Placement(ControllerCallback):
     Ray packs or spreads, but has no "exactly W workers on each of N nodes"; one label selector per worker
     says it. They are renewed before every start, since after a failure other nodes may be alive. Ray tries to
     start them again and again; this ends it when ``start_timeout_s`` seconds have passed since the first try.
+
+    The driver of an elastic run has chosen the nodes by what is free on them: they stay, and when one of them has left
+    the driver chooses again.
     """
 
     def __init__(
-        self, wanted: Topology, cpus_per_worker: int, gpus_per_worker: int, start_timeout_s: float, mailbox: Any
+        self,
+        wanted: Topology,
+        cpus_per_worker: int,
+        gpus_per_worker: int,
+        start_timeout_s: float,
+        mailbox: Any,
+        chosen: Sequence[str] | None = None,
     ) -> None:
         self._wanted = wanted
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
         self._timeout_s = start_timeout_s
         self._mailbox = mailbox
+        self._chosen = chosen
         self._scaling_config: Any = None
         self._trying_since: float | None = None
 
@@ -67,6 +79,10 @@ class Placement(ControllerCallback):
                 f"the workers of topology {self._wanted} could not be placed within {self._timeout_s:g} s; "
                 "the cluster is busy, or a node has left (--start-timeout-s)"
             )
+        if self._chosen is not None:
+            if not set(self._chosen) <= {node.node_id for node in cluster.nodes()}:
+                raise NotPlacedError(f"a node has left before the workers of topology {self._wanted} had started on it")
+            return
         if self._wanted.nodes == 1:
             return  # STRICT_PACK finds the node by itself, a free one if there is any
         try:
@@ -101,7 +117,7 @@ def _sentence(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
     return (
         first
-        if isinstance(error, (ConfigError, CheckpointError, DivergedError))
+        if isinstance(error, (ConfigError, CheckpointError, DivergedError, StorageError))
         else (f"{type(error).__name__}: {first}")
     )
 

@@ -6,23 +6,22 @@ import hashlib
 import json
 import random
 import re
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray.tune
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
-from cifar_ray import files, strict, sweeps, sweeptext
+from cifar_ray import storage, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import runs
 from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.orchestration.work import Work
+from cifar_ray.storage import Folder, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import Cell, Range, SweepConfig
 from cifar_ray.tracking import parent
@@ -107,14 +106,15 @@ class Trial:
         values = {**usual, **sweeps.merged(sweep, self.cell.values)}
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
-    def find_again(self, folder: Path, there: Mapping[str, KnownTrial]) -> None:
+    def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
         """What an earlier driver has made of it."""
-        if self.state == boards.SKIPPED or not (folder / self.slug).is_dir():
+        own = folder.below(self.slug)
+        if self.state == boards.SKIPPED or not own.exists():
             return
         try:
-            self.folder = runs.reopen(folder / self.slug)
+            self.folder = runs.reopen(own)
         except ConfigError:  # its driver was killed while it made the folder, before the run was anywhere else
-            shutil.rmtree(folder / self.slug)
+            own.remove()
             return
         known = there.get(self.folder.key)
         if known is None:
@@ -159,40 +159,49 @@ def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
         raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
 
 
-def create(config: SweepConfig, client: Client) -> Path:
+def create(config: SweepConfig, client: Client) -> Folder:
     """A folder for a new sweep.
 
     Raises:
         ConfigError: when there is a sweep of that name, or the folder cannot be written.
     """
-    storage = files.storage(config.base.storage)
-    folder = storage / config.name
+    above = storage.at(config.base.storage)
+    folder = above.below(config.name)
     known = parent.find(client, config.name)
-    if folder.exists() or known is not None:
-        where = storage if folder.exists() else client.tracking_uri
+    if (there := _exists(folder)) or known is not None:
+        where = above.address if there else client.tracking_uri
         raise ConfigError(
             "name",
             f"must be new, and {config.name!r} is in {where}; `cifar-ray sweep --resume {config.name}` continues it",
         )
     try:
-        folder.mkdir(parents=True)
-        files.write_whole(folder / _CONFIG, sweeptext.to_yaml(config))
+        folder.make()
+        folder.write(_CONFIG, sweeptext.to_yaml(config))
     except OSError as error:
-        raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
+        raise storage.refusal(above, error) from None
     return folder
 
 
-def write_cells(folder: Path, trials: Sequence[Trial]) -> None:
+def _exists(folder: Folder) -> bool:
+    try:
+        return folder.exists()
+    except OSError as error:
+        raise storage.refusal(folder, error) from None
+
+
+def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
     """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped."""
     cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
-    files.write_whole(folder / _CELLS, json.dumps(cells))
+    folder.write(_CELLS, json.dumps(cells))
 
 
 def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     """A sweep as its first driver planned it."""
+    folder = storage.at(known.folder)
     try:
-        kept = json.loads((known.folder / _CELLS).read_text(encoding="utf-8"))
-        config = sweeptext.from_mapping(sweeptext.load(known.folder / _CONFIG))
+        kept = json.loads(folder.read(_CELLS))
+        with copies.file(folder, _CONFIG) as path:
+            config = sweeptext.from_mapping(sweeptext.load(path))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []
@@ -211,10 +220,13 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
 
 
 @contextmanager
-def only_driver(folder: Path) -> Iterator[None]:
+def only_driver(folder: Folder) -> Iterator[None]:
     """Within it, this process is the only one that works on the sweep."""
     taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
-    held = files.hold(folder / ".driver.lock", taken)
+    try:
+        held = folder.lock(taken)
+    except OSError as error:
+        raise storage.refusal(folder, error) from None
     try:
         yield
     finally:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from cifar_ray import config as configs
-from cifar_ray import files
+from cifar_ray import storage
 from cifar_ray.config import TrainConfig
+from cifar_ray.storage import Folder, Held, copies
 from cifar_ray.strict import ConfigError
+from cifar_ray.training import classifier
+from cifar_ray.training.classifier import Classifier
 
 _DESCRIPTION, _CONFIG = "run.json", "config.yaml"
 
@@ -23,22 +26,44 @@ class RunFolder:
     """One run's folder below ``--storage``.
 
     Attributes:
-        path: the folder.
+        place: the folder.
         key: the run's identity in the tracking store, chosen here.
     """
 
-    path: Path
+    place: Folder
     key: str
 
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.path.name
+        return self.place.name
 
     @property
-    def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
-        return self.path / "checkpoints"
+    def address(self) -> str:
+        """What leads to it."""
+        return self.place.address
+
+    def checkpoint(self, name: str) -> str:
+        """Address of the checkpoint of that name."""
+        return self.place.below(copies.CHECKPOINTS).below(name).address
+
+    def checkpoints(self) -> AbstractContextManager[Path]:
+        """Its checkpoints, the newest usable one whole, while they are looked at.
+
+        Raises:
+            ConfigError: when they cannot be had.
+        """
+        return copies.reading(self.place)
+
+    def classifier(self, name: str) -> Classifier:
+        """What the checkpoint of that name has learned.
+
+        Raises:
+            CheckpointError: when it cannot be used.
+            ConfigError: when it cannot be had.
+        """
+        with copies.reading(self.place, name) as here:
+            return classifier.load(here / name)
 
     def config(self) -> TrainConfig:
         """The config that the run was started with.
@@ -46,21 +71,24 @@ class RunFolder:
         Raises:
             ConfigError: when it cannot be read.
         """
-        return configs.load(self.path / _CONFIG)
+        with copies.file(self.place, _CONFIG) as path:
+            return configs.load(path)
 
     def write_config(self, config: TrainConfig) -> None:
         """Keep the config; the file starts the same run again."""
-        files.write_whole(self.path / _CONFIG, configs.to_yaml(config))
+        self.place.write(_CONFIG, configs.to_yaml(config))
 
-    def lock(self) -> FileLock:
+    def lock(self) -> Held:
         """Make this driver the only one that works on the run, until it ends or releases the lock.
 
         Raises:
             ConfigError: when another driver does.
         """
-        return files.hold(
-            self.path / ".driver.lock", ConfigError("", f"run {self.name!r} is being trained by another process")
-        )
+        taken = ConfigError("", f"run {self.name!r} is being trained by another process")
+        try:
+            return self.place.lock(taken)
+        except OSError as error:
+            raise storage.refusal(self.place, error) from None
 
 
 def create(config: TrainConfig) -> RunFolder:
@@ -69,53 +97,60 @@ def create(config: TrainConfig) -> RunFolder:
     Raises:
         ConfigError: when it exists already, or cannot be written.
     """
-    storage = files.storage(config.storage)
+    above = storage.at(config.storage)
     name = config.run_name or _name(config)
-    path = storage / name
+    folder = RunFolder(above.below(name), uuid.uuid4().hex)
     try:
-        storage.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
-        folder = RunFolder(path, uuid.uuid4().hex)
+        folder.place.make()
         folder.write_config(config)
-        description = {"key": folder.key, "name": name}
-        files.write_whole(path / _DESCRIPTION, json.dumps(description))
+        folder.place.write(_DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
     except FileExistsError:
-        if path.exists():
+        if folder.place.exists():
             raise ConfigError(
-                "run_name", f"must be new, and {name!r} is in {storage}; `cifar-ray resume {name}` continues it"
+                "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
             ) from None
-        raise ConfigError("storage", f"must be a folder, got {str(storage)!r}") from None
+        raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
     except OSError as error:
-        raise ConfigError("storage", f"must be a folder that can be written; {storage}: {error.strerror}") from None
+        raise storage.refusal(above, error) from None
     return folder
 
 
-def open_existing(path: Path, key: str) -> RunFolder:
+def open_existing(address: str, key: str) -> RunFolder:
     """The folder of the run with that key, made earlier.
 
     Raises:
         ConfigError: when it is gone, or another run's.
     """
-    folder = reopen(path)
+    folder = reopen(storage.at(address))
     if folder.key != key:
-        raise _damaged(path)
+        raise _damaged(folder.place)
     return folder
 
 
-def reopen(path: Path) -> RunFolder:
+def reopen(place: Folder) -> RunFolder:
     """The folder of a run made earlier.
 
     Raises:
         ConfigError: when it is gone or damaged.
     """
     try:
-        return RunFolder(path, json.loads((path / _DESCRIPTION).read_text(encoding="utf-8"))["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise _damaged(path) from None
+        return RunFolder(place, json.loads(place.read(_DESCRIPTION))["key"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        raise _damaged(place) from None
+    except OSError as error:
+        raise ConfigError(
+            "", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}"
+        ) from None
 
 
-def _damaged(path: Path) -> ConfigError:
-    return ConfigError("", f"the folder of the run, {path}, is gone or damaged")
+def discard(place: Folder) -> None:
+    """Remove a folder in which nothing has begun."""
+    with contextlib.suppress(OSError):
+        place.remove()
+
+
+def _damaged(place: Folder) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {place.address}, is gone or damaged")
 
 
 def _name(config: TrainConfig) -> str:

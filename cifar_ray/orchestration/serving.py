@@ -27,7 +27,7 @@ from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
-from cifar_ray.training import checkpoint, classifier
+from cifar_ray.training import classifier
 
 _APPLICATION = "cifar_ray"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -114,20 +114,21 @@ def _load(
     """What is told of the model, and the model."""
     tracking.quieten(verbose=False)
     _, known = store.open_run(store.resolve_uri(tracking_uri), run)
-    path, snapshot = results.find_checkpoint(run, which, tracking_uri, note)
+    found = results.find_checkpoint(run, which, tracking_uri, note)
+    snapshot = found.snapshot
     config = snapshot.config
     served = endpoint.Served(
         run=known.name,
         run_id=known.run_id,
         model=config.model,
         dataset=config.dataset,
-        checkpoint=path.name,
+        checkpoint=found.address.rpartition("/")[2],
         step=snapshot.step,
         test_accuracy=snapshot.accuracy,
-        weights_sha256=checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"],
+        weights_sha256=found.weights_sha256,
         classes=snapshot.class_names,
     )
-    return served, classifier.Classifier(classifier.restore(path, snapshot), SPECS[config.dataset]).eval()
+    return served, classifier.Classifier(classifier.restore(found.address, snapshot), SPECS[config.dataset]).eval()
 
 
 def _check_cluster(replicas: int, host: str, port: int) -> str:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import ray.tune
-from filelock import FileLock
 
 from cifar_ray import board as boards
 from cifar_ray import config as configs
-from cifar_ray import data, sweeps, topology, tracking
+from cifar_ray import data, storage, sweeps, topology, tracking
 from cifar_ray.board import Board, RunView
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import attempt, cluster, events, runs
+from cifar_ray.orchestration import attempt, cluster, events, preflight, runs
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.events import Inbox
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
@@ -30,6 +27,7 @@ from cifar_ray.orchestration.plan import Trial, create, draw, only_driver, plan,
 from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
 from cifar_ray.orchestration.tuning import Fitting, Listener, asha
 from cifar_ray.orchestration.work import Work, made_up_note
+from cifar_ray.storage import Folder, Held, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking import parent, store
@@ -53,7 +51,7 @@ class SweepResult:
         name: its name.
         run_id: MLflow's id of its own run, the parent of the others.
         tracking_uri: the store that has them.
-        folder: its folder.
+        folder: address of its folder.
         states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
         figures: seconds by phase over all runs, wall time, and the share of it outside training.
     """
@@ -61,7 +59,7 @@ class SweepResult:
     name: str
     run_id: str
     tracking_uri: str
-    folder: Path
+    folder: str
     states: dict[str, str]
     figures: dict[str, float]
 
@@ -97,7 +95,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
         def begin() -> SweepRecord:
             nonlocal record
             write_cells(folder, trials)
-            record = SweepRecord.create(client, config, folder, command)
+            record = SweepRecord.create(client, config, folder.address, command)
             return record
 
         try:
@@ -105,7 +103,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
                 return _Sweep(config, folder, client, trials, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, and the name is free again
-                shutil.rmtree(folder, ignore_errors=True)
+                runs.discard(folder)
 
 
 def resume(name: str, tracking_uri: str | None = None, begun: float | None = None) -> SweepResult | None:
@@ -129,20 +127,21 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
     config, trials = read(known)
-    with signals(), only_driver(known.folder):
+    folder = storage.at(known.folder)
+    with signals(), only_driver(folder):
         there = parent.trials(client, known)
         for trial in trials:
-            trial.find_again(known.folder, there)
+            trial.find_again(folder, there)
         if all(trial.state != boards.WAITING for trial in trials):
             return None
-        work = _Sweep(config, known.folder, client, trials, begun - known.wall_s)
+        work = _Sweep(config, folder, client, trials, begun - known.wall_s)
         return work.run(lambda: SweepRecord.reopen(client, known))
 
 
 class _Sweep:
     """One driver's work on one sweep."""
 
-    def __init__(self, config: SweepConfig, folder: Path, client: Client, trials: list[Trial], begun: float) -> None:
+    def __init__(self, config: SweepConfig, folder: Folder, client: Client, trials: list[Trial], begun: float) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
         self._base = self._session_config()
@@ -150,7 +149,7 @@ class _Sweep:
         self._datasets: dict[str, Dataset] = {}
         self._at_once = 1
         self._record: SweepRecord | None = None
-        self._locks: list[FileLock] = []
+        self._locks: list[Held] = []
 
     def run(self, record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all that waits; ``record`` makes or opens the sweep's own run when nothing stands in the way."""
@@ -199,6 +198,7 @@ class _Sweep:
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
         refuse(self._config, self._trials)
+        preflight.check_storage(self._folder, max((t.config for t in self._waiting()), key=preflight.checkpoint_bytes))
         nodes = cluster.nodes()
         gpus = max((t.config.gpus_per_worker for t in self._waiting() if t.config.device == "cuda"), default=0)
         room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
@@ -252,10 +252,10 @@ class _Sweep:
         plans = {}
         for trial in waiting:
             if trial.folder is None:
-                config = dataclasses.replace(trial.config, storage=str(self._folder), run_name=trial.slug)
+                config = dataclasses.replace(trial.config, storage=self._folder.address, run_name=trial.slug)
                 trial.folder = runs.create(config)
             self._locks.append(trial.folder.lock())  # nobody else shall resume it meanwhile
-            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.checkpoints)
+            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.place)
         references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
         trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
         racing = self._config.scheduler == "asha"
@@ -270,7 +270,7 @@ class _Sweep:
             ),
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
-                storage_path=str(self._folder / "ray_tune"),
+                storage_path=str(copies.notes(self._folder, "ray_tune")),
                 callbacks=[listener],
                 verbose=0,
             ),
@@ -325,7 +325,7 @@ class _Sweep:
             return RunRecord.reopen(self._client, trial.config, trial.run_id)
         tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
         dataset, folder = self._datasets[trial.config.dataset], trial.folder
-        return RunRecord.create(self._client, trial.config, trial.cell.name, folder.key, folder.path, dataset, tags)
+        return RunRecord.create(self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, tags)
 
     def _ended(self, trial: Trial, event: Ended) -> None:
         if event.outcome is None:
@@ -388,6 +388,10 @@ class _Sweep:
         self._tell_figures()
         for lock in self._locks:
             lock.release()
+        copies.forget(self._folder)
+        for trial in self._trials:
+            if trial.folder is not None:
+                copies.forget(trial.folder.place)
         if status != "FINISHED":
             self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
         if not self._record.end(status):
@@ -415,7 +419,7 @@ class _Sweep:
             name=self._config.name,
             run_id=self._record.run_id,
             tracking_uri=self._record.uri,
-            folder=self._folder,
+            folder=self._folder.address,
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=self.figures(),
         )

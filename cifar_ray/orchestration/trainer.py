@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,10 +14,12 @@ from cifar_ray import data, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.console import Console
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import attempt, cluster, runs
+from cifar_ray.orchestration import cluster, preflight, runs, segments, sizing
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
+from cifar_ray.orchestration.sizing import Sizing
 from cifar_ray.orchestration.work import TrainResult, Work
+from cifar_ray.storage import copies
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
@@ -40,7 +41,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
-    config = recipe.resolve(config)
+    config = recipe.resolve(sizing.begin(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         client = store.connect(store.resolve_uri(config.tracking_uri))
@@ -50,14 +51,15 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
             with folder.lock():
                 dataset, data_s = _read(config, console)
                 console.doing(cluster.note(config))
-                with session(config, console.line) as check:
-                    config, placement = attempt.with_device(config)
-                    record = RunRecord.create(client, config, folder.name, folder.key, folder.path, dataset)
+                with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+                    config, placement = places.place(config)
+                    preflight.check_storage(folder.place, config)
+                    record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
                     work = Work(config, dataset, folder, record, console)
-                    return _run(work, placement, console, check, Launch(begun, data_s))
+                    return _run(work, placement, console, check, Launch(begun, data_s), places)
         finally:
             if record is None:  # nothing has begun, and the name is free again
-                shutil.rmtree(folder.path, ignore_errors=True)
+                runs.discard(folder.place)
 
 
 def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
@@ -85,20 +87,24 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         return None
     folder = runs.open_existing(known.folder, known.key)
     with signals(), folder.lock(), Console() as console:
-        newest = checkpoint.latest(folder.checkpoints)
+        with folder.checkpoints() as there:
+            newest, kept = checkpoint.latest(there), checkpoint.existing(there)
         config = _moved(newest[1].config if newest else folder.config(), changes)
         dataset, data_s = _read(config, console)
         console.doing(cluster.note(config))
-        with session(config, console.line) as check:
-            config, placement = attempt.with_device(config)
+        with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+            config, placement = places.place(config)
+            preflight.check_storage(folder.place, config)
             record = RunRecord.reopen(client, config, known.run_id)
-            for saved in checkpoint.existing(folder.checkpoints):  # the store may have been away when they were made
+            for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             work = Work(config, dataset, folder, record, console)
-            return _run(work, placement, console, check, Launch(begun, data_s))
+            return _run(work, placement, console, check, Launch(begun, data_s), places)
 
 
-def _run(work: Work, placement: list[str], console: Console, check: Callable[[], None], launch: Launch) -> TrainResult:
+def _run(
+    work: Work, placement: list[str], console: Console, check: Callable[[], None], launch: Launch, places: Sizing
+) -> TrainResult:
     """Train to the end, and end the run truthfully whatever happens."""
     status, reason = "FAILED", ""
     try:
@@ -106,7 +112,7 @@ def _run(work: Work, placement: list[str], console: Console, check: Callable[[],
         sharing = time.perf_counter()
         reference = ray.put(work.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        outcome = attempt.run(work.config, placement, reference, work.folder.checkpoints, launch, work.listen, check)
+        outcome = segments.train(work, placement, reference, launch, check, places)
         console.doing("recording the result")
         work.finish(outcome)
         status = "FINISHED"
@@ -118,6 +124,7 @@ def _run(work: Work, placement: list[str], console: Console, check: Callable[[],
         raise
     finally:
         work.end(status, reason)
+        copies.forget(work.folder.place)
     result = work.result(outcome)
     console.summary(result.metrics, result.times, work.places(result))
     return result
@@ -136,7 +143,7 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
 
 
 def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
-    """The config of a run that goes on elsewhere; the global batch stays what it was."""
+    """The config of a run that goes on elsewhere; the global batch stays what it was, and a topology once named."""
     images = config.images_per_step
-    moved = configs.merge(config, {**changes, "global_batch_size": images} if "topology" in changes else changes)
-    return recipe.resolve(moved)
+    named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}
+    return recipe.resolve(configs.merge(config, {**changes, **named}))

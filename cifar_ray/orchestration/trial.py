@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,6 +12,7 @@ import ray.tune
 from cifar_ray import config as configs
 from cifar_ray.orchestration import attempt
 from cifar_ray.orchestration.attempt import RunFailedError
+from cifar_ray.storage import Folder
 from cifar_ray.strict import ConfigError
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
@@ -24,7 +24,7 @@ class Plan:
     """What a trial is to do; ``config`` is resolved and in plain values."""
 
     config: dict[str, Any]
-    folder: Path
+    folder: Folder
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any]
         config, placement = attempt.with_device(config)
         launch = Launch(begun, 0.0)
         outcome = attempt.run(config, placement, datasets[config.dataset], plan.folder, launch, listen, lambda: None)
+        assert isinstance(outcome, Outcome), "nobody asks a trial to stop"
         ended = Ended(outcome)
     except (RunFailedError, ConfigError) as error:
         ended = Ended(None, str(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.events import Placed, Progress, SystemSample, WorkersFailed
 from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 
 
@@ -26,21 +29,21 @@ class TrainResult:
         name: the run's name.
         run_id: MLflow's id of it.
         tracking_uri: the store that has it.
-        folder: its folder, with the config and the checkpoints.
+        folder: address of its folder, with the config and the checkpoints.
         metrics: the last epoch's figures, and ``best/accuracy`` and ``best/epoch``.
         times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
         weights_sha256: SHA-256 of the final weights file.
-        checkpoint: folder of the final checkpoint.
+        checkpoint: address of the final checkpoint.
     """
 
     name: str
     run_id: str
     tracking_uri: str
-    folder: Path
+    folder: str
     metrics: dict[str, float]
     times: dict[str, float]
     weights_sha256: str
-    checkpoint: Path
+    checkpoint: str
 
 
 class View(Protocol):
@@ -81,6 +84,8 @@ class Work:
     view: View
     failures: int = 0
     _placed: dict[int, Placed] = field(default_factory=dict)
+    _segments: list[str] = field(default_factory=list)
+    _preemptions: int = 0
     _trouble_told: bool = False
 
     def __post_init__(self) -> None:
@@ -130,9 +135,38 @@ class Work:
             self._trouble_told = True
             view.line(f"MLflow does not answer ({record.trouble}); training goes on, and it is tried again")
 
+    def workers_by_node(self) -> Counter[str]:
+        """Node id -> workers that have reported from there since they last started."""
+        return Counter(placed.node_id for placed in self._placed.values())
+
+    def preempted(self, node_id: str, deadline_ms: int) -> None:
+        """A node with workers on it is about to leave; they are asked to stop."""
+        self._preemptions += 1
+        self.record.tags({"cifar_ray.preemptions": str(self._preemptions)})
+        left = f"in {max(deadline_ms / 1000 - time.time(), 0):.0f} s" if deadline_ms else "soon"
+        address = next(placed.address for placed in self._placed.values() if placed.node_id == node_id)
+        self.view.line(f"node {node_id[:8]} ({address}) leaves {left}; stopping after this step, which is no failure")
+
+    def stopped(self, step: int) -> None:
+        """The workers have stopped as they were asked to."""
+        self.view.line(f"stopped after step {step} with a checkpoint")
+
+    def move(self, config: TrainConfig) -> None:
+        """The run goes on with ``config``, which differs from before in its topology at most."""
+        if config.topology != self.config.topology:
+            self.view.line(
+                f"going on with topology {config.topology}, {config.images_per_step} images per step as before "
+                f"({config.batch_size} per worker)"
+            )
+            self.record.moved(config)
+        self.config = config
+        self._placed.clear()
+        self.view.doing("starting the workers")
+
     def finish(self, outcome: Outcome) -> None:
         """Record what the run has come to; its end is still to be written."""
-        self.record.result(outcome, self.dataset)
+        final = Path(outcome.checkpoint).name
+        self.record.result(outcome, self.dataset, lambda: self.folder.classifier(final))
 
     def end(self, status: str, reason: str = "") -> None:
         """Write the run's end, and say what could not be written.
@@ -158,18 +192,20 @@ class Work:
             name=self.folder.name,
             run_id=self.record.run_id,
             tracking_uri=self.record.uri,
-            folder=self.folder.path,
+            folder=self.folder.address,
             metrics=outcome.metrics,
             times=outcome.times,
             weights_sha256=outcome.weights_sha256,
-            checkpoint=Path(outcome.checkpoint),
+            checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
         )
 
     def places(self, result: TrainResult) -> Sequence[tuple[str, str]]:
         """Where everything of the run is, in words."""
+        several = [("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []
         return [
+            *several,
             ("run", f"{result.name} (MLflow id {result.run_id})"),
-            ("folder", str(result.folder)),
+            ("folder", result.folder),
             ("weights sha256", result.weights_sha256),
             ("look at it", self.record.page or f"with cifar-ray ui{self.store_flag()}"),
         ]
@@ -184,8 +220,11 @@ class Work:
             self.record.placed([asdict(self._placed[rank]) for rank in sorted(self._placed)])
 
     def _on_started(self, event: Started) -> None:
-        config = configs.from_mapping(event.config)
-        self.folder.write_config(config)
+        config = self.config = configs.from_mapping(event.config)
+        self.folder.write_config(recipe.widest(config))
+        if config.elastic is not None:
+            self._segments.append(f"{config.topology} from step {event.step + 1}")
+            self.record.tags({"cifar_ray.segments": ", ".join(self._segments)})
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,45 +23,49 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import server
-from cifar_ray.orchestration.events import Placed, Progress, SystemSample
+from cifar_ray.orchestration.events import Placed, Progress, Stopped, SystemSample
 from cifar_ray.place import Place
-from cifar_ray.strict import ConfigError
+from cifar_ray.storage import Folder, copies
+from cifar_ray.storage.copies import Copy
 from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.25
 _SAMPLE_INTERVAL_S = 5.0
 _FIRST_SAMPLE_S = 1.0
 
 
-def train_loop(payload: dict[str, Any]) -> Outcome | None:
+def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     """Ray Train's ``train_loop_per_worker``.
 
     Args:
-        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``.
+        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``, and
+            ``stoppable``: whether the driver may ask the run to stop between two steps.
 
     Returns:
-        The outcome on rank 0, None elsewhere.
+        The outcome, or where the run has stopped, on rank 0; None elsewhere.
 
     Raises:
-        ConfigError: when this node does not see the run's folder.
+        ConfigError: when rank 0's node does not see the run's folder.
+        StorageError: when the run's object store cannot be read or written.
     """
     config = configs.from_mapping(payload["config"])
-    folder = Path(payload["folder"])
-    if not folder.parent.is_dir():
-        raise ConfigError(
-            "storage", f"must be a folder that all nodes share; {socket.gethostname()} lacks {folder.parent}"
-        )
     mailbox = payload["mailbox"]
     launch: Launch = ray.get(mailbox.launch.remote())
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     place = _place(config, mailbox)
-    observer = MailboxObserver(mailbox, place.rank)
-    with _sampling(mailbox, place):
-        outcome = fit(config, dataset, folder, place, observer, launch, server.start(config, place))
+    outcome: Outcome | Stopped
+    with _sampling(mailbox, place), _checkpoints(payload["folder"], place) as copy:
+        observer = MailboxObserver(mailbox, place.rank, copy)
+        asked = observer.asked if payload["stoppable"] else None
+        try:
+            outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place), asked)
+        except StoppedError as stop:
+            outcome = Stopped(stop.step)
     observer.flush()
     return outcome if place.rank == 0 else None
 
@@ -70,13 +73,16 @@ def train_loop(payload: dict[str, Any]) -> Outcome | None:
 class MailboxObserver:
     """Posts what the loop tells. Rank 0 speaks for all."""
 
-    def __init__(self, mailbox: Any, rank: int) -> None:
+    def __init__(self, mailbox: Any, rank: int, copy: Copy) -> None:
         self._mailbox = mailbox
         self._rank = rank
+        self._copy = copy
         self._images_per_step = 0
         self._step = 0
         self._shown = (time.perf_counter(), 0)
         self._last: Any = None
+        self._unread: Any = None
+        self._stop = False
 
     def started(self, event: Started) -> None:
         self._images_per_step = configs.from_mapping(event.config).images_per_step
@@ -93,6 +99,7 @@ class MailboxObserver:
         before, shown = self._shown
         if now - before >= _PROGRESS_INTERVAL_S:
             self._post(Progress(epoch, step, (step - shown) * self._images_per_step / (now - before)))
+            self._unread = self._unread or self._last
             self._shown = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
@@ -103,7 +110,16 @@ class MailboxObserver:
         self._shown = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        self._copy.keep(saved.path)
         self._post(saved)
+
+    def asked(self) -> bool:
+        """Whether the driver has asked the run to stop, by the answer to the latest progress that has one."""
+        if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
+            with suppress(ray.exceptions.RayError):  # the mailbox is lost; so is whoever would ask
+                self._stop = ray.get(self._unread)
+            self._unread = None
+        return self._stop
 
     def flush(self) -> None:
         """Wait until what was posted has arrived, or the mailbox is lost."""
@@ -139,6 +155,16 @@ def _place(config: TrainConfig, mailbox: Any) -> Place:
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     return Place(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+
+
+@contextmanager
+def _checkpoints(folder: Folder, place: Place) -> Iterator[Copy]:
+    """Where rank 0 has the checkpoints; the others have no use for them."""
+    if place.rank != 0:
+        yield Copy(copies.notes(folder, copies.CHECKPOINTS))
+        return
+    with copies.training(folder) as copy:
+        yield copy
 
 
 @contextmanager

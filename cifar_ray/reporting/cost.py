@@ -69,6 +69,18 @@ def find(word: str) -> Price:
     return _look_up(name, _MARKETS.get(market, spot))
 
 
+def of_node_type(kind: Mapping[str, Any]) -> Price:
+    """The price of one node type of a Ray cluster file, on demand or spot as it says.
+
+    Args:
+        kind: its entry in ``available_node_types``.
+
+    Raises:
+        ConfigError: when its machine has no price here.
+    """
+    return _look_up(*_described(kind))
+
+
 def of_run(price: Price) -> Measure:
     """US dollars for a whole run: all its nodes from the start of the workers to the last checkpoint."""
 
@@ -128,7 +140,7 @@ def _look_up(machine: str, spot: bool) -> Price:
 
 
 def _machine_of(path: Path) -> tuple[str, bool]:
-    """The machine type of a Ray cluster file's worker nodes, and whether they are spot machines."""
+    """The machine type of a Ray cluster file's worker nodes, and whether all of them are spot machines."""
     try:
         cluster = strict.read_yaml(path)
     except ConfigError as error:
@@ -138,10 +150,12 @@ def _machine_of(path: Path) -> tuple[str, bool]:
         raise ConfigError("price", f"must be a Ray cluster file with available_node_types, and {path} has none")
     workers = {name: kind for name, kind in kinds.items() if name != cluster.get("head_node_type")} or kinds
     found = {_described(kind) for kind in workers.values()}
-    if len(found) != 1 or not next(iter(found))[0]:
-        names = ", ".join(sorted(machine or "none" for machine, _ in found))
+    machines = {machine for machine, _ in found}
+    if len(machines) != 1 or not next(iter(machines)):
+        names = ", ".join(sorted(machine or "none" for machine in machines))
         raise ConfigError("price", f"must be a cluster file with one machine type for its workers; {path} has {names}")
-    return found.pop()
+    # Where nodes may be of either market, the dearer price is one that no run exceeds.
+    return machines.pop(), all(spot for _, spot in found)
 
 
 def _described(kind: Any) -> tuple[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mlflow.entities import LoggedModelStatus, Run
 
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import store
-from cifar_ray.training import classifier
+from cifar_ray.training.classifier import Classifier
 
 _CHECKPOINTS = "checkpoints.json"
 _MODEL = "model"
@@ -100,10 +100,11 @@ def log_per_class(
     client.log_table(run_id, {"class": list(names), **{k: list(v) for k, v in per_class.items()}}, "per_class.json")
 
 
-def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Dataset, step: int) -> None:
+def log_model(client: MlflowClient, run_id: str, load: Callable[[], Classifier], dataset: Dataset, step: int) -> None:
     """The final model, so that ``mlflow.pyfunc.load_model("runs:/ID/model")`` predicts from uint8 images.
 
-    It is stored as an exported graph, which loads without executing code.
+    ``load`` gives what the final checkpoint has learned. It is stored as an exported graph, which loads without
+    executing code.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -119,13 +120,13 @@ def log_model(client: MlflowClient, run_id: str, checkpoint: Path, dataset: Data
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
     with _one_at_a_time:
-        _log_model(client, run, checkpoint, dataset, step, signature, requirements)
+        _log_model(client, run, load, dataset, step, signature, requirements)
 
 
 def _log_model(
     client: MlflowClient,
     run: Run,
-    checkpoint: Path,
+    load: Callable[[], Classifier],
     dataset: Dataset,
     step: int,
     signature: Any,
@@ -139,7 +140,7 @@ def _log_model(
     )
     with store.as_default(client.tracking_uri), torch.no_grad():
         mlflow.pytorch.log_model(
-            classifier.load(checkpoint),
+            load(),
             model_id=model.model_id,
             run_id=run_id,
             step=step,

@@ -3,11 +3,13 @@ store did not answer.
 
 A small process beside the driver waits on a pipe. At its end the driver writes a word into it: either that
 all is said, or the status that the run shall have. A pipe that closes without a word means that the driver
-was killed.
+was killed. The process is nobody's child: what stops a job of Ray's kills all descendants of its command.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 import time
@@ -22,10 +24,11 @@ class Guard:
     """The guard of one run, for as long as the driver works on it."""
 
     def __init__(self, uri: str, run_id: str, session: str) -> None:
-        self._process = subprocess.Popen(
+        # It forks the guard and ends.
+        self._starter = subprocess.Popen(
             [sys.executable, "-m", "cifar_ray.tracking.guard", uri, run_id, session],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # open for as long as the guard lives
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is for the driver
         )
@@ -50,17 +53,22 @@ class Guard:
     def dismiss(self) -> None:
         """The driver has ended the run itself."""
         self._say(_DONE)
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        self.wait(10)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the guard's end; whether it came within so many seconds."""
+        output: IO[bytes] = self._starter.stdout  # type: ignore[assignment]
+        ended = bool(select.select([output], [], [], timeout_s)[0])
+        if ended:
+            self._starter.wait()
+        return ended
 
     def hand_over(self, status: str) -> None:
         """The driver could not end the run with this status; the guard tries for some minutes more."""
         self._say(status)
 
     def _say(self, word: str) -> None:
-        pipe: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        pipe: IO[bytes] = self._starter.stdin  # type: ignore[assignment]
         try:
             pipe.write(word.encode())
             pipe.close()
@@ -69,7 +77,9 @@ class Guard:
 
 
 def main(uri: str, run_id: str, session: str) -> None:
-    """Wait for the driver's word or its end."""
+    """Wait for the driver's word or its end, in a process that is not the driver's child."""
+    if os.fork():
+        os._exit(0)
     word = sys.stdin.buffer.read().decode()
     if word == _DONE:
         return

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -38,12 +37,12 @@ class KnownSweep:
 
     Attributes:
         run_id: MLflow's id of its own run.
-        folder: its folder, with its config and the runs' folders.
+        folder: address of its folder, with its config and the runs' folders.
         wall_s: seconds that its earlier drivers have worked on it.
     """
 
     run_id: str
-    folder: Path
+    folder: str
     wall_s: float
 
 
@@ -65,7 +64,7 @@ class SweepRecord:
         self._steps = int(run.data.metrics.get("sweep/updates", 0))
 
     @classmethod
-    def create(cls, client: MlflowClient, sweep: SweepConfig, folder: Path, command: str) -> SweepRecord:
+    def create(cls, client: MlflowClient, sweep: SweepConfig, folder: str, command: str) -> SweepRecord:
         """A new sweep.
 
         Raises:
@@ -75,7 +74,7 @@ class SweepRecord:
         tags = {
             KIND_TAG: KIND,
             SWEEP_TAG: sweep.name,
-            store.FOLDER_TAG: str(folder),
+            store.FOLDER_TAG: folder,
             store.SESSION_TAG: session,
             "cifar_ray.hold": sweep.held,
             "cifar_ray.axes": ",".join(sweep.axes),
@@ -148,7 +147,7 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
     if not found:
         return None
     run = found[0]
-    folder = Path(run.data.tags.get(store.FOLDER_TAG, ""))
+    folder = run.data.tags.get(store.FOLDER_TAG, "")
     return KnownSweep(run.info.run_id, folder, run.data.metrics.get("sweep/wall_s", 0.0))
 
 

@@ -6,7 +6,7 @@ import math
 import platform
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
-from mlflow.entities import DatasetInput, InputTag, Run
+from mlflow.entities import DatasetInput, InputTag, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import config as configs
@@ -25,6 +25,7 @@ from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
+from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
@@ -52,6 +53,7 @@ class RunRecord:
         self.name = run.info.run_name
         self.uri = client.tracking_uri
         self.page = store.page(self.uri, run)
+        self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self._started_ms = run.info.start_time
         self._checkpoints = artifacts.CheckpointList()
         self._guard = Guard(self.uri, self.run_id, session)
@@ -64,7 +66,7 @@ class RunRecord:
         config: TrainConfig,
         name: str,
         key: str,
-        folder: Path,
+        folder: str,
         dataset: Dataset,
         tags: Mapping[str, str] | None = None,
     ) -> RunRecord:
@@ -74,7 +76,7 @@ class RunRecord:
             ConfigError: when the store refuses it.
         """
         session = uuid.uuid4().hex
-        known = {store.KEY_TAG: key, store.FOLDER_TAG: str(folder), store.SESSION_TAG: session}
+        known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         try:
             experiment = store.experiment_id(client, config.experiment)
             try:
@@ -125,8 +127,18 @@ class RunRecord:
 
     def config_file(self, config: TrainConfig) -> None:
         """The config as an artifact that starts the same run again."""
-        text = configs.to_yaml(config)
+        text = configs.to_yaml(recipe.widest(config))
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
+
+    def moved(self, config: TrainConfig) -> None:
+        """The run goes on as ``config``; what its tags were is kept, as by :meth:`reopen`."""
+        now = _tags(config)
+
+        def write(client: MlflowClient, run_id: str) -> None:
+            changed = _changed(client.get_run(run_id).data.tags, now)
+            client.log_batch(run_id, tags=[RunTag(name, value) for name, value in changed.items()])
+
+        self._sink.call(write)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
@@ -159,37 +171,38 @@ class RunRecord:
             {
                 "step": saved.step,
                 "epoch": saved.epoch,
-                "path": str(saved.path),
+                "path": self._address(saved.path),
                 "weights_sha256": saved.weights_sha256,
                 "accuracy": saved.accuracy,
             }
         )
         self._sink.call(self._checkpoints.write)
         if saved.best:
-            self._sink.tags({"cifar_ray.best_checkpoint": str(saved.path)})
+            self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
+
+    def _address(self, checkpoint: Path) -> str:
+        """Where a checkpoint belongs; it may have been written to another disk first."""
+        return f"{self._folder}/checkpoints/{checkpoint.name}"
 
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
         """Load of one node; MLflow shows names that begin with ``system/`` on a page of their own."""
         step = max((timestamp_ms - self._started_ms) // 1000, 0)
         self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
 
-    def result(self, outcome: Outcome, dataset: Dataset) -> None:
-        """The outcome: final figures, confusion matrix, per-class table, and the model."""
+    def result(self, outcome: Outcome, dataset: Dataset, load: Callable[[], Classifier]) -> None:
+        """The outcome: final figures, confusion matrix, per-class table, and the model, which ``load`` reads."""
         for row in outcome.history:  # what was lost on its way here
             self.row(row)
         last = outcome.epochs
         final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
         now = Row.now("epoch", last, finite(final))
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
-        self._sink.tags(
-            {"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": outcome.checkpoint}
-        )
+        address = self._address(Path(outcome.checkpoint))
+        self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
         self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
-        self._sink.call(
-            lambda client, run_id: artifacts.log_model(client, run_id, Path(outcome.checkpoint), dataset, last)
-        )
+        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, load, dataset, last))
 
     def end(self, status: str) -> bool:
         """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.

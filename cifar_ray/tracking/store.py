@@ -26,7 +26,7 @@ KEY_TAG = "cifar_ray.key"
 """Tag that identifies a run of this program, chosen before MLflow gives it an id."""
 
 FOLDER_TAG = "cifar_ray.folder"
-"""Tag with the run's folder: its config and its checkpoints."""
+"""Tag with the address of the run's folder: its config and its checkpoints."""
 
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
@@ -48,7 +48,7 @@ class KnownRun:
     run_id: str
     name: str
     key: str
-    folder: Path
+    folder: str
     status: str
 
 
@@ -238,7 +238,7 @@ def is_server(uri: str) -> bool:
 
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
-    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], Path(tags.get(FOLDER_TAG, "")), run.info.status)
+    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], tags.get(FOLDER_TAG, ""), run.info.status)
 
 
 @contextmanager

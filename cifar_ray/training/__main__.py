@@ -26,6 +26,7 @@ from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, Saved
 
 _NOT_HERE = (
     "topology",
+    "elastic",
     "address",
     "local_nodes",
     "oversubscribe",

@@ -7,6 +7,8 @@ a checkpoint is either complete or absent. One that was damaged later is found b
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import pickle
@@ -34,6 +36,8 @@ FORMAT = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _LOCK_WAIT_S = 120.0
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What the next try would meet again."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +75,17 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     The latest ``keep_checkpoints`` are kept, and the one with the highest test accuracy.
 
     Raises:
-        OSError: when it cannot be written; earlier checkpoints are untouched.
+        CheckpointError: when there is no room for it; earlier checkpoints are untouched.
+        OSError: when it cannot be written for another reason, likewise.
     """
     target = folder / f"step-{snapshot.step:08d}"
     for unfinished in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
         shutil.rmtree(unfinished, ignore_errors=True)
     partial = folder / f".{target.name}.partial"
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         safetensors.save(snapshot.weights, partial / WEIGHTS)
-        state = {
-            "optimizer": snapshot.optimizer,
-            "clock": snapshot.clock,
-            "epoch_loss": snapshot.epoch_loss,
-            "history": [asdict(row) for row in snapshot.history],
-        }
-        torch.save(state, partial / STATE)
+        (partial / STATE).write_bytes(_packed(_state(snapshot)))
         described = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
         manifest = {
             "format": FORMAT,
@@ -103,8 +102,10 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         partial.rename(target)
         _sync(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise CheckpointError(f"checkpoint {target} cannot be written: {os.strerror(error.errno)}") from None
         raise
     best = _prune(folder, snapshot.step, snapshot.config.keep_checkpoints)
     return SavedCheckpoint(
@@ -140,6 +141,47 @@ def load(path: Path) -> Snapshot:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def to_bytes(snapshot: Snapshot) -> bytes:
+    """A snapshot for another process of the same run, in the format of ``state.pt``."""
+    return _packed(
+        {
+            **_state(snapshot),
+            "config": configs.to_mapping(snapshot.config),
+            "step": snapshot.step,
+            "epoch": snapshot.epoch,
+            "accuracy": snapshot.accuracy,
+            "class_names": list(snapshot.class_names),
+            "weights": snapshot.weights,
+        }
+    )
+
+
+def from_bytes(content: bytes) -> Snapshot:
+    """What :func:`to_bytes` has made, on the CPU."""
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    state["config"] = configs.from_mapping(state["config"])
+    state["class_names"] = tuple(state["class_names"])
+    state["history"] = [Row(**row) for row in state["history"]]
+    return Snapshot(**state)
+
+
+def _state(snapshot: Snapshot) -> dict[str, Any]:
+    """What of a snapshot is in ``state.pt``."""
+    return {
+        "optimizer": snapshot.optimizer,
+        "clock": snapshot.clock,
+        "epoch_loss": snapshot.epoch_loss,
+        "history": [asdict(row) for row in snapshot.history],
+    }
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    """``torch.save`` in memory; to a file, it hides why the file cannot be written."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

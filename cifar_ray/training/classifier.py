@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         return self.model(self.normalise(images)).float().softmax(1)
 
 
-def restore(path: Path, snapshot: Snapshot) -> nn.Module:
+def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     """The bare model of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
 
     Raises:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ServerHandle
-from cifar_ray.training import checkpoint, optimizer, per_rank, record
+from cifar_ray.training import checkpoint, optimizer, per_rank, record, stopping
 from cifar_ray.training.observer import Launch, Observer, Outcome
 from cifar_ray.training.setup import prepare
 
@@ -21,6 +22,7 @@ def fit(
     observer: Observer,
     launch: Launch,
     server: ServerHandle | None = None,
+    asked: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train to the last epoch, from the newest usable checkpoint below ``folder`` if there is any.
 
@@ -29,11 +31,12 @@ def fit(
 
     Raises:
         CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
+        StoppedError: on every rank after the same step, with a checkpoint written, when ``asked`` has said so.
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if place.rank == 0 else None
-    job = prepare(config, dataset, folder, place, launch, server)
+    job = prepare(config, dataset, folder, place, launch, server, asked)
     config, strategy, clock, steps = job.config, job.strategy, job.clock, job.loader.steps_per_epoch
     evaluation = None
     if place.rank == 0:
@@ -52,11 +55,13 @@ def fit(
                 epoch, job.step, record.iteration(job, loss, lr) if job.step % config.log_every == 0 else None
             )
             clock.mark("other")
-            if _due(config.checkpoint_every, job.step, steps):
+            leaving = job.stopper.agreed()
+            if job.step % steps != 0 and (leaving or record.due(job)):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
                 with clock.phase("training"):
                     strategy.publish()
                 record.save(job, observer)
+                stopping.leave(job)
                 clock.start()
         clock.stop()
         own = per_rank.replica(job, epoch)
@@ -65,12 +70,8 @@ def fit(
         with clock.phase("evaluation"):
             evaluation = per_rank.evaluate(job, own)
         record.finish_epoch(job, epoch, evaluation, observer)
+        stopping.leave(job)
     evaluation = evaluation or job.evaluator(job.model)  # every epoch was done before this process
     if lock is not None:
         lock.release()
     return record.outcome(job, evaluation)
-
-
-def _due(every: int, step: int, steps_per_epoch: int) -> bool:
-    """Whether a checkpoint is due within an epoch; the end of an epoch has one anyway."""
-    return every > 0 and step % every == 0 and step % steps_per_epoch != 0

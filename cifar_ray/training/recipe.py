@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from cifar_ray import models, strategies, strict
+from cifar_ray import config as configs
+from cifar_ray import models, strategies, strict, topology
 from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.data import SPECS, order
 from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Topology
 
 DEFAULT_BATCH = 128
 """Images per worker and micro-batch when neither batch size is given."""
@@ -58,9 +60,30 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     strategy = strategies.of(resolved)
     strategy.check(resolved)
+    if resolved.elastic is not None and not strategy.lockstep:
+        raise ConfigError(
+            "elastic",
+            f"needs a strategy whose workers take every step together, so that all stop after the same one; "
+            f"those of {resolved.strategy} do not",
+        )
     if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
+
+
+def at(config: TrainConfig, wanted: Topology) -> TrainConfig:
+    """A resolved config on another topology; the global batch stays what it was.
+
+    Raises:
+        ConfigError: when the workers cannot share the global batch.
+    """
+    values = {"topology": str(wanted), "global_batch_size": config.images_per_step}
+    return resolve(configs.merge(config, values))
+
+
+def widest(config: TrainConfig) -> TrainConfig:
+    """A resolved config as it would be begun again: an elastic one at its largest topology."""
+    return config if config.elastic is None else at(config, topology.parse_range(config.elastic)[1])
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
@@ -73,6 +96,7 @@ def command(config: TrainConfig) -> str:
 
     Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
     """
+    config = widest(config)
     usual = resolve(TrainConfig(dataset=config.dataset, model=config.model, topology=config.topology))
     defaults = strict.flatten(strict.to_plain(usual))
     words = ["cifar-ray train"]

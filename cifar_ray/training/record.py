@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,12 +35,18 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
     return row
 
 
+def due(job: Job) -> bool:
+    """Whether a checkpoint is due after this step."""
+    return job.config.checkpoint_every > 0 and job.step % job.config.checkpoint_every == 0
+
+
 def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
     """Write a checkpoint of this moment, on rank 0.
 
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
-        OSError: when the checkpoint cannot be written.
+        CheckpointError: when there is no room for the checkpoint.
+        OSError: when it cannot be written for another reason.
     """
     total = _sum_losses(job)
     if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
@@ -60,8 +67,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         history=job.history,
     )
     with job.clock.phase("checkpoint"):
-        saved = checkpoint.save(snapshot, job.folder)
-    observer.checkpoint_ready(saved)
+        observer.checkpoint_ready(checkpoint.save(snapshot, job.folder))
 
 
 def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observer) -> None:
@@ -101,7 +107,7 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
         mean = times["time/iteration_mean_s"]
         paces = [mean] if job.strategy.lockstep else _gather(job, mean)  # each with its share of the batch
         times["images_per_s"] = job.config.images_per_step * sum(1 / seconds for seconds in paces) / len(paces)
-    path = checkpoint.every(job.folder)[-1]
+    path, digest = _final(job)
     return Outcome(
         epochs=len(epochs),
         metrics={
@@ -113,12 +119,23 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
             **job.strategy.figures(),
         },
         times=times,
-        weights_sha256=checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"],
-        checkpoint=str(path),
+        weights_sha256=digest,
+        checkpoint=path,
         per_class=evaluation.per_class,
         confusion=evaluation.confusion,
         history=tuple(job.history),
     )
+
+
+def _final(job: Job) -> tuple[str, str]:
+    """The last checkpoint's folder and the SHA-256 of its weights, as rank 0 sees them."""
+    found: list[Any] = [None]
+    if job.place.rank == 0:
+        path = checkpoint.every(job.folder)[-1]
+        found[0] = str(path), checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"]
+    if job.place.world_size > 1:
+        dist.broadcast_object_list(found, src=0, device=job.place.device)
+    return found[0]
 
 
 def _sum_losses(job: Job) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,13 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies.server import ServerHandle
-from cifar_ray.strict import ConfigError
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
+from cifar_ray.training.stopping import Stopper
 
 
 @dataclass
@@ -50,6 +50,7 @@ class Job:
     evaluator: Evaluator
     clock: Clock
     class_names: tuple[str, ...]
+    stopper: Stopper
     started: Started
     epoch_loss: Tensor
     step: int = 0
@@ -63,22 +64,23 @@ def prepare(
     place: Place,
     launch: Launch,
     server: ServerHandle | None = None,
+    asked: Callable[[], bool] | None = None,
 ) -> Job:
     """Build the run's parts and restore the newest usable checkpoint below ``folder``.
 
     Args:
         config: a resolved config.
         dataset: the data in memory.
-        folder: where checkpoints are; the same for all ranks.
+        folder: where checkpoints are; only rank 0 looks into it.
         place: this worker's place; the process group is up when there are several workers.
         launch: what happened before; what is left of the time since then is start-up time.
         server: the parameter server, for the strategy that has one.
+        asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
-        ConfigError: when the config needs hardware that is not there, or ``folder`` is not shared.
+        ConfigError: when the config needs hardware that is not there.
     """
-    _check_shared(folder, place)
     hardware.set_threads(config.cpus_per_worker)
     precision = hardware.agree_on_precision(config.precision, place)
     hardware.use_precision(precision)
@@ -107,6 +109,7 @@ def prepare(
         evaluator=Evaluator(dataset, place, precision),
         clock=clock,
         class_names=dataset.class_names,
+        stopper=Stopper(place, asked),
         started=Started(
             configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(place.device)
         ),
@@ -116,26 +119,6 @@ def prepare(
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return job
-
-
-def _check_shared(folder: Path, place: Place) -> None:
-    """Refuse a folder that some rank does not see; it would be noticed at the end, or after a failure."""
-    if place.world_size == 1:
-        return
-    token: list[Any] = [uuid.uuid4().hex]
-    mark = folder / ".shared"
-    if place.rank == 0:
-        mark.write_text(token[0], encoding="utf-8")
-    dist.broadcast_object_list(token, src=0, device=place.device)
-    try:
-        sees = mark.read_text(encoding="utf-8") == token[0]
-    except OSError:
-        sees = False
-    everyone: list[Any] = [None] * place.world_size
-    dist.all_gather_object(everyone, sees)
-    if not all(everyone):
-        blind = ", ".join(str(rank) for rank, found in enumerate(everyone) if not found)
-        raise ConfigError("storage", f"must be a folder that all nodes share; rank {blind} does not see {folder}")
 
 
 def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
@@ -184,7 +167,7 @@ def _check_same(before: TrainConfig, now: TrainConfig, path: str) -> None:
 
 
 def _agree(folder: Path, place: Place) -> tuple[str, Snapshot, list[str]] | None:
-    """Rank 0's choice of checkpoint, read by all; its refusal is every rank's refusal."""
+    """Rank 0's choice of checkpoint, for all; its refusal is every rank's refusal. No other rank reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
     if place.rank == 0:
@@ -200,4 +183,17 @@ def _agree(folder: Path, place: Place) -> tuple[str, Snapshot, list[str]] | None
     if answer[0] is None:
         return None
     path, skipped = answer[0]
-    return path, newest[1] if newest else checkpoint.load(Path(path)), skipped
+    return path, _share(newest[1] if newest else None, place), skipped
+
+
+def _share(snapshot: Snapshot | None, place: Place) -> Snapshot:
+    """Rank 0's snapshot on every rank, on the CPU; the others have none."""
+    if snapshot is not None and place.world_size == 1:
+        return snapshot
+    content = torch.frombuffer(bytearray(checkpoint.to_bytes(snapshot)), dtype=torch.uint8) if snapshot else None
+    size = torch.tensor(0 if content is None else content.numel(), device=place.device)
+    dist.broadcast(size, src=0)
+    shared = torch.empty(int(size), dtype=torch.uint8) if content is None else content
+    shared = shared.to(place.device)
+    dist.broadcast(shared, src=0)
+    return snapshot or checkpoint.from_bytes(shared.cpu().numpy().tobytes())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.head import Head
+from tests.nodes import Head
 from tests.person import Person
 
 pytestmark = pytest.mark.cluster

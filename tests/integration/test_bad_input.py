@@ -85,7 +85,10 @@ def test_storage_that_cannot_be_written(person: Person) -> None:
     (person.home / "file").write_text("")
     for storage in (f"{person.home}/file", f"{person.home}/file/below", "/proc/none"):
         assert refused(person, *DIGITS, "--storage", storage).startswith("--storage must be a folder")
-    assert refused(person, *DIGITS, "--storage", "s3://bucket/runs").startswith("--storage must be a folder")
+    for storage in ("ftp://host/runs", "s3:///runs", "s3://bucket/runs?region=x", "s3://bucket/../other"):
+        assert refused(person, *DIGITS, "--storage", storage) == (
+            f"--storage must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {storage!r}"
+        )
     assert refused(person, *DIGITS, "--storage", "~nobody-at-all/runs") == (
         "--storage must begin with the home folder of somebody who has one, got '~nobody-at-all/runs'"
     )
@@ -129,7 +132,7 @@ def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> N
         ("--tracking-uri http://x", "--tracking-uri is for `cifar-ray train`; "),
         ("--device cuda", "--device must be cpu or auto here: 1 worker(s) need 1 GPU(s), and there are 0"),
         ("--dataset digits --storage /proc/none", "checkpoints cannot be written to /proc/none/"),
-        ("--dataset digits --storage s3://runs", "--storage must be a folder, on this machine or mounted here"),
+        ("--dataset digits --storage s3://runs", "--storage must be a folder here, on this machine or mounted"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

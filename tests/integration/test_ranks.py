@@ -8,7 +8,14 @@ import pytest
 
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import evaluate_on_ranks, exchanges_on_ranks, refusals_on_ranks, resolved, train_on_ranks
+from tests.helpers import (
+    evaluate_on_ranks,
+    exchanges_on_ranks,
+    resolved,
+    stop_on_ranks,
+    train_apart,
+    train_on_ranks,
+)
 
 
 def config(topology: str, **values: object) -> TrainConfig:
@@ -126,7 +133,39 @@ def test_accumulation_exchanges_gradients_once_per_step() -> None:
         assert counts == [0, 0, 0, 1]
 
 
-def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path) -> None:
-    """Told apart by the rank, as two machines without shared storage would have it."""
-    for refusal in refusals_on_ranks(config("1x2"), tmp_path):
-        assert refusal.startswith("storage must be a folder that all nodes share; rank 1 does not see ")
+def test_only_rank_0_needs_the_folder(tmp_path: Path) -> None:
+    """The others are told the checkpoint, and go on from it to the same bit."""
+    wanted = config("1x3", checkpoint_every=4, precision="bf16", **MODELS["resnet"])
+    whole = train_on_ranks(wanted, tmp_path / "whole")
+    train_apart(wanted, tmp_path / "parts", stop_after=9)
+    parts = train_apart(wanted, tmp_path / "parts")
+    assert [recorder.steps[0] for _, recorder in parts] == [9, 9, 9]
+    assert [outcome.weights_sha256 for outcome, _ in parts if outcome] == [whole[0][0].weights_sha256] * 3  # type: ignore[union-attr]
+    assert [recorder.weights for _, recorder in parts] == [whole[0][1].weights] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked_after", "left"),
+    [
+        (5, 6),  # what rank 0 has heard after a step, all know after the next
+        (13, 14),  # the end of the first of two epochs: evaluated, and saved once
+        (27, 0),  # nothing is left to train
+    ],
+)
+def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(asked_after: int, left: int, tmp_path: Path) -> None:
+    """In ``reproducible``, on two ranks, and on with one: the weights of one worker that never stopped."""
+    shared = {"strategy": "reproducible", "epochs": 2, "model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+    stopped = stop_on_ranks(config("1x2", **shared), tmp_path / "parts", asked_after)
+    assert {step for step, _ in stopped} == {left}
+    assert {recorder.steps[-1] for _, recorder in stopped} == {left or 28}
+    if not left:
+        return
+    saved = [event.step for event in stopped[0][1].checkpoints]
+    assert saved == [left]
+    rest, *_ = train_on_ranks(config("1x1", **shared), tmp_path / "parts")
+    whole, *_ = train_on_ranks(config("1x1", **shared), tmp_path / "whole")
+    assert rest[0] is not None
+    assert whole[0] is not None
+    assert rest[1].steps[0] == left + 1
+    assert len(rest[1].epochs) == 28 // 14 - left // 14
+    assert rest[0].weights_sha256 == whole[0].weights_sha256

@@ -12,7 +12,6 @@ from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.helpers import digest, resolved, train_on_ranks
 
-STEPS = 60
 SMALL_RESNET = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64}
 SMALL_VIT = {
     "model": "vit",
@@ -24,41 +23,36 @@ train = partial(train_on_ranks, test_images=256)
 
 
 def config(topology: str, **values: object) -> TrainConfig:
-    plain: dict[str, object] = {
-        "dataset": "cifar10",
-        "strategy": "reproducible",
-        "epochs": 1,
-        "steps_per_epoch": STEPS,
-        "checkpoint_every": STEPS // 2,
-    }
+    plain: dict[str, object] = {"dataset": "cifar10", "strategy": "reproducible", "epochs": 1}
     return resolved(plain, topology=topology, **values)
 
 
-def last(folder: Path) -> str:
+def last(folder: Path, step: int) -> str:
     newest = checkpoint.latest(folder)
     assert newest is not None
-    assert newest[1].step == STEPS
+    assert newest[1].step == step
     return digest(newest[1])
 
 
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("values", "precision"),
-    [(SMALL_RESNET, "bf16"), (SMALL_VIT, "fp32"), (VGG, "fp32")],
+    ("values", "precision", "steps"),
+    [(SMALL_RESNET, "bf16", 60), (SMALL_VIT, "fp32", 60), (VGG, "fp32", 20)],
     ids=["resnet-bf16", "vit-fp32", "vgg11-fp32"],
 )
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
-    values: dict[str, object], precision: str, tmp_path: Path
+    values: dict[str, object], precision: str, steps: int, tmp_path: Path
 ) -> None:
+    made = partial(config, precision=precision, steps_per_epoch=steps, checkpoint_every=steps // 2, **values)
     digests = {}
     for topology in ("1x1", "1x2", "1x4", "2x2"):
-        train(config(topology, precision=precision, **values), tmp_path / topology)
-        digests[topology] = last(tmp_path / topology)
-    train(config("1x2", precision=precision, **values), tmp_path / "resumed", stop_after=STEPS // 2 + 5)
-    resumed, *_ = train(config("1x4", precision=precision, **values), tmp_path / "resumed")
-    assert resumed[1].steps[0] == STEPS // 2 + 1
-    digests["resumed"] = last(tmp_path / "resumed")
+        train(made(topology), tmp_path / topology)
+        digests[topology] = last(tmp_path / topology, steps)
+    train(made("1x2"), tmp_path / "resumed", stop_after=steps // 2 + 5)
+    resumed, *_ = train(made("1x4"), tmp_path / "resumed")
+    assert resumed[1].steps[0] == steps // 2 + 1
+    digests["resumed"] = last(tmp_path / "resumed", steps)
     assert len(set(digests.values())) == 1, digests
 
 
@@ -68,7 +62,7 @@ def test_another_number_of_shards_is_another_sum(tmp_path: Path) -> None:
     folders = {shards: tmp_path / str(shards) for shards in (2, 4)}
     weights = []
     for shards, folder in folders.items():
-        train(config("1x2", shards=shards, precision="fp32", checkpoint_every=0, log_every=5, **plain), folder)
+        train(config("1x2", shards=shards, precision="fp32", log_every=5, **plain), folder)
         newest = checkpoint.latest(folder)
         assert newest is not None
         weights.append(newest[1].weights)

@@ -32,7 +32,7 @@ from cifar_ray.orchestration.serving import serve
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
-from tests.head import Head
+from tests.nodes import Head
 from tests.person import Person, Started
 
 pytestmark = pytest.mark.slow

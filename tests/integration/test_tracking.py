@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
@@ -123,7 +124,7 @@ def test_a_run_is_found_by_name_and_by_id(client: MlflowClient, tmp_path: Path) 
     made = client.create_run(experiment, run_name="mine", tags=tags)
     client.create_run(experiment, run_name="foreign")
     for by in ("mine", made.info.run_id):
-        assert store.find(client, by) == store.KnownRun(made.info.run_id, "mine", "k1", tmp_path, "RUNNING")
+        assert store.find(client, by) == store.KnownRun(made.info.run_id, "mine", "k1", str(tmp_path), "RUNNING")
     for absent in ("foreign", "nobody", "0" * 32, "it's"):
         with pytest.raises(ConfigError, match="there is no run"):
             store.find(client, absent)
@@ -276,9 +277,19 @@ DRIVER = """
 import sys, time
 from cifar_ray.tracking.guard import Guard
 guard = Guard(*sys.argv[1:4])
-print(guard._process.pid, flush=True)
+guard._starter.wait()
+print(guard._starter.pid, flush=True)
 time.sleep(60)
 """
+
+
+def of_session(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
+    return found
 
 
 def status_within(client: MlflowClient, run_id: str, status: str, seconds: float) -> bool:
@@ -300,12 +311,14 @@ def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run
         start_new_session=True,
     )
     assert driver.stdout is not None
-    guard = int(driver.stdout.readline())
+    session = int(driver.stdout.readline())
+    (guard,) = of_session(session)
+    assert guard not in psutil.Process(driver.pid).children(recursive=True)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     assert status_within(client, run_id, "KILLED", 30)
     for _ in range(100):
-        if not Path(f"/proc/{guard}").exists():
+        if not guard.is_running() or guard.status() == psutil.STATUS_ZOMBIE:  # its new parent may be slow
             return
         time.sleep(0.1)
     pytest.fail("the guard outlived its run")
@@ -320,18 +333,18 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
     file.mkdir()  # what answers is no database
     guard.hand_over("FAILED")
     time.sleep(8)
-    assert guard._process.poll() is None
+    assert not guard.wait(0)
     file.rmdir()
     away.rename(file)
     assert status_within(client, run_id, "FAILED", 60)
-    assert guard._process.wait(30) == 0
+    assert guard.wait(30)
 
 
 def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str, database: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     guard = Guard(database, run_id, "s1")
     guard.dismiss()
-    assert guard._process.returncode == 0
+    assert guard.wait(0)
     assert client.get_run(run_id).info.status == "RUNNING"
 
 
@@ -341,7 +354,7 @@ def test_a_guard_leaves_a_run_alone_that_another_driver_has_taken_over(
 ) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s2")
     guard = Guard(database, run_id, "s1")
-    assert guard._process.stdin is not None
-    guard._process.stdin.close()
-    guard._process.wait(timeout=30)
+    assert guard._starter.stdin is not None
+    guard._starter.stdin.close()
+    assert guard.wait(30)
     assert client.get_run(run_id).info.status == "RUNNING"

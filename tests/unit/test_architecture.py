@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cifar_ray"
-HEAVY = {"ray": "orchestration", "mlflow": "tracking"}
+HEAVY = {"ray": "orchestration", "mlflow": "tracking", "pyarrow": "storage"}
 # What each room may import of the package, besides itself.
 BELOW = {
     "files": {"strict"},
@@ -24,21 +24,26 @@ BELOW = {
     "place": set(),
     "ports": {"strict"},
     "strategies": {"config", "data", "models", "place", "strict"},
-    "training": {"config", "data", "files", "models", "place", "strategies", "strict"},
+    "training": {"config", "data", "files", "models", "place", "strategies", "strict", "topology"},
+    "storage": {"files", "strict", "training"},
     "tracking": {"config", "data", "ports", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
+    "clusterfile": {"reporting", "strict"},
     "console": {"results", "strategies"},
     "board": {"console"},
-    "results": {"config", "data", "place", "strict", "tracking", "training"},
+    "results": {"config", "data", "place", "storage", "strict", "tracking", "training"},
     "orchestration": {
         "board",
+        "clusterfile",
         "config",
         "console",
         "data",
-        "files",
+        "models",
         "place",
         "ports",
         "results",
+        "runtext",
+        "storage",
         "strategies",
         "strict",
         "sweeps",
@@ -47,10 +52,11 @@ BELOW = {
         "tracking",
         "training",
     },
-    "doctor": {"config", "console", "data", "files", "orchestration", "strict", "tracking", "training"},
+    "doctor": {"config", "console", "data", "orchestration", "storage", "strict", "tracking", "training"},
     "flags": {"strict"},
     "commands": {"config"},
     "cluster_commands": {"config"},
+    "runtext": {"commands", "config", "flags", "strict", "sweeps", "sweeptext"},
     "cluster_cli": {"cluster_commands", "config", "console", "flags", "orchestration", "results", "strict", "tracking"},
     "cli": {
         "cluster_cli",
@@ -62,10 +68,9 @@ BELOW = {
         "orchestration",
         "reporting",
         "results",
+        "runtext",
         "strategies",
         "strict",
-        "sweeps",
-        "sweeptext",
         "tracking",
         "training",
     },

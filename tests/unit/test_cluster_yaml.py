@@ -1,53 +1,394 @@
-"""The cluster file, as far as it can be checked without a cloud."""
+"""``cifar-ray cluster check``: the shipped files pass, and each fault is told by its own sentence."""
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
-import ray
 import yaml
-from ray.autoscaler._private.util import prepare_config, validate_config
+
+from cifar_ray import cli
+from cifar_ray.clusterfile import shell
+from cifar_ray.orchestration import clusterschema
 
 ROOT = Path(__file__).parents[2]
+SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
+Break = Callable[[dict[str, Any]], object]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> dict:
-    return yaml.safe_load((ROOT / "cluster.yaml").read_text())
+class Unaliased(yaml.SafeDumper):
+    """Writes a value wherever it stands, so that one place can be broken alone."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        return True
 
 
-def test_rays_own_schema_accepts_it(cluster: dict) -> None:
-    validate_config(prepare_config(cluster))
-    with pytest.raises(Exception, match="unexpected"):
-        validate_config(prepare_config({**cluster, "unexpected": 1}))
+def dumped(config: Any) -> str:
+    return yaml.dump(config, Dumper=Unaliased, sort_keys=False)
 
 
-def test_it_says_that_it_is_not_yet_proven() -> None:
-    assert "NOT YET PROVEN" in (ROOT / "cluster.yaml").read_text()
+def loaded(name: str) -> dict[str, Any]:
+    """A shipped file's values, none of which is in two places."""
+    return yaml.safe_load(dumped(yaml.safe_load((ROOT / name).read_text())))
 
 
-def test_versions_are_pinned_to_those_of_the_tests(cluster: dict) -> None:
-    setup = " ".join(cluster["setup_commands"])
-    assert f"'ray[default]=={ray.__version__}'" in setup
-    assert "-c ~/cifar_ray/constraints.txt ~/cifar_ray " in setup
-    assert f"\nray=={ray.__version__}" in (ROOT / "constraints.txt").read_text()
+def told(folder: Path, config: Any) -> tuple[str, ...]:
+    file = folder / "cluster.yaml"
+    file.write_text(config if isinstance(config, str) else dumped(config))
+    return clusterschema.check(file).problems
 
 
-def test_the_security_group_is_not_one_that_ray_opens_to_everyone(cluster: dict) -> None:
-    """Ray adds SSH from 0.0.0.0/0 to every group that it makes, and leaves those alone that are named."""
-    assert "security_group" not in cluster["provider"]
-    assert all(kind["node_config"]["SecurityGroupIds"] for kind in cluster["available_node_types"].values())
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+def test_a_shipped_file_is_sound(file: Path) -> None:
+    assert clusterschema.check(file).problems == ()
 
 
-def test_ray_wants_its_token_and_shows_its_pages_to_the_head_alone(cluster: dict) -> None:
-    starts = cluster["head_start_ray_commands"] + cluster["worker_start_ray_commands"]
-    assert all("RAY_AUTH_MODE=token" in command for command in starts if " ray start" in command.replace("/", " "))
-    assert "--dashboard-host=127.0.0.1" in " ".join(starts)
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+def test_a_shipped_file_has_the_versions_that_the_tests_have(file: Path) -> None:
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", CONSTRAINTS, re.MULTILINE))
+    text = " ".join(command.text for command in shell.commands(yaml.safe_load(file.read_text())))
+    named = dict(re.findall(r"([\w.-]+)(?:\[\w+\])?==([\w.]+)", text))
+    assert {name: locked[name] for name in named if name in locked} == {
+        name: number for name, number in named.items() if name in locked
+    }
+    assert named.get("ray", version("ray")) == version("ray") == locked["ray"]
 
 
-def test_every_command_is_shell(cluster: dict) -> None:
-    keys = ("initialization_commands", "setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
-    for command in (command for key in keys for command in cluster[key]):
-        subprocess.run(["bash", "-n", "-c", command], check=True)
+@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
+def test_a_cloud_gets_neither_the_history_nor_what_lies_beside_the_checkout(name: str) -> None:
+    mounts = loaded(name)["file_mounts"]
+    assert mounts.pop("~/.ray/auth_token") == "~/.ray/auth_token"
+    assert {Path(here).parts[0] for here in mounts.values()} == {
+        "cifar_ray",
+        "examples",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "constraints.txt",
+    }
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
+def test_workers_come_and_go_spot_before_on_demand(name: str) -> None:
+    config = loaded(name)
+    kinds = config["available_node_types"]
+    assert (kinds["head"]["resources"], kinds["head"]["max_workers"]) == ({"CPU": 0}, 0)
+    for kind in ("gpu_spot", "gpu_on_demand"):
+        assert (kinds[kind]["min_workers"], kinds[kind]["max_workers"]) == (0, 2)
+    assert kinds["gpu_spot"]["priority"] > kinds["gpu_on_demand"]["priority"]
+    assert (config["max_workers"], config["idle_timeout_minutes"]) == (2, 10)
+    (start,) = (command for command in config["head_start_ray_commands"] if "ray start" in command)
+    assert int(re.search(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", start)[1]) >= 30
+
+
+def test_the_units_start_again_and_run_without_rights(tmp_path: Path) -> None:
+    for unit in (ROOT / "examples" / "nodes").glob("*.service"):
+        text = unit.read_text()
+        assert "\nUser=ubuntu\n" in text
+        assert "\nRestart=always\n" in text
+        assert "\nWantedBy=multi-user.target\n" in text
+        (start,) = re.findall(r"^ExecStart=/home/ubuntu/cifar_ray_env/bin/(.+)$", text, re.MULTILINE)
+        assert start in ("python /home/ubuntu/cifar_ray/examples/nodes/mlflow_server.py", "cifar-ray cluster watch")
+
+
+def gpu(config: dict[str, Any]) -> dict[str, Any]:
+    return config["available_node_types"]["gpu_spot"]["node_config"]
+
+
+def start(config: dict[str, Any], which: str, old: str, new: str) -> None:
+    key = f"{which}_start_ray_commands"
+    config[key] = [command.replace(old, new) for command in config[key]]
+
+
+AWS: list[tuple[Break, str]] = [
+    (lambda c: c.update(unexpected=1), "unexpected is unknown to Ray"),
+    (
+        lambda c: c["available_node_types"]["head"].update(max_worker=1),
+        "available_node_types.head.max_worker is unknown to Ray",
+    ),
+    (
+        lambda c: c["available_node_types"]["gpu_spot"]["resources"].update(GPU=0.5),
+        "available_node_types.gpu_spot.resources.GPU: 0.5 is not of type 'integer'",
+    ),
+    (lambda c: c.pop("head_node_type"), "`head_node_type` must be one of `available_node_types`."),
+    (
+        lambda c: c["provider"].update(cache_stoped_nodes=False),
+        "provider.cache_stoped_nodes is unknown; did you mean 'cache_stopped_nodes'?",
+    ),
+    (
+        lambda c: c["provider"].update(aws_credentials={"aws_secret_access_key": "x"}),
+        "provider.aws_credentials must not be in the file: put credentials where the cloud's own tools look for them",
+    ),
+    (
+        lambda c: gpu(c).update(InstanceTyp="g5.xlarge"),
+        "available_node_types.gpu_spot.node_config.InstanceTyp is unknown; did you mean 'InstanceType'?",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0]["Ebs"].update(VolumSize=1),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings[0].Ebs.VolumSize is unknown; "
+        "did you mean 'VolumeSize'?",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0]["Ebs"].update(VolumeSize="100 GB"),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings[0].Ebs.VolumeSize must be of the type integer, "
+        "got '100 GB'",
+    ),
+    (
+        lambda c: gpu(c).update(ImageId="latest_dlami"),
+        "available_node_types.gpu_spot.node_config.ImageId must be the id of one image (ami-...), got 'latest_dlami'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("~/.uv/bin/uv pip install 'ray[default]'"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'ray[default]'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pip install 'ray[default]==2.9.3'"),
+        f"setup_commands[4] must install ray=={version('ray')}, which this program runs with, got 2.9.3",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pip install -c c.txt -r requirements.txt https://x/latest/ray.whl"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'https://x/latest/ray.whl'",
+    ),
+    (
+        lambda c: c["setup_commands"].__setitem__(1, "python3 -m venv ~/cifar_ray_env"),
+        "setup_commands[0] must name the Python version, such as `uv venv --python 3.11.7`, as nodes must agree",
+    ),
+    (
+        lambda c: c.pop("head_setup_commands"),
+        "head_setup_commands must be given: Ray's own default installs packages that are not pinned",
+    ),
+    (
+        lambda c: c.update(docker={"image": "rayproject/ray", "container_name": "ray"}),
+        "docker.image must have a version's tag or a digest (@sha256:...), got 'rayproject/ray'",
+    ),
+    (
+        lambda c: c.update(docker={"image": "rayproject/ray:2.9.3-py311", "container_name": "ray"}),
+        f"docker.image must be of Ray {version('ray')}, which this program runs with, got 'rayproject/ray:2.9.3-py311'",
+    ),
+    (
+        lambda c: c["provider"].update(
+            security_group={
+                "IpPermissions": [{"FromPort": 8265, "ToPort": 8265, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+            }
+        ),
+        "provider.security_group.IpPermissions[0].IpRanges must not open ports 8265 to 8265 to everybody (0.0.0.0/0)",
+    ),
+    (
+        lambda c: c["provider"].update(
+            security_group={"IpPermissions": [{"FromPort": 22, "ToPort": 22, "Ipv6Ranges": [{"CidrIpv6": "::/0"}]}]}
+        ),
+        "provider.security_group.IpPermissions[0].Ipv6Ranges must not open ports 22 to 22 to everybody (::/0)",
+    ),
+    (
+        lambda c: gpu(c).pop("SecurityGroupIds"),
+        "available_node_types.gpu_spot.node_config.SecurityGroupIds must name a group of your own: "
+        "Ray's opens SSH (port 22) to 0.0.0.0/0",
+    ),
+    (
+        lambda c: gpu(c).pop("IamInstanceProfile"),
+        "available_node_types.gpu_spot.node_config.IamInstanceProfile must name a profile of few rights: "
+        "Ray's own has all of EC2 and S3",
+    ),
+    (
+        lambda c: start(c, "head", "127.0.0.1", "0.0.0.0"),
+        "head_start_ray_commands[1] must keep --dashboard-host on 127.0.0.1 and be reached through SSH, got 0.0.0.0",
+    ),
+    (
+        lambda c: start(c, "worker", "RAY_AUTH_MODE=token ", ""),
+        "worker_start_ray_commands[1] must set RAY_AUTH_MODE=token before `ray start`, "
+        "or anybody who reaches it may run code",
+    ),
+    (
+        lambda c: c["file_mounts"].pop("~/.ray/auth_token"),
+        "file_mounts must bring the token to every node, ~/.ray/auth_token: ~/.ray/auth_token",
+    ),
+    (
+        lambda c: start(c, "head", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN=secret RAY_AUTH_MODE"),
+        "head_start_ray_commands[1] must not hold the token itself (RAY_AUTH_TOKEN); mount its file",
+    ),
+    (
+        lambda c: c.pop("worker_start_ray_commands"),
+        "worker_start_ray_commands must start Ray itself: Ray's own default starts it without a token",
+    ),
+    (
+        lambda c: c["provider"].pop("cache_stopped_nodes"),
+        "provider.cache_stopped_nodes must be false: machines that are stopped, not ended, cost money",
+    ),
+    (
+        lambda c: gpu(c)["MetadataOptions"].update(HttpTokens="optional"),
+        "available_node_types.gpu_spot.node_config.MetadataOptions.HttpTokens must be required (IMDSv2), "
+        "or any request gives away the credentials",
+    ),
+    (
+        lambda c: gpu(c)["MetadataOptions"].update(HttpTokens="always"),
+        "available_node_types.gpu_spot.node_config.MetadataOptions.HttpTokens must be optional or required, "
+        "got 'always'",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0]["Ebs"].update(Encrypted=False),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings[0].Ebs.Encrypted must be true",
+    ),
+    (
+        lambda c: c["setup_commands"].append("echo 'never closed"),
+        "setup_commands[4] is not a shell command: unexpected EOF while looking for matching `''",
+    ),
+    (
+        lambda c: gpu(c).update(InstanceType="t3.nano"),
+        "available_node_types.gpu_spot.node_config has no price here: the machine type must be c7i.large, ",
+    ),
+    (
+        lambda c: c.pop("idle_timeout_minutes"),
+        "idle_timeout_minutes must be given, since nodes of gpu_on_demand come and go",
+    ),
+    (
+        lambda c: c["provider"].update(type="azure"),
+        "provider.type must be aws, gcp or local to be checked, got 'azure'",
+    ),
+    (lambda c: c.pop("provider"), "provider.type must be given"),
+]
+
+
+@pytest.mark.parametrize(("fault", "sentence"), AWS, ids=[sentence[:60] for _, sentence in AWS])
+def test_a_fault_is_told(tmp_path: Path, fault: Break, sentence: str) -> None:
+    config = loaded("cluster.yaml")
+    fault(config)
+    problems = told(tmp_path, config)
+    assert [problem for problem in problems if problem.startswith(sentence)], problems
+
+
+GCP: list[tuple[Break, str]] = [
+    (
+        lambda c: c["provider"].update(zone="us-central1-a"),
+        "provider.zone is unknown",
+    ),
+    (
+        lambda c: gpu(c)["scheduling"].update(preemptable=True),
+        "available_node_types.gpu_spot.node_config.scheduling.preemptable is unknown; did you mean 'preemptible'?",
+    ),
+    (
+        lambda c: gpu(c)["disks"][0]["initializeParams"].update(sourceImage="projects/x/global/images/family/common"),
+        "available_node_types.gpu_spot.node_config.disks[0].initializeParams.sourceImage must be one image, not a "
+        "family that moves on, got 'projects/x/global/images/family/common'",
+    ),
+    (
+        lambda c: gpu(c).pop("networkInterfaces"),
+        "available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: "
+        "the default one lets SSH in from everywhere",
+    ),
+    (
+        lambda c: gpu(c).pop("serviceAccounts"),
+        "available_node_types.gpu_spot.node_config.serviceAccounts must name an account of few rights: "
+        "Ray's own may administer all machines",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "sentence"), GCP, ids=[sentence[:60] for _, sentence in GCP])
+def test_a_fault_on_gcp_is_told(tmp_path: Path, fault: Break, sentence: str) -> None:
+    config = loaded("examples/cluster-gcp.yaml")
+    fault(config)
+    assert told(tmp_path, config) == (sentence,)
+
+
+LOCAL = """
+cluster_name: desk
+provider: {type: local, head_ip: 192.0.2.1, worker_ips: [192.0.2.2]}
+auth: {ssh_user: ubuntu}
+min_workers: 1
+max_workers: 1
+file_mounts: {~/.ray/auth_token: ~/.ray/auth_token}
+head_start_ray_commands: [ray stop, RAY_AUTH_MODE=token ray start --head --port=6379]
+worker_start_ray_commands: ['export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379']
+"""
+
+
+def test_machines_that_one_has_are_neither_priced_nor_ended(tmp_path: Path) -> None:
+    assert told(tmp_path, LOCAL) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("worker_ips: [192.0.2.2]", "workers: []", "provider.worker_ips must be given"),
+        ("head_ip:", "head_ips: 1, head_ip:", "provider.head_ips is unknown; did you mean 'head_ip'?"),
+        (
+            "auth:",
+            "available_node_types: {head: {node_config: {}, resources: {}}}\nauth:",
+            "available_node_types must not be given with provider.type local, whose nodes are in worker_ips",
+        ),
+    ],
+)
+def test_a_fault_in_a_file_for_machines_that_one_has_is_told(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert sentence in told(tmp_path, LOCAL.replace(old, new))
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    config = loaded("cluster.yaml")
+    for fault, _ in AWS[:2] + AWS[4:7]:
+        fault(config)
+    assert {sentence for _, sentence in AWS[:2] + AWS[4:7]} <= set(told(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("cluster_name: [1", "is no YAML: expected ',' or ']', but got '<stream end>' in line 1"),
+        ("a: 1\nb: x: y\n", "is no YAML: mapping values are not allowed here in line 2"),
+        ("a: 1\na: 2\n", "cannot be read: it has the key 'a' twice"),
+        ("- 1\n", "must be a mapping of keys to values"),
+        ("", "must be a mapping of keys to values"),
+    ],
+)
+def test_what_is_no_cluster_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    assert cli.main(["cluster", "check", str(file)]) == 2
+    assert capsys.readouterr().err == f"error: {file} {sentence}\n"
+
+
+def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_path: Path) -> None:
+    """Where neither boto3 nor Google's libraries are, and with no network."""
+    (tmp_path / "broken.yaml").write_text((ROOT / "cluster.yaml").read_text() + "\nmax_worker: 1\n")
+    without = (
+        "import socket, sys\n"
+        "for name in ('boto3', 'botocore', 'googleapiclient', 'google.auth'): sys.modules[name] = None\n"
+        "socket.socket.connect = None\n"
+        "from cifar_ray import cli\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    words = ["cluster", "check", "broken.yaml", "gone.yaml", str(ROOT / "cluster.yaml")]
+    done = subprocess.run(
+        [sys.executable, "-c", without, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        "error: broken.yaml: max_worker is unknown to Ray",
+        "error: gone.yaml cannot be read: No such file or directory",
+    ]
+    assert done.stdout == f"{ROOT / 'cluster.yaml'}: ok\n"
+    assert f"note: {ROOT / 'cluster.yaml'}: 8 values are still to be filled in: provider.region, " in done.stderr
+    assert "note: broken.yaml: gpu_spot is g4dn.xlarge at 0.22 USD per hour (AWS us-east-1, spot" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["cluster"], ["cluster", "chek"]])
+def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
+
+
+def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(LOCAL.replace("ssh_user: ubuntu}", "ssh_user: ubuntu}  # YOURS").replace("desk", "YOURS-desk"))
+    assert clusterschema.check(file).notes == ("2 values are still to be filled in: cluster_name, auth.ssh_user",)
+    file.write_text(LOCAL)
+    assert clusterschema.check(file).notes == ()

@@ -10,6 +10,7 @@ from cifar_ray import config as configs
 from cifar_ray import data, models, strategies
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Topology
 from cifar_ray.training import recipe
 
 FLAGS_OTHERS_RELY_ON = [
@@ -67,6 +68,7 @@ def test_choices_are_the_registries() -> None:
         ({"vit": ViTOptions(depth=3)}, "vit options are for --model vit only"),
         ({"model": "vit", "vit": ViTOptions(dim=10, heads=3)}, "vit.dim must be a multiple of vit.heads"),
         ({"resnet": ResNetOptions(blocks=(1, 0))}, "resnet.blocks must be at least 1 in every stage"),
+        ({"elastic": "2x2"}, "elastic must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
         ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine"),
         ({"oversubscribe": True, "address": "h:1"}, "oversubscribe is for the Ray started here"),
         ({"epochs": "three"}, "epochs must be a whole number, got 'three'"),
@@ -214,3 +216,16 @@ def test_params_are_flat_and_belong_to_the_model() -> None:
     assert params["global_batch_size"] == "32"
     assert not any(name.startswith("resnet") for name in params)
     assert all(isinstance(value, str) for value in params.values())
+
+
+def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_topology() -> None:
+    given = TrainConfig(elastic="1x1:2x2", topology="2x2", batch_size=16, accumulate=2)
+    wide = recipe.resolve(given)
+    small = recipe.at(wide, Topology(1, 1))
+    assert (small.topology, small.batch_size, small.images_per_step) == ("1x1", 64, wide.images_per_step)
+    assert recipe.widest(small) == wide
+    assert "--topology 2x2 --elastic 1x1:2x2" in recipe.command(small)
+    with pytest.raises(ConfigError, match="must be a multiple of workers x accumulation"):
+        recipe.at(wide, Topology(3, 1))
+    with pytest.raises(ConfigError, match="elastic needs a strategy whose workers take every step together"):
+        recipe.resolve(TrainConfig(elastic="1x1:1x2", strategy="hogwild"))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli, cluster_cli, models, strict, sweeps, sweeptext
+from cifar_ray import cluster_commands, commands, models, runtext, strict, sweeps, sweeptext
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import SPECS
+from cifar_ray.reporting import cost
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,17 +24,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def ours(block: str) -> list[str]:
+    """The commands of this program in a block of shell, from its name on, and their flags."""
+    return re.findall(r"(?:^|'|nohup )(cifar-ray [a-z].*)", block, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    both = {**vars(cli), **vars(cluster_cli)}
-    commands = [value for name, value in both.items() if name.endswith("Command")]
-    known = {strict.flag_of(key) for command in commands for key in strict.flat_types(command)}
+    modules = (commands, cluster_commands)
+    kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
+    known = {strict.flag_of(key) for kind in kinds for key in strict.flat_types(kind)}
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--data-binary"}  # curl's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
-    found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
+    # A line of a shell that has no command of this program has flags of another one.
+    lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
+    others |= {"--yes"}  # of Ray's launcher
+    found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", lines))
     assert found - known - others == set()
 
 
@@ -44,7 +53,7 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words == ["--help"]:
             continue
-        file, given = cli._config_file(words)
+        file, given = runtext.config_file(words)
         assert file is None or (ROOT / file).is_file()
         strict.build(TrainConfig, strict.parse_flags(TrainConfig, given))
 
@@ -53,7 +62,7 @@ def test_train_commands_are_read(page: Path) -> None:
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
-        file, given = cli._sweep_words(shlex.split(line))
+        file, given = runtext.sweep_words(shlex.split(line))
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(ROOT / file) if file else {}, given, file))
@@ -101,6 +110,15 @@ def test_the_table_of_data_sets_is_the_registry() -> None:
         assert (int(train.replace(",", "")), int(test.replace(",", ""))) == (spec.train_size, spec.test_size)
         assert published.startswith(f"{spec.native_size}x{spec.native_size} {'grey' if spec.grey else 'colour'}")
         assert mirrored == ("yes" if spec.flip else "no")
+
+
+def test_the_prices_of_the_clouds_are_those_of_the_list() -> None:
+    table = rows("cluster.md", "machine")
+    assert len(table) == 4
+    for machine, (cloud, on_demand, spot) in table.items():
+        for price, name in ((on_demand, machine), (spot, f"{machine}:spot")):
+            assert float(price) == cost.find(name).usd_per_hour, name
+        assert cloud.startswith(("AWS, ", "Google Cloud, "))
 
 
 def test_the_strategy_that_contributing_shows_is_the_real_one() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cifar_ray import board, sweeps, sweeptext
 from cifar_ray.orchestration import plan as plans
+from cifar_ray.storage import LocalFolder
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
@@ -71,8 +72,8 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
     plans.refuse(sweep, trials)
     (tmp_path / "sweep.yaml").write_text(sweeptext.to_yaml(sweep))
-    plans.write_cells(tmp_path, trials)
-    again, read = plans.read(KnownSweep("id", tmp_path, 0.0))
+    plans.write_cells(LocalFolder(tmp_path), trials)
+    again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert again == sweep
     assert [trial.cell for trial in read] == [trial.cell for trial in trials]
     assert [(trial.state, trial.reason) for trial in read] == [(trial.state, trial.reason) for trial in trials]
@@ -94,7 +95,7 @@ def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, stat
     (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
     (tmp_path / trial.slug).mkdir()
     (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": "k", "name": trial.slug}))
-    trial.find_again(tmp_path, {"k": known} if known else {})
+    trial.find_again(LocalFolder(tmp_path), {"k": known} if known else {})
     assert trial.state == state
     assert trial.folder is not None
 
@@ -103,6 +104,6 @@ def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
     sweep = made(grid={"batch_size": [16]})
     (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
     (tmp_path / trial.slug).mkdir()
-    trial.find_again(tmp_path, {})
+    trial.find_again(LocalFolder(tmp_path), {})
     assert (trial.state, trial.folder) == (board.WAITING, None)
     assert not (tmp_path / trial.slug).exists()

@@ -18,9 +18,9 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
     made = runs.create(config)
-    assert runs.open_existing(made.path, made.key) == made
+    assert runs.open_existing(made.address, made.key) == made
     assert made.config() == replace(config, run_name=None)
-    assert sorted(path.name for path in made.path.iterdir()) == ["config.yaml", "run.json"]
+    assert sorted(path.name for path in Path(made.address).iterdir()) == ["config.yaml", "run.json"]
 
 
 def test_a_name_is_taken_once(config: TrainConfig) -> None:
@@ -38,6 +38,6 @@ def test_a_folder_has_one_driver(config: TrainConfig) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
     folder = runs.create(config)
-    (folder.path / "run.json").write_text(text)
-    with pytest.raises(ConfigError, match=f"the folder of the run, {folder.path}, is gone or damaged"):
-        runs.open_existing(folder.path, folder.key)
+    (Path(folder.address) / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
+        runs.open_existing(folder.address, folder.key)

@@ -142,6 +142,7 @@ def test_values_that_do_not_go_together_say_so() -> None:
             "--grid has batch_size, which is given for all runs, too; give it once",
         ),
         ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name"),
+        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"grid": {"lr": [0.1]}, "name": "a b"}, "--name must be 1 to 120 letters, digits, '.', '_' or '-', got 'a b'"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cifar_ray import topology
@@ -63,3 +65,24 @@ def test_verifies_where_workers_really_are() -> None:
 def test_counts_how_many_runs_fit_at_once(wanted: tuple[int, int], cpus: list[int], count: int) -> None:
     nodes = [node(str(index), number) for index, number in enumerate(cpus)]
     assert topology.copies(Topology(*wanted), nodes, cpus_per_worker=1) == count
+
+
+def test_a_range_has_the_most_workers_first_and_of_equals_the_fewest_nodes() -> None:
+    low, high = topology.parse_range("1x1:2x2")
+    assert [str(one) for one in topology.between(low, high)] == ["2x2", "1x2", "2x1", "1x1"]
+    assert [str(one) for one in topology.between(*topology.parse_range("2x2:3x2"))] == ["3x2", "2x2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("2x2", "must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
+        ("1x1:2x2:3x3", "must be MIN:MAX, two topologies"),
+        ("1x1:two", "each must be NODESxWORKERS"),
+        ("2x1:1x2", "MIN at most MAX in nodes and in workers on each"),
+        ("1x2:2x1", "MIN at most MAX in nodes and in workers on each"),
+    ],
+)
+def test_refuses_what_is_not_a_range(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        topology.parse_range(text)

@@ -1,0 +1,116 @@
+"""A run in one piece or several: where its nodes leave or more of them come, it stops and goes on elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import ray
+
+from cifar_ray import strategies
+from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration import attempt, cluster, sizing
+from cifar_ray.orchestration.attempt import RunFailedError, TooSmallError
+from cifar_ray.orchestration.sizing import Sizing
+from cifar_ray.orchestration.work import Work
+from cifar_ray.training.observer import Launch, Outcome
+
+_LOOK_S = 1.0
+_SETTLED_S = 3.0
+
+
+def train(
+    work: Work,
+    placement: list[str],
+    dataset: ray.ObjectRef,
+    launch: Launch,
+    check: Callable[[], None],
+    places: Sizing,
+) -> Outcome:
+    """Train to the end, however often the workers have to move.
+
+    Moving because a node leaves with notice, or because there is room for more workers, is no failure. In an elastic
+    run, workers that have failed go on wherever there is room then; in others Ray Train starts them again.
+
+    Args:
+        work: its config has its topology and device decided.
+        placement: the node of every worker.
+        dataset: the data in Ray's object store.
+        launch: what the driver has done so far.
+        check: called several times a second; what it raises ends the run.
+        places: finds the next place.
+
+    Raises:
+        RunFailedError: when training fails, or no nodes come in time.
+    """
+    while True:
+        watch = _Watch(work, places) if _stoppable(work.config) else None
+        folder = work.folder.place
+        try:
+            found = attempt.run(work.config, placement, dataset, folder, launch, work.listen, check, watch)
+        except RunFailedError as error:
+            if work.config.elastic is None or not error.recoverable or work.failures > work.config.max_failures:
+                raise
+        else:
+            if isinstance(found, Outcome):
+                return found
+            work.stopped(found.step)
+        launch = Launch(time.time(), 0.0)
+        config, placement = places.place(work.config, Counter(placement), patient=True)
+        work.move(config)
+
+
+def _stoppable(config: TrainConfig) -> bool:
+    """Whether it can come to a stop between two steps: the workers step together, and nodes may come or go."""
+    joined = cluster.address(config) is not None
+    return strategies.of(config).lockstep and (joined or config.elastic is not None)
+
+
+@dataclass
+class _Watch:
+    """Says once when the workers had better stop, having told why."""
+
+    work: Work
+    places: Sizing
+    _said: bool = False
+    _looked: float = 0.0
+    _wider_since: float | None = None
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if self._said or now - self._looked < _LOOK_S:
+            return False
+        self._looked = now
+        with suppress(ray.exceptions.RayError):  # the head is slow to answer; the next look may find more
+            self._said = self._leaving() or self._growing(now)
+        return self._said
+
+    def _leaving(self) -> bool:
+        leaving = cluster.draining()
+        for node in self.work.workers_by_node():
+            if node in leaving:
+                self.work.preempted(node, leaving[node])
+                return True
+        return False
+
+    def _growing(self, now: float) -> bool:
+        """Whether there has been room for more workers for some seconds; nodes that start together come one by one."""
+        config, held = self.work.config, self.work.workers_by_node()
+        self.places.renew(config)  # also while a node that was lost is waited for
+        if config.elastic is None or held.total() < config.world_size:  # they are not all there yet
+            return False
+        try:
+            wider, _ = sizing.decide(config, held)
+        except TooSmallError:
+            return False
+        if wider.world_size <= config.world_size:
+            self._wider_since = None
+            return False
+        self._wider_since = self._wider_since or now
+        if now - self._wider_since < _SETTLED_S:
+            return False
+        self.work.view.line(f"there is room for topology {wider.topology}; stopping {config.topology} after this step")
+        return True

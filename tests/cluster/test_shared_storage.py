@@ -1,0 +1,102 @@
+"""Storage that not every node can use, on two Ray nodes of which the second sees other disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests import stores
+from tests.person import Person
+
+pytestmark = pytest.mark.cluster
+
+WORDS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--topology", "2x1"]
+APART = """
+mount --make-rprivate / && mount -t tmpfs tmpfs {home}/own &&
+mount --bind {home}/sealed {home}/sealed && mount -o remount,ro,bind {home}/sealed && exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
+    """A person who joins two nodes; the second has a folder ``own`` of its own, and cannot write to ``sealed``."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"]).returncode:
+        pytest.skip("needs root and the right to mount")
+    person = Person(tmp_path_factory.mktemp("cluster"))
+    for name in ("own", "sealed", "shared"):
+        (person.home / name).mkdir()
+    port = stores.free_port()
+    person.environment |= {"RAY_AUTH_TOKEN": "a" * 64, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+    start += ["--object-store-memory=300000000"]
+    apart = ["unshare", "-m", "sh", "-c", APART.format(home=person.home), "sh"]
+    environment = {name: value for name, value in person.environment.items() if name != "RAY_ADDRESS"} | stores.KEYS
+    nodes: list[subprocess.Popen[bytes]] = []
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    try:
+        nodes.append(
+            subprocess.Popen(
+                [*start, "--head", f"--port={port}", "--include-dashboard=false"],
+                env=environment,
+                **quiet,  # type: ignore[call-overload]
+            )
+        )
+        until_nodes(person, 1)
+        nodes.append(subprocess.Popen([*apart, *start, f"--address=127.0.0.1:{port}"], env=environment, **quiet))  # type: ignore[call-overload]
+        until_nodes(person, 2)
+        yield person
+    finally:
+        for node in nodes:
+            os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+
+
+def until_nodes(person: Person, count: int) -> None:
+    end = time.monotonic() + 180
+    script = "import ray; ray.init(log_to_driver=False, logging_level='ERROR')\n"
+    script += "print(sum(node['Alive'] for node in ray.nodes()))"
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=person.environment, timeout=120
+        )
+        if done.stdout.strip() == str(count):
+            return
+        assert time.monotonic() < end, done.stderr
+        time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("own", "does not see"), ("sealed", "cannot write to (Read-only file system)")]
+)
+def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person, name: str, problem: str) -> None:
+    folder = cluster.home / name
+    done = cluster.runs(*WORDS, "--storage", str(folder), timeout=400)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: --storage must be a folder that all nodes share and can write; node ")
+    assert f" {problem} {folder}/" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(folder.iterdir()) == []
+    assert [experiment.name for experiment in cluster.mlflow.search_experiments()] == ["Default"]
+
+
+def test_a_sweep_asks_first_as_well(cluster: Person) -> None:
+    words = [*WORDS[1:-2], "--name", "apart", "--grid", "seed=1", "--storage", str(cluster.home / "own")]
+    done = cluster.runs("sweep", *words, timeout=400)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert " does not see " in done.stderr
+    assert list((cluster.home / "own").iterdir()) == []
+
+
+def test_a_store_that_all_nodes_reach_is_taken(cluster: Person) -> None:
+    """The nodes are told where the store is; keys are their own."""
+    with stores.s3() as variables:
+        where = ["--storage", f"s3://{stores.BUCKET}/runs", "--run-name", "reached"]
+        done = cluster.runs(*WORDS, *where, timeout=600, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert cluster.run_named("reached").info.status == "FINISHED"

@@ -1,0 +1,247 @@
+"""Clusters whose size changes under a run: nodes that are asked for, that come, that leave with notice or without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import TOKEN, Head
+from tests.person import Person, Started
+
+pytestmark = pytest.mark.cluster
+
+WORDS = ["train", "--dataset", "digits", "--global-batch-size", "64", "--precision", "fp32", "--log-every", "5"]
+SMALL = [*WORDS, "--model", "simple_cnn", "--epochs", "1"]
+LONG = [
+    *WORDS,
+    *[
+        "--strategy",
+        "reproducible",
+        "--model",
+        "resnet",
+        "--resnet.blocks",
+        "1",
+        "1",
+        "--resnet.width",
+        "8",
+        "--epochs",
+        "40",
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def user(resident: Person) -> Person:
+    resident.environment |= {
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_AUTH_MODE": "token",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    }
+    return resident
+
+
+@pytest.fixture(scope="module")
+def head(user: Person) -> Iterator[Head]:
+    """A cluster of one node with one CPU, to which the tests add others."""
+    with contextlib.closing(Head(user)) as running:
+        running.until_nodes(1)
+        yield running
+
+
+class Metadata:
+    """A metadata service that answers as both clouds document it, with no notice until there is one."""
+
+    def __init__(self) -> None:
+        service = self
+        self.deadline = ""
+        self.asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+                known = self.path == "/latest/api/token" and ttl.isdecimal()
+                self._answer(200, "aws-token") if known else self._answer(400, "")
+
+            def do_GET(self) -> None:
+                service.asked.append(self.path)
+                if self.path == "/latest/meta-data/spot/instance-action":
+                    if self.headers.get("X-aws-ec2-metadata-token") != "aws-token":
+                        self._answer(401, "")
+                    elif service.deadline:
+                        self._answer(200, json.dumps({"action": "terminate", "time": service.deadline}))
+                    else:
+                        self._answer(404, "")
+                elif self.path.startswith("/computeMetadata/v1/"):
+                    if self.headers.get("Metadata-Flavor") != "Google":
+                        self._answer(403, "")
+                    else:
+                        self._answer(200, "TRUE" if service.deadline else "FALSE", {"Metadata-Flavor": "Google"})
+                else:
+                    self._answer(404, "")
+
+            def _answer(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def take_away(self) -> None:
+        """The machine is to go in two minutes."""
+        moment = datetime.now(timezone.utc) + timedelta(minutes=2)
+        self.deadline = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def watching(user: Person, head: Head, name: str, provider: str) -> Iterator[tuple[Metadata, Started]]:
+    """``cifar-ray cluster watch`` on a node of the cluster."""
+    words = ["--provider", provider, "--address", head.address, "--node-id", head.node_id(name)]
+    with (
+        contextlib.closing(Metadata()) as service,
+        user.starts("cluster", "watch", "--metadata-url", service.url, *words) as watch,
+    ):
+        watch.until("watching for a notice")
+        yield service, watch
+
+
+def weights(user: Person, name: str) -> str:
+    run = user.run_named(name)
+    assert run.info.status == "FINISHED"
+    return run.data.tags["cifar_ray.weights_sha256"]
+
+
+def iterations(user: Person, name: str) -> list[int]:
+    points = user.mlflow.get_metric_history(user.run_named(name).info.run_id, "train/loss")
+    return [point.step for point in points]
+
+
+@pytest.fixture(scope="module")
+def one_worker(user: Person, head: Head) -> str:
+    """The weights of an undisturbed run of one worker."""
+    done = user.runs(*LONG, "--address", head.address, "--run-name", "one")
+    assert done.returncode == 0, done.stderr
+    return weights(user, "one")
+
+
+def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: Head, one_worker: str) -> None:
+    """A node comes, and leaves with AWS's notice: the weights are those of one worker, and nothing has failed."""
+    elastic = ["--elastic", "1x1:2x2", "--address", head.address, "--max-failures", "0", "--run-name", "elastic"]
+    with user.starts(*LONG, *elastic) as run:
+        run.until("starting the workers")
+        head.add("second")
+        with watching(user, head, "second", "aws") as (service, watch):
+            run.until("going on with topology 2x1, 64 images per step as before (32 per worker)")
+            run.until("continuing after step")
+            service.take_away()
+            run.until("stopping after this step, which is no failure")
+            assert watch.end() == 0, watch.output
+            assert "AWS will terminate this spot instance in " in watch.output
+        run.until("going on with topology 1x1")
+        head.remove("second")  # as the cloud would
+        assert run.end() == 0, run.output
+    assert "workers failed" not in run.output
+    assert weights(user, "elastic") == one_worker
+    tags = user.run_named("elastic").data.tags
+    assert tags["cifar_ray.preemptions"] == "1"
+    assert tags["topology"] == "1x1"
+    assert tags["cifar_ray.earlier.topology"] == "1x1, 2x1"
+    assert [segment.split()[0] for segment in tags["cifar_ray.segments"].split(", ")] == ["1x1", "2x1", "1x1"]
+    assert "--elastic 1x1:2x2" in tags["cifar_ray.command"]
+    assert iterations(user, "elastic") == list(range(5, 40 * 22 + 1, 5))
+
+
+@pytest.mark.fault
+def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, head: Head, one_worker: str) -> None:
+    head.add("third")
+    head.until_nodes(2)
+    with user.starts(*LONG, "--elastic", "1x1:2x1", "--address", head.address, "--run-name", "shrunk") as run:
+        run.until("epoch 2/40")
+        head.remove("third")
+        run.until("failure 1 of at most 3")
+        run.until("going on with topology 1x1")
+        assert run.end() == 0, run.output
+    assert "topology 2x1" in run.output
+    assert weights(user, "shrunk") == one_worker
+    assert "cifar_ray.preemptions" not in user.run_named("shrunk").data.tags
+
+
+def test_a_run_on_a_node_that_is_taken_away_goes_on_on_another(user: Person, head: Head, one_worker: str) -> None:
+    """Google's notice, a fixed topology: the run waits for another node."""
+    head.add("fourth")
+    head.until_nodes(2)
+    fixed = ["--topology", "2x1", "--address", head.address, "--max-failures", "0", "--run-name", "spot"]
+    with user.starts(*LONG, *fixed) as run, watching(user, head, "fourth", "gcp") as (service, watch):
+        run.until("epoch 2/40")
+        before = placement(user, "spot")
+        service.take_away()
+        run.until("with a checkpoint\nwaiting for nodes: 1 of 2")
+        assert watch.end() == 0, watch.output
+        head.remove("fourth")
+        head.add("fifth")
+        assert run.end() == 0, run.output
+    after = placement(user, "spot")
+    assert head.node_id("fourth") in before - after
+    assert len(after) == 2
+    assert weights(user, "spot") == one_worker
+    assert user.run_named("spot").data.tags["cifar_ray.preemptions"] == "1"
+    assert iterations(user, "spot") == list(range(5, 40 * 22 + 1, 5))
+
+
+def placement(user: Person, name: str) -> set[object]:
+    run_id = user.run_named(name).info.run_id
+    return {
+        one["node_id"] for one in json.loads(Path(user.mlflow.download_artifacts(run_id, "placement.json")).read_text())
+    }
+
+
+def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> None:
+    with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
+        head.until_nodes(1)
+        refused = user.runs(*SMALL, "--topology", "3x1", "--address", head.address)
+        assert refused.returncode == 2, refused.stdout
+        assert refused.stderr.startswith(
+            "error: --topology 3x1 needs 3 nodes with 1 CPUs each, but the cluster has 1 node"
+        )
+        assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in refused.stderr
+        done = user.runs(*SMALL, "--topology", "2x1", "--address", head.address, "--run-name", "waited")
+        assert done.returncode == 0, done.stderr
+        assert "waiting for nodes: 1 of 2, 0 s of at most 15 min 00 s" in done.stdout
+        assert len(placement(user, "waited")) == 2
+        head.until_nodes(1)  # nothing is asked for any more
+
+
+def test_a_watch_without_service_cluster_or_node_says_so(user: Person, head: Head) -> None:
+    with contextlib.closing(Metadata()) as service:
+        for words, sentence in (
+            (["--metadata-url", "169.254.169.254"], "--metadata-url must be an address such as http://169.254.169.254"),
+            (
+                ["--metadata-url", "http://127.0.0.1:9"],
+                "--metadata-url must lead to the metadata service of AWS or GCP",
+            ),
+            (
+                ["--metadata-url", service.url, "--address", "127.0.0.1:9"],
+                "--address must be that of a running Ray head",
+            ),
+        ):
+            done: subprocess.CompletedProcess[str] = user.runs("cluster", "watch", *words)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+            assert done.stderr.startswith(f"error: {sentence}")

@@ -1,0 +1,307 @@
+"""Jobs on a Ray cluster whose dashboard listens on the loopback interface and asks for a token."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from cifar_ray.orchestration import jobserver
+from cifar_ray.strict import ConfigError
+from tests.person import Person
+
+pytestmark = pytest.mark.slow
+
+DIGITS = ["train", "--dataset", "digits", "--model", "simple_cnn"]
+LONG = [*DIGITS, "--epochs", "5000", "--checkpoint-every", "5"]
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A head that is there before the commands.
+
+    Attributes:
+        port: of Ray itself.
+        url: of the job server.
+    """
+
+    port: int
+    url: str
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def until(condition: Callable[[], bool], timeout: float = 180) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def process(words: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, with all that it has started in it."""
+    running = subprocess.Popen(words, start_new_session=True, **options)  # type: ignore[call-overload]
+    try:
+        yield running
+    finally:
+        running.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(resident: Person) -> Iterator[Cluster]:
+    """A head of two CPUs. Whoever has the token in ~/.ray/auth_token may use it."""
+    token = resident.home / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    port, dashboard, agent, client = free_ports(4)
+    folder = tempfile.mkdtemp(prefix="cj", dir="/tmp")  # sockets have short paths
+    words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
+    words += [f"--ray-client-server-port={client}", f"--temp-dir={folder}", "--num-cpus=2", "--disable-usage-stats"]
+    environment = {**resident.environment, "RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    with (Path(folder) / "head.txt").open("w") as output, process(
+        words, stdout=output, stderr=output, env=environment, cwd=resident.home
+    ):  # fmt: skip
+        until(lambda: listens(dashboard))
+        resident.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{dashboard}"
+        yield Cluster(port, f"http://127.0.0.1:{dashboard}")
+    until(lambda: resident.leftovers() == [], 60)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def work(resident: Person) -> Path:
+    """A folder with a run's config in it, and with things that are nobody else's."""
+    folder = resident.home / "work"
+    folder.mkdir()
+    (folder / "short.yaml").write_text("dataset: digits\nmodel: simple_cnn\nepochs: 2\n")
+    (folder / ".env").write_text("PASSWORD=hunter2\n")
+    (folder / "data_batch_1").write_bytes(bytes(1000))
+    return folder
+
+
+@pytest.fixture
+def tunnel(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
+    """The job server's address at the near end of `ssh -L`."""
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("needs OpenSSH's server and client")
+    for name in ("host", "mine"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    shutil.copy(tmp_path / "mine.pub", tmp_path / "authorized")
+    far, near = free_ports(2)
+    settings = {
+        "Port": far,
+        "ListenAddress": "127.0.0.1",
+        "HostKey": tmp_path / "host",
+        "AuthorizedKeysFile": tmp_path / "authorized",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+    }
+    (tmp_path / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+    made = os.geteuid() == 0 and not Path("/run/sshd").exists()  # of root's server only
+    if made:
+        Path("/run/sshd").mkdir(mode=0o755)
+    words = ["ssh", "-N", "-F", "none", "-i", str(tmp_path / "mine"), "-p", str(far)]
+    words += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "ExitOnForwardFailure=yes"]
+    words += ["-L", f"{near}:{cluster.url.removeprefix('http://')}", f"{getpass.getuser()}@127.0.0.1"]
+    try:
+        with process([SSHD, "-D", "-e", "-f", str(tmp_path / "sshd_config")]):
+            until(lambda: listens(far))
+            with process(words):
+                until(lambda: listens(near))
+                yield f"http://127.0.0.1:{near}"
+    finally:
+        if made:
+            Path("/run/sshd").rmdir()
+
+
+def refused(person: Person, *words: str, **variables: str) -> str:
+    """The one sentence on a mistake."""
+    done = person.runs(*words, **variables)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("error: ").rstrip()
+
+
+def test_a_job_through_a_tunnel_ends_as_its_run_does(
+    resident: Person, cluster: Cluster, work: Path, tunnel: str
+) -> None:
+    words = ["submit", "--address", tunnel, "--working-dir", str(work), "--wait", "--"]
+    words += ["train", "--config", str(work / "short.yaml"), "--run-name", "short"]
+    done = resident.runs(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"packaged 1 file(s), 0.0 KiB, of {work}" in done.stdout
+    assert "left out: .env, which may hold a secret; 1 file(s) that are no configuration or source code" in done.stdout
+    assert f"follow it: cifar-ray logs short --follow --address {tunnel}" in done.stdout
+    for line in ("epoch 1/2  train loss ", "epoch 2/2  train loss ", "test accuracy  "):
+        assert done.stdout.count(line) >= 1
+    assert done.stdout.count("\nepoch ") == 2  # no live line without a terminal
+    assert "\x1b" not in done.stdout
+    assert "job short has ended (SUCCEEDED)" in done.stderr
+    assert resident.run_named("short").info.status == "FINISHED"
+    (row,) = [line for line in resident.runs("jobs").stdout.splitlines() if line.startswith("short ")]
+    assert " SUCCEEDED " in row
+    assert row.endswith(
+        "cifar-ray train --config short.yaml --run-name short".replace("short.yaml", f"{work}/short.yaml")
+    )
+    log = resident.runs("logs", "short").stdout
+    assert "epoch 2/2  train loss " in log
+    assert log in done.stdout
+
+
+def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, cluster: Cluster, work: Path) -> None:
+    submit = ["submit", "--working-dir", str(work), "--name", "long"]
+    with resident.starts(*submit, "--wait", "--", *LONG) as waiting:
+        waiting.until("epoch 2/5000")
+        waiting.kill(signal.SIGHUP)
+        assert waiting.end() == -signal.SIGHUP
+    adopted = resident.runs(*submit, "--", *LONG[:1], *LONG[5:], *LONG[1:5])  # said in another order
+    assert (adopted.returncode, adopted.stderr) == (0, "")
+    assert adopted.stdout.startswith("job long is under way already; nothing was submitted\n")
+    sentence = refused(resident, *submit, "--", *LONG, "--seed", "1")
+    assert sentence.startswith(f"--name must be new at {cluster.url}, and 'long' is another job there: cifar-ray train")
+    with resident.starts("logs", "long", "--follow") as following:
+        following.until("epoch 3/5000")
+        following.kill(signal.SIGINT)
+        assert following.end() == 130
+        assert "job long goes on; `cifar-ray logs long --follow` follows it, `cifar-ray stop long`" in following.output
+    stopped = resident.runs("stop", "long")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert "stopping job long" in stopped.stdout
+    assert "job long has ended (STOPPED) after " in stopped.stdout
+    assert resident.run_named("long").info.status == "KILLED"
+    assert list((resident.home / ".cifar_ray" / "runs" / "long" / "checkpoints").glob("step-*"))
+    assert "interrupted; stopping Ray" in resident.runs("logs", "long").stdout
+    assert resident.runs("stop", "long").stdout == "job long has ended already (STOPPED)\n"
+    sentence = refused(resident, *submit, "--", *LONG)
+    assert sentence.endswith("has ended there (STOPPED); `cifar-ray submit -- resume long` continues it")
+
+
+@pytest.mark.fault
+def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
+    resident: Person, cluster: Cluster, work: Path
+) -> None:
+    """A driver that hears no signal, and Ray's own 3 s of patience with it; the run is the one stopped above."""
+    submit = ["submit", "--working-dir", str(work), "--wait", "--", "resume", "long"]
+    with resident.starts(*submit, RAY_JOB_STOP_WAIT_TIME_S="3") as waiting:
+        waiting.until("continuing after step")
+        assert "job resume-long-1 submitted" in waiting.output
+        assert resident.run_named("long").info.status == "RUNNING"
+        (driver,) = [
+            each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [])[-2:] == ["resume", "long"]
+            and each.environ().get("HOME") == str(resident.home) and "submit" not in each.info["cmdline"]
+        ]  # fmt: skip
+        driver.suspend()
+        stopped = resident.runs("stop", "resume-long-1")
+        assert "job resume-long-1 has ended (STOPPED) after " in stopped.stdout
+        assert waiting.end() == 1
+    until(lambda: not driver.is_running())
+    until(lambda: resident.run_named("long").info.status == "KILLED")
+
+
+def test_a_job_that_fails(resident: Person, cluster: Cluster, work: Path) -> None:
+    words = ["submit", "--working-dir", str(work), "--wait", "--", *DIGITS, "--storage", "/proc/none"]
+    done = resident.runs(*words)
+    assert done.returncode == 1
+    assert "error: --storage must be a folder" in done.stdout
+    assert "has ended (FAILED)" in done.stderr
+
+
+def test_an_address_where_nothing_listens(person: Person) -> None:
+    (port,) = free_ports(1)
+    at = ["--address", f"http://127.0.0.1:{port}"]
+    for words in (["stop", "any", *at], ["submit", *at, "--working-dir", str(person.home.parent), "--", *DIGITS]):
+        sentence = refused(person, *words)
+        assert sentence.startswith(
+            f"--address must be that of a Ray job server; http://127.0.0.1:{port}: [Errno 111] Connection refused (to"
+        )
+
+
+def test_a_server_that_is_no_job_server(person: Person, cluster: Cluster) -> None:
+    sentence = refused(person, "jobs", "--address", f"http://127.0.0.1:{cluster.port}")
+    assert sentence.startswith(f"--address must be that of a Ray job server; http://127.0.0.1:{cluster.port}: ")
+
+
+def test_a_wrong_token(person: Person, resident: Person, cluster: Cluster) -> None:
+    sentence = "does not take the token given here, if any; put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
+    at_job_server = f"the Ray cluster at {cluster.url} {sentence}"
+    assert refused(resident, "jobs", RAY_AUTH_TOKEN="b" * 64) == at_job_server
+    assert refused(person, "jobs", "--address", cluster.url) == at_job_server  # none at all
+    joining = refused(resident, *DIGITS, "--address", f"127.0.0.1:{cluster.port}", RAY_AUTH_TOKEN="b" * 64)
+    assert joining == f"the Ray cluster at 127.0.0.1:{cluster.port} {sentence}"
+
+
+def pretending(folder: Path, statement: str) -> dict[str, str]:
+    """Variables by which a command says that it is of another version."""
+    (folder / "sitecustomize.py").write_text(statement)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
+
+
+def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path: Path) -> None:
+    submit = ["submit", "--working-dir", str(work), "--name", "other", "--", *DIGITS]
+    older = pretending(tmp_path, "import ray\nray.__version__ = '2.59.0'\n")
+    sentence = f"has Ray {ray.__version__}, and this machine 2.59.0; install the same on both"
+    assert refused(resident, *submit, **older) == f"the Ray cluster at {cluster.url} {sentence}"
+    joining = refused(resident, *DIGITS, "--address", f"127.0.0.1:{cluster.port}", **older)
+    assert joining == f"the Ray cluster at 127.0.0.1:{cluster.port} {sentence}"
+    newer = pretending(tmp_path, "import cifar_ray\ncifar_ray.__version__ = '9.9.9'\n")
+    done = resident.runs(*submit, **newer)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the cluster cannot begin job other: the cluster has cifar_ray ")
+    assert "and the job was submitted with 9.9.9; install the same" in done.stderr
+    assert "other" not in resident.runs("jobs").stdout
+
+
+def test_another_python(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    server = jobserver.connect(cluster.url)
+    jobserver.check_versions(server)
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "9", "1"))
+    monkeypatch.setattr(platform, "python_version", lambda: "3.9.1")
+    sentence = rf"has Python {re.escape(sys.version.split()[0])}, and this machine 3\.9\.1; install the same on both"
+    with pytest.raises(ConfigError, match=sentence):
+        jobserver.check_versions(server)
+
+
+def test_a_job_that_does_not_exist(resident: Person, cluster: Cluster) -> None:
+    for command in ("logs", "stop"):
+        sentence = refused(resident, command, "nobody")
+        assert sentence == f"there is no job 'nobody' at {cluster.url}; `cifar-ray jobs` lists them"

@@ -1,0 +1,182 @@
+"""Object stores as folders: what lies in them, and what of it is trusted. Against real servers of their interfaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifar_ray import storage
+from cifar_ray.config import TrainConfig
+from cifar_ray.storage import ObjectFolder, StorageError, copies, lease
+from cifar_ray.strict import ConfigError
+from cifar_ray.training import checkpoint
+from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
+from tests import stores
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    with getattr(stores, request.param)() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield f"{request.param}://{stores.BUCKET}"
+
+
+@pytest.fixture
+def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> ObjectFolder:
+    found = storage.at(f"{bucket}/some/prefix/{request.node.originalname}")
+    assert isinstance(found, ObjectFolder)
+    return found
+
+
+@pytest.fixture
+def snapshot(small: TrainConfig) -> Snapshot:
+    weights = {"w": torch.arange(6.0).reshape(2, 3)}
+    return Snapshot(small, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [])
+
+
+def test_files_are_written_read_listed_and_removed(folder: ObjectFolder, tmp_path: Path) -> None:
+    assert (folder.exists(), folder.names()) == (False, [])
+    folder.make()
+    folder.write("a.txt", "first")
+    folder.write("a.txt", "zweites, größer")
+    folder.below("deep").below("er").write("b.txt", "")
+    assert folder.read("a.txt") == "zweites, größer"
+    assert folder.names() == ["a.txt", "deep"]
+    with pytest.raises(FileExistsError):
+        folder.make()
+    with pytest.raises(FileNotFoundError):
+        folder.read("none.txt")
+    (tmp_path / "c.bin").write_bytes(bytes(range(256)) * 400)
+    folder.upload(tmp_path / "c.bin")
+    folder.download("c.bin", tmp_path / "below")
+    assert (tmp_path / "below" / "c.bin").read_bytes() == (tmp_path / "c.bin").read_bytes()
+    folder.delete("a.txt")
+    folder.delete("a.txt")
+    assert folder.names() == ["c.bin", "deep"]
+    folder.remove()
+    folder.remove()
+    assert not folder.exists()
+
+
+def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: ObjectFolder) -> None:
+    other = replace(folder, path="no-such-bucket/runs")
+    with pytest.raises(OSError, match=r".") as caught:
+        other.write("x", "y")
+    assert len(storage.reason(caught.value)) < 120
+    assert "NO_SUCH_BUCKET" in storage.reason(caught.value) or "404" in storage.reason(caught.value)
+
+
+def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
+    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    store = folder.below(copies.CHECKPOINTS)
+    with copies.training(folder) as copy:
+        for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6), (40, 0.7)):
+            copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=accuracy), copy.path).path)
+    assert not copy.path.exists()
+    assert store.names() == ["step-00000010", "step-00000030", "step-00000040"]  # the best, and the latest two
+    with copies.reading(folder) as here:
+        newest = checkpoint.latest(here)
+        assert newest is not None
+        assert newest[1].step == 40
+        assert torch.equal(newest[1].weights["w"], snapshot.weights["w"])
+        assert [saved.best for saved in checkpoint.existing(here)] == [True, False, False]
+    with copies.reading(folder, "best") as here:
+        assert checkpoint.load(here / "step-00000010").accuracy == 0.9
+    with copies.reading(folder, "step-00000030") as here:
+        assert checkpoint.load(here / "step-00000030").step == 30
+    with copies.training(folder) as copy:  # a later process knows the best one, too
+        saved = checkpoint.save(replace(snapshot, step=50, accuracy=0.8), copy.path)
+        copy.keep(saved.path)
+    assert not saved.best
+    assert store.names() == ["step-00000010", "step-00000040", "step-00000050"]
+
+
+def test_what_is_damaged_or_half_written_is_passed_over(
+    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    store = folder.below(copies.CHECKPOINTS)
+    with copies.training(folder) as copy:
+        for step in (10, 20):
+            copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=None), copy.path).path)
+    (tmp_path / WEIGHTS).write_bytes(b"damaged")
+    store.below("step-00000020").upload(tmp_path / WEIGHTS)
+    store.below("step-00000030").upload(tmp_path / WEIGHTS)  # its writer was killed before the manifest
+    with copies.reading(folder) as here:
+        found = checkpoint.latest(here)
+        assert found is not None
+        assert found[0].name == "step-00000010"
+        assert [problem.split(" ")[2].split("/")[-2] for problem in found[2]] == ["step-00000020"]
+    assert "step-00000030" in store.names()  # who only looks changes nothing
+    with copies.training(folder) as copy:
+        assert "step-00000030" not in store.names()
+        saved = checkpoint.save(replace(snapshot, step=20), copy.path)
+        copy.keep(saved.path)
+    with copies.reading(folder) as here:
+        found = checkpoint.latest(here)
+    assert found is not None
+    assert (found[1].step, found[2]) == (20, ())
+
+
+def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
+    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_PAUSES_S", (0.0,))
+    gone = replace(folder, path="no-such-bucket/runs")
+    copy = copies.Copy(tmp_path, gone)
+    saved = checkpoint.save(snapshot, tmp_path)
+    with pytest.raises(StorageError, match=rf"^storage: {gone.address}/step-00000010 cannot be written: "):
+        copy.keep(saved.path)
+
+
+def test_none_usable_is_said_with_the_stores_address(folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path) -> None:
+    with copies.training(folder) as copy:
+        copy.keep(checkpoint.save(snapshot, copy.path).path)
+    store = folder.below(copies.CHECKPOINTS)
+    store.below("step-00000010").delete(STATE)
+    with pytest.raises(checkpoint.CheckpointError) as caught, copies.reading(folder) as here:
+        checkpoint.latest(here)
+    assert str(caught.value).startswith(f"no usable checkpoint in {store.address}: checkpoint file {store.address}/")
+    store.below("step-00000010").delete(MANIFEST)
+    with copies.reading(folder) as here:
+        assert checkpoint.latest(here) is None
+
+
+TAKEN = ConfigError("", "taken")
+
+
+def test_one_driver_at_a_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder.lock(TAKEN), pytest.raises(ConfigError, match="taken"):
+        folder.lock(TAKEN)
+    assert folder.names() == []
+    folder.write(lease.NAME, json.dumps({"machine": lease._machine(), "session": "of one that was killed here"}))
+    with folder.lock(TAKEN):
+        pass
+
+
+def test_a_driver_of_another_machine_is_waited_for_and_refused_when_it_lives(
+    folder: ObjectFolder, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_LOOK_S", 0.2)
+    monkeypatch.setattr(lease, "RENEW_S", 0.1)
+    held = folder.lock(TAKEN)
+    monkeypatch.setenv("HOME", str(tmp_path / "another"))
+    with pytest.raises(ConfigError, match="taken"):
+        folder.lock(TAKEN)
+    held.release()
+    monkeypatch.setattr(lease, "EXPIRE_S", 1.0)
+    folder.write(lease.NAME, json.dumps({"machine": "a third", "session": "of one that was killed there"}))
+    with folder.lock(TAKEN):
+        assert json.loads(folder.read(lease.NAME))["machine"] == lease._machine()
+
+
+def test_an_address_has_no_secret_and_no_query() -> None:
+    for address in ("s3://", "s3://bucket?x=1", "s3://key:secret@bucket/x", "gs://b/a//b", "s3://b/../c", "hdfs://h/x"):
+        with pytest.raises(ConfigError, match=r"storage must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"):
+            storage.at(address)

@@ -1,0 +1,43 @@
+"""A job's log through a connection that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cifar_ray.orchestration import jobs
+
+LOG = ["first line\n", "second ", "line\nthird line\n", "last line\n"]
+
+
+class Breaking:
+    """What Ray's client does: every connection begins at the beginning, and may end anywhere."""
+
+    def __init__(self, *ends: int) -> None:
+        self._ends = list(ends)
+
+    async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+        end = self._ends.pop(0)
+        for at, text in enumerate(LOG):
+            if at == end:
+                raise RuntimeError("WebSocket connection closed unexpectedly")
+            yield text
+
+
+def test_each_piece_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tail = jobs._Tail(Breaking(2, 0, 3, 1), "any")  # type: ignore[arg-type]
+    for _ in range(4):
+        with pytest.raises(RuntimeError):
+            asyncio.run(tail.show())
+    assert capsys.readouterr().out == "".join(LOG[:3])
+    tail.show_rest("".join(LOG))
+    assert capsys.readouterr().out == LOG[3]
+
+
+def test_why_a_job_has_not_begun() -> None:
+    assert jobs._reason("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
+    assert jobs._reason("/bin/sh: 1: exec: python: not found\n").startswith(
+        "/bin/sh: 1: exec: python: not found (Ray must be started there with cifar_ray's own `python`"
+    )

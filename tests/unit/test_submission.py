@@ -1,0 +1,111 @@
+"""What is submitted as a job, and under which name."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import cli
+from cifar_ray.config import NAME
+from cifar_ray.orchestration import submission
+from cifar_ray.strict import ConfigError
+
+DIGITS = ["--dataset", "digits", "--model", "simple_cnn"]
+
+
+def test_a_name_is_that_of_what_is_asked_for_however_it_is_said(tmp_path: Path) -> None:
+    pairs = (["--dataset", "digits"], ["--model", "simple_cnn"], ["--seed", "3"])
+    said = [["train", *itertools.chain(*order)] for order in itertools.permutations(pairs)]
+    file = tmp_path / "run.yaml"
+    file.write_text("dataset: digits\nmodel: simple_cnn\nseed: 3\n")
+    said.append(["train", "--config", str(file)])
+    said.append(["train", *DIGITS, "--seed=3", "--batch-size", "128"])  # what it would be anyway
+    made = [submission.read(words, None) for words in said]
+    assert len({(one.name, one.identity) for one in made}) == 1
+    assert re.fullmatch(r"train-[0-9a-f]{8}", made[0].name)
+    assert submission.read(["train", *DIGITS, "--seed", "4"], None).name != made[0].name
+
+
+def test_a_run_is_called_as_its_job() -> None:
+    unnamed = submission.read(["train", *DIGITS], None)
+    assert unnamed.words == ("train", *DIGITS, "--run-name", unnamed.name)
+    named = submission.read(["train", *DIGITS], "mine")
+    assert (named.name, named.words[-2:]) == ("mine", ("--run-name", "mine"))
+    run_named = submission.read(["train", *DIGITS, "--run-name", "run"], None)
+    assert (run_named.name, run_named.words) == ("run", ("train", *DIGITS, "--run-name", "run"))
+    both = submission.read(["train", *DIGITS, "--run-name", "run"], "job")
+    assert (both.name, both.words[-1]) == ("job", "run")
+    assert named.identity == both.identity == unnamed.identity
+
+
+def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text("grid: {batch_size: [16, 32]}\ntrain: {dataset: digits, model: simple_cnn}\n")
+    sweep = submission.read(["sweep", str(file), "--seeds", "2"], None)
+    assert (sweep.name, sweep.file) == ("grid", str(file))
+    assert sweep.entrypoint(tmp_path) == "exec python -m cifar_ray.cli sweep grid.yaml --seeds 2"
+    assert sweep.command == f"cifar-ray sweep {file} --seeds 2"
+    for words in (["resume", "my run!"], ["sweep", "--resume", "grid"]):
+        again = submission.read(words, None)
+        first = again.called(None, [])
+        assert first.name.endswith("-1")
+        assert again.called(None, [first.name]).name == first.name[:-1] + "2"
+        assert again.called("known", [first.name]).name == "known"
+        assert re.fullmatch(NAME, first.name)
+
+
+def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "a b" / "run.yaml"
+    file.parent.mkdir()
+    file.write_text("dataset: digits\n")
+    asked = submission.read(["train", f"--config={file}", "--experiment", "it's; $HOME"], "n")
+    assert asked.entrypoint(tmp_path) == (
+        "exec python -m cifar_ray.cli train --config 'a b/run.yaml' --experiment 'it'\"'\"'s; $HOME' --run-name n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train --epochs many", "--epochs must be a whole number, got 'many'"),
+        ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
+        ("train --config none.yaml", "none.yaml"),
+        ("train --dataset digits --batch-size 2000", "--batch-size must leave at least one step per epoch"),
+        ("train --local-nodes 2", "--local-nodes is for a Ray started here, not for a job"),
+        ("train --oversubscribe", "--oversubscribe is for a Ray started here, not for a job"),
+        ("train --storage runs", "--storage must begin with / or ~ in a job"),
+        ("train --data-dir ./data", "--data-dir must begin with / or ~ in a job"),
+        ("resume run --epochs 3", "cifar-ray resume: "),
+        ("resume run --topology 2by2", "--topology"),
+        ("sweep --grid batch_size=x --name s", "--batch-size"),
+        ("sweep --grid batch_size=16 --name s --storage runs", "--storage must begin with / or ~ in a job"),
+        ("evaluate run", "cifar-ray submit needs `-- COMMAND ...` with train, resume or sweep, got 'evaluate'"),
+        ("", "cifar-ray submit needs `-- COMMAND ...` with train, resume or sweep"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_sent(
+    words: str, sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No server is asked: there is none at that address."""
+    before = ["submit", "--address", "http://127.0.0.1:9", *(["--"] if words else [])]
+    assert cli.main([*before, *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert sentence in said
+
+
+def test_a_name_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"^name must be 1 to 120 letters"):
+        submission.read(["train", *DIGITS], "a/b")
+
+
+def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("127.0.0.1:8265", "ray://head:10001", "http://me:hunter2@head", "auto"):
+        assert cli.main(["jobs", "--address", wrong]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: --address must be http://HOST:PORT of a Ray job server, got ")
+        assert "hunter2" not in said
