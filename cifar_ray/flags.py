@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -29,7 +30,20 @@ def read(kind: type[T], words: Sequence[str], default: T | None, command: str) -
             raise
     if default is not None:
         strict.build(kind, strict.parse_flags(kind, words), default)
+    _check_values(kind, words)
     # What is left is about the few words of the smaller commands.
     text = " ".join(re.sub(r"[^\x20-\x7e]+", " ", complaint.getvalue().split("For full helptext")[0]).split())
     problem = "needs more words" if text.startswith("Required") else text.removeprefix("Unrecognized options ")
     raise ConfigError("", f"cifar-ray {command}: {problem}; `cifar-ray {command} --help` tells what it takes")
+
+
+def _check_values(kind: type, words: Sequence[str]) -> None:
+    """Refuse a value that its flag cannot take."""
+    kinds = strict.flat_types(kind)
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        flag, equals, inline = word.partition("=")
+        key = flag[2:].replace("-", "_")
+        value = inline if equals else following
+        if flag.startswith("--") and kinds.get(key, bool) is not bool and value and not value.startswith("--"):
+            with contextlib.suppress(KeyError):  # a type that only tyro knows
+                strict.convert(key, value, kinds[key])

@@ -89,8 +89,8 @@ def serve(
                     ready = True
                     for line in _instructions(served, host, port, head if joined else None):
                         console.line(line)
-                    console.doing("serving")
-                    _watch(check)
+                    with console.aside("serving"):
+                        _watch(check)
         except InterruptedRunError:
             if not ready:
                 raise
@@ -172,10 +172,11 @@ def _running(application: Any, host: str, port: int, check: Callable[[], None]) 
                 raise ServingFailedError(f"the model was not ready within {_START_TIMEOUT_S:g} s")
             time.sleep(_LOOK_S)
         _client().wait_for_proxies_serving()
-        yield
-    except InterruptedRunError:
-        ray_serve.delete(_APPLICATION)  # answers what has been asked, which `shutdown` alone does not
-        raise
+        try:
+            yield
+        except InterruptedRunError:
+            ray_serve.delete(_APPLICATION)  # answers what has been asked, which `shutdown` alone does not
+            raise
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise ServingFailedError(f"Ray Serve: {' '.join(str(error).split())[:300]}") from None
     finally:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import psutil
 import pytest
 import requests
 from mlflow import MlflowClient
@@ -329,6 +331,26 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     assert [model.name for model in client.search_registered_models()] in ([], ["digits"])
 
 
+@pytest.mark.fault
+def test_a_replica_that_is_killed_is_replaced(service: Service, trained: Person, files: list[Path]) -> None:
+    def replicas() -> list[psutil.Process]:
+        mine = [
+            process
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if (process.info["environ"] or {}).get("HOME") == str(trained.home)
+        ]
+        return [process for process in mine if "ServeReplica" in "".join(process.info["cmdline"])]
+
+    (replica,) = replicas()
+    replica.kill()
+    end = time.monotonic() + 180
+    while service.predict(files[0].read_bytes()).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    (successor,) = replicas()
+    assert successor.pid != replica.pid
+
+
 def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(
     service: Service, trained: Person, files: list[Path], predictions: list[dict[str, float]]
 ) -> None:
@@ -372,5 +394,5 @@ def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
             )
             service.command.kill(signal.SIGINT)
             assert service.command.end() == 0
-        assert head.says("print(ray.util.list_named_actors(all_namespaces=True))") == "[]"
-        head.until_nodes(2)
+        left = "ray.util.list_named_actors(all_namespaces=True), sum(node['Alive'] for node in ray.nodes())"
+        assert head.says(f"print({left})") == "[] 2"
