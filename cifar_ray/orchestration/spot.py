@@ -83,13 +83,11 @@ def _connect(address: str | None) -> GcsClient:
     found = address or services.canonicalize_bootstrap_address(None)
     if not found:
         raise ConfigError("address", "must be HOST:PORT of a Ray head; no Ray runs on this machine")
+    cluster.reach(found)
     try:
-        cluster.reach(found)
         gcs = GcsClient(address=found)
         gcs.check_alive([], timeout=_GCS_S)
     except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError("address", f"must be that of a running Ray head; {found!r}: {_words(error)}") from None
     return gcs
 
