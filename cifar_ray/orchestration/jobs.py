@@ -33,6 +33,7 @@ _STOP_WAIT_S = "60"
 _POLL_S = 0.5
 _PROGRESS_S = 10.0
 _PATIENCE_S = 120.0
+_FORGOTTEN_S = 3.0
 
 
 def submit(words: Sequence[str], address: str | None, name: str | None, working_dir: str | None, wait: bool) -> int:
@@ -208,12 +209,21 @@ def _await_beginning(server: JobServer, name: str) -> None:
     while runtext.greeting() not in (log := server.log(name)):
         job = server.job(name)
         if _has_ended(job) and runtext.greeting() not in (log := server.log(name)):
-            server.call(server.client.delete_job, name)
+            _take_away(server, name)
             raise ConfigError("", f"the cluster cannot begin job {name}: {_reason(log or job.message or '')}")
         time.sleep(_POLL_S)
         if time.monotonic() - told > _PROGRESS_S:
             told = time.monotonic()
             Console().line(f"waiting for the cluster to begin job {name} ({job.status.value})")
+
+
+def _take_away(server: JobServer, name: str) -> None:
+    """Have the server forget a job that has ended."""
+    end = time.monotonic() + _PATIENCE_S
+    while server.find(name) is not None and time.monotonic() < end:
+        server.call(server.client.delete_job, name)
+        # Who watches over it there looks every second, and may write it down once more, as one that has died.
+        time.sleep(_FORGOTTEN_S)
 
 
 def _reason(log: str) -> str:

@@ -232,7 +232,7 @@ def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
         stopped = resident.runs("stop", "resume-long-1")
         assert "job resume-long-1 has ended (STOPPED) after " in stopped.stdout
         assert waiting.end() == 1
-    until(lambda: not driver.is_running())
+    until(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     until(lambda: resident.run_named("long").info.status == "KILLED")
 
 
