@@ -30,6 +30,7 @@ def test_flags_exist(page: Path) -> None:
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
+    others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", page.read_text()))
     assert found - known - others == set()
