@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -35,10 +36,14 @@ def serving(
     """A server's process, once it answers at ``url``, until the end."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+            words,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
         )
         try:
-            end = time.monotonic() + 180
+            end = time.monotonic() + 300
             while not _answers(url):
                 if process.poll() is not None or time.monotonic() > end:
                     output.seek(0)
@@ -46,8 +51,8 @@ def serving(
                 time.sleep(0.2)
             yield process
         finally:
-            process.terminate()
-            process.wait(timeout=60)
+            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+            process.wait()
 
 
 def _answers(url: str) -> bool:

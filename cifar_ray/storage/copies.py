@@ -101,7 +101,7 @@ def training(folder: Folder) -> Iterator[Copy]:
         raise StorageError(f"storage: {store.address} cannot be read: {reason(error)}") from None
     with _named(path, store.address):
         yield Copy(path, store)
-    forget(folder)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

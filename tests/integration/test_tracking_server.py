@@ -68,6 +68,7 @@ def server(database: str) -> Iterator[str]:
         ]
         words += ["--host", "127.0.0.1", "--port", str(port), "--allowed-hosts", f"127.0.0.1:{port}", "--workers", "1"]
         reach = {**variables, "MLFLOW_S3_ENDPOINT_URL": variables["AWS_ENDPOINT_URL"]}
+        reach["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
         with stores.serving([sys.executable, "-m", "mlflow", *words], f"http://127.0.0.1:{port}/health", reach):
             yield f"http://127.0.0.1:{port}"
 

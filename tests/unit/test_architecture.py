@@ -119,7 +119,7 @@ def test_the_loop_is_short_enough_to_be_read_at_once() -> None:
 
 WITHOUT = """
 import sys
-for name in ("ray", "mlflow", "tyro", "rich", "yaml", "safetensors", "sklearn", "psutil", "pandas"):
+for name in ("ray", "mlflow", "tyro", "rich", "yaml", "safetensors", "sklearn", "psutil", "pandas", "pyarrow"):
     sys.modules[name] = None  # an import of it fails
 import runpy
 sys.argv = ["cifar_ray.training", "--model", "vit", "--epochs", "nonsense"]

@@ -12,8 +12,6 @@ from cifar_ray.orchestration import preflight, runs
 from cifar_ray.strict import ConfigError
 from tests.helpers import resolved, train_here
 
-SMALL = {"resnet": ResNetOptions((1, 1), 8), "vit": ViTOptions(dim=24, depth=2, heads=2)}
-
 
 @pytest.fixture
 def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
@@ -48,7 +46,12 @@ def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: Trai
 
 
 @pytest.mark.parametrize(
-    "values", [{"model": "resnet", **SMALL}, {"model": "vit", "optimizer": "adamw", **SMALL}, {"momentum": 0.0}]
+    "values",
+    [
+        {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)},
+        {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2), "optimizer": "adamw"},
+        {"momentum": 0.0},
+    ],
 )
 def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dataset, tmp_path: Path) -> None:
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 718, "precision": "fp32"}
