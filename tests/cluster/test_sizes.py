@@ -166,7 +166,6 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
 @pytest.mark.fault
 def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, head: Head, one_worker: str) -> None:
     head.add("third")
-    head.until_nodes(2)
     with user.starts(*LONG, "--elastic", "1x1:2x1", "--address", head.address, "--run-name", "shrunk") as run:
         run.until(f"epoch 2/{EPOCHS}", PATIENCE_S)
         head.remove("third")
@@ -181,7 +180,6 @@ def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, h
 def test_a_run_on_a_node_that_is_taken_away_goes_on_on_another(user: Person, head: Head, one_worker: str) -> None:
     """Google's notice, a fixed topology: the run waits for another node."""
     head.add("fourth")
-    head.until_nodes(2)
     fixed = ["--topology", "2x1", "--address", head.address, "--max-failures", "0", "--run-name", "spot"]
     with user.starts(*LONG, *fixed) as run, watching(user, head, "fourth", "gcp") as (service, watch):
         run.until(f"epoch 2/{EPOCHS}", PATIENCE_S)
