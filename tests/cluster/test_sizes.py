@@ -208,10 +208,10 @@ def placement(user: Person, name: str) -> set[object]:
 def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> None:
     with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
         head.until_nodes(1)
-        refused = user.runs(*SMALL, "--topology", "3x1", "--address", head.address, timeout=PATIENCE_S)
+        refused = user.runs(*SMALL, "--topology", "4x1", "--address", head.address, timeout=PATIENCE_S)
         assert refused.returncode == 2, refused.stdout
         assert refused.stderr.startswith(
-            "error: --topology 3x1 needs 3 nodes with 1 CPUs each, but the cluster has 1 node"
+            "error: --topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node"
         )
         assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in refused.stderr
         done = user.runs(
