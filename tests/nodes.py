@@ -12,13 +12,17 @@ import sys
 import time
 from typing import Any, ClassVar
 
-import ray.util
+import ray
+from ray._raylet import GcsClient
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
+from cifar_ray.orchestration import cluster
 from tests.person import Person
 
 TOKEN = "a" * 64
 """Of every cluster that is started here."""
 
+PATIENCE_S = 600
 _HEAD_ID = "f" * 51 + "00000"
 _HEAD_TYPE = "ray.head.default"
 LAUNCHED = {
@@ -85,9 +89,15 @@ class Head:
             self._start("head", *words, f"--autoscaling-config={config}", **LAUNCHED)
 
     def add(self, name: str) -> None:
-        """Another node, of one CPU."""
+        """Another node, of one CPU, once it is there."""
         words = [f"--address={self.address}", "--num-cpus=1"]
+        end = time.monotonic() + PATIENCE_S
         self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
+        while self.node_id(name) not in self.alive():
+            assert time.monotonic() < end
+            if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
+                self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
+            time.sleep(0.5)
 
     @staticmethod
     def node_id(name: str) -> str:
@@ -112,11 +122,20 @@ class Head:
         )
         return done.stdout.strip()
 
+    def alive(self) -> set[str]:
+        """Ids of the nodes that are there."""
+        with cluster._settings({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}):
+            try:
+                nodes = GcsClient(address=self.address).get_all_node_info(timeout=30)
+            except ray.exceptions.RayError:  # the head is only just starting
+                return set()
+        return {info.node_id.hex() for info in nodes.values() if info.state == GcsNodeInfo.ALIVE}
+
     def until_nodes(self, count: int) -> None:
-        end = time.monotonic() + 240
-        while self.says("print(sum(node['Alive'] for node in ray.nodes()))") != str(count):
+        end = time.monotonic() + PATIENCE_S
+        while len(self.alive()) != count:
             assert time.monotonic() < end
-            time.sleep(1)
+            time.sleep(0.5)
 
     def _start(self, name: str, *words: str, **variables: str) -> None:
         self._nodes[name] = subprocess.Popen(

@@ -143,9 +143,8 @@ def run(
             name=f"attempt-{time.time_ns()}",
             storage_path=str(copies.notes(folder, "ray_train")),
             failure_config=ray.train.FailureConfig(
-                max_failures=0
-                if config.elastic
-                else config.max_failures,  # an elastic run may go on with fewer workers
+                # An elastic run may go on with fewer workers, which its driver decides.
+                max_failures=0 if config.elastic else config.max_failures,
                 controller_failure_limit=-1,  # of starts; the deadline is Placement's
             ),
             callbacks=[

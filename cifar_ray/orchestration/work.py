@@ -20,6 +20,8 @@ from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 
+_SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -84,12 +86,15 @@ class Work:
     view: View
     failures: int = 0
     _placed: dict[int, Placed] = field(default_factory=dict)
-    _segments: list[str] = field(default_factory=list)
-    _preemptions: int = 0
+    _segments: list[str] = field(init=False)
+    _preemptions: int = field(init=False)
     _trouble_told: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
+        before = self.record.tags_before  # of a run that an earlier driver began
+        self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
+        self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
         if cluster.shares_a_machine(config):
             self.record.tags(
                 {
@@ -142,7 +147,7 @@ class Work:
     def preempted(self, node_id: str, deadline_ms: int) -> None:
         """A node with workers on it is about to leave; they are asked to stop."""
         self._preemptions += 1
-        self.record.tags({"cifar_ray.preemptions": str(self._preemptions)})
+        self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
         left = f"in {max(deadline_ms / 1000 - time.time(), 0):.0f} s" if deadline_ms else "soon"
         address = next(placed.address for placed in self._placed.values() if placed.node_id == node_id)
         self.view.line(f"node {node_id[:8]} ({address}) leaves {left}; stopping after this step, which is no failure")
@@ -224,7 +229,7 @@ class Work:
         self.folder.write_config(recipe.widest(config))
         if config.elastic is not None:
             self._segments.append(f"{config.topology} from step {event.step + 1}")
-            self.record.tags({"cifar_ray.segments": ", ".join(self._segments)})
+            self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")

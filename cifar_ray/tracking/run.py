@@ -46,6 +46,7 @@ class RunRecord:
         name: its name there.
         uri: the tracking store.
         page: address of the run's page, when the store is a server that has pages.
+        tags_before: its tags when this process took it up.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
@@ -54,6 +55,7 @@ class RunRecord:
         self.uri = client.tracking_uri
         self.page = store.page(self.uri, run)
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
+        self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self._started_ms = run.info.start_time
         self._checkpoints = artifacts.CheckpointList()
         self._guard = Guard(self.uri, self.run_id, session)

@@ -28,6 +28,7 @@ SMALL = [*WORDS, "--model", "simple_cnn", "--epochs", "1"]
 SLOW = "--strategy reproducible --model resnet --resnet.blocks 1 1 --resnet.width 8"
 EPOCHS = 24
 LONG = [*WORDS, *SLOW.split(), "--epochs", str(EPOCHS)]
+PATIENCE_S = 900
 LOGGED = list(range(5, EPOCHS * 22 + 1, 5))
 
 
@@ -112,7 +113,7 @@ def watching(user: Person, head: Head, name: str, provider: str) -> Iterator[tup
         contextlib.closing(Metadata()) as service,
         user.starts("cluster", "watch", "--metadata-url", service.url, *words) as watch,
     ):
-        watch.until("watching for a notice")
+        watch.until("watching for a notice", PATIENCE_S)
         yield service, watch
 
 
@@ -139,18 +140,18 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
     """A node comes, and leaves with AWS's notice: the weights are those of one worker, and nothing has failed."""
     elastic = ["--elastic", "1x1:2x2", "--address", head.address, "--max-failures", "0", "--run-name", "elastic"]
     with user.starts(*LONG, *elastic) as run:
-        run.until("starting the workers")
+        run.until("starting the workers", PATIENCE_S)
         head.add("second")
         with watching(user, head, "second", "aws") as (service, watch):
-            run.until("going on with topology 2x1, 64 images per step as before (32 per worker)")
-            run.until("continuing after step")
+            run.until("going on with topology 2x1, 64 images per step as before (32 per worker)", PATIENCE_S)
+            run.until("continuing after step", PATIENCE_S)
             service.take_away()
-            run.until("stopping after this step, which is no failure")
-            assert watch.end() == 0, watch.output
+            run.until("stopping after this step, which is no failure", PATIENCE_S)
+            assert watch.end(PATIENCE_S) == 0, watch.output
             assert "AWS will terminate this spot instance in " in watch.output
-        run.until("going on with topology 1x1")
+        run.until("going on with topology 1x1", PATIENCE_S)
         head.remove("second")  # as the cloud would
-        assert run.end() == 0, run.output
+        assert run.end(PATIENCE_S) == 0, run.output
     assert "workers failed" not in run.output
     assert weights(user, "elastic") == one_worker
     tags = user.run_named("elastic").data.tags
@@ -165,13 +166,12 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
 @pytest.mark.fault
 def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, head: Head, one_worker: str) -> None:
     head.add("third")
-    head.until_nodes(2)
     with user.starts(*LONG, "--elastic", "1x1:2x1", "--address", head.address, "--run-name", "shrunk") as run:
-        run.until(f"epoch 2/{EPOCHS}")
+        run.until(f"epoch 2/{EPOCHS}", PATIENCE_S)
         head.remove("third")
-        run.until("failure 1 of at most 3")
-        run.until("going on with topology 1x1")
-        assert run.end() == 0, run.output
+        run.until("failure 1 of at most 3", PATIENCE_S)
+        run.until("going on with topology 1x1", PATIENCE_S)
+        assert run.end(PATIENCE_S) == 0, run.output
     assert "topology 2x1" in run.output
     assert weights(user, "shrunk") == one_worker
     assert "cifar_ray.preemptions" not in user.run_named("shrunk").data.tags
@@ -180,17 +180,16 @@ def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, h
 def test_a_run_on_a_node_that_is_taken_away_goes_on_on_another(user: Person, head: Head, one_worker: str) -> None:
     """Google's notice, a fixed topology: the run waits for another node."""
     head.add("fourth")
-    head.until_nodes(2)
     fixed = ["--topology", "2x1", "--address", head.address, "--max-failures", "0", "--run-name", "spot"]
     with user.starts(*LONG, *fixed) as run, watching(user, head, "fourth", "gcp") as (service, watch):
-        run.until(f"epoch 2/{EPOCHS}")
+        run.until(f"epoch 2/{EPOCHS}", PATIENCE_S)
         before = placement(user, "spot")
         service.take_away()
-        run.until("with a checkpoint\nwaiting for nodes: 1 of 2")
-        assert watch.end() == 0, watch.output
+        run.until("with a checkpoint\nwaiting for nodes: 1 of 2", PATIENCE_S)
+        assert watch.end(PATIENCE_S) == 0, watch.output
         head.remove("fourth")
         head.add("fifth")
-        assert run.end() == 0, run.output
+        assert run.end(PATIENCE_S) == 0, run.output
     after = placement(user, "spot")
     assert head.node_id("fourth") in before - after
     assert len(after) == 2
@@ -209,13 +208,15 @@ def placement(user: Person, name: str) -> set[object]:
 def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> None:
     with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
         head.until_nodes(1)
-        refused = user.runs(*SMALL, "--topology", "3x1", "--address", head.address)
+        refused = user.runs(*SMALL, "--topology", "4x1", "--address", head.address, timeout=PATIENCE_S)
         assert refused.returncode == 2, refused.stdout
         assert refused.stderr.startswith(
-            "error: --topology 3x1 needs 3 nodes with 1 CPUs each, but the cluster has 1 node"
+            "error: --topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node"
         )
         assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in refused.stderr
-        done = user.runs(*SMALL, "--topology", "2x1", "--address", head.address, "--run-name", "waited")
+        done = user.runs(
+            *SMALL, "--topology", "2x1", "--address", head.address, "--run-name", "waited", timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
         assert "waiting for nodes: 1 of 2, 0 s of at most 15 min 00 s" in done.stdout
         assert len(placement(user, "waited")) == 2
