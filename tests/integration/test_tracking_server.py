@@ -100,10 +100,10 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
 
 def test_another_host_name_is_refused(server: str) -> None:
     """As a page of somebody else's would have it, whose name leads here."""
-    request = urllib.request.Request(f"{server}/api/2.0/mlflow/experiments/search?max_results=1")
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    url = f"{server}/api/2.0/mlflow/experiments/search?max_results=1"
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.status == 200
-    request.add_header("Host", "tracking.example.com")
+    foreign = urllib.request.Request(url, headers={"Host": "tracking.example.com"})
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(foreign, timeout=60)
     assert caught.value.code == 403
