@@ -53,7 +53,7 @@ password=$(openssl rand -hex 20)
 gcloud sql databases create mlflow --instance=cifar-ray
 gcloud sql users create mlflow --instance=cifar-ray --password="$password"
 host=$(gcloud sql instances describe cifar-ray --format='value(ipAddresses[0].ipAddress)')
-printf 'postgresql://mlflow:%s@%s:5432/mlflow?sslmode=require' "$password" "$host" |
+printf 'postgresql+psycopg2://mlflow:%s@%s:5432/mlflow?sslmode=require' "$password" "$host" |
   gcloud secrets create cifar-ray-mlflow-database --data-file=-
 gcloud secrets add-iam-policy-binding cifar-ray-mlflow-database --member="serviceAccount:$head" \
   --role=roles/secretmanager.secretAccessor

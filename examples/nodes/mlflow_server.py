@@ -3,7 +3,7 @@
 The variable DATABASE says where its database is:
   ssm:NAME                  in the parameter NAME of AWS's parameter store, a SecureString
   gcp-secret:PROJECT/NAME   in the newest version of a secret in Google's Secret Manager
-  anything else             is the address itself, such as postgresql://mlflow@db/mlflow
+  anything else             is the address itself, such as postgresql+psycopg2://mlflow@db/mlflow
 The address has a password in it, so it reaches MLflow through its environment alone: no file and no list of
 processes shows it.
 """

@@ -375,7 +375,7 @@ def test_spot_machines_are_given_up_without_stopping_ray(cloud: Cloud, up: dict[
 
 def test_mlflow_gets_its_database_from_the_parameter_store(cloud: Cloud, tmp_path: Path) -> None:
     """The program of the head's unit, with a stand-in for MLflow's that tells what it was given."""
-    address = "postgresql://mlflow:secret@db/mlflow"
+    address = "postgresql+psycopg2://mlflow:secret@db/mlflow"
     cloud.client("ssm").put_parameter(Name="/cifar-ray/mlflow-database", Value=address, Type="SecureString")
     settings = dict(re.findall(r"(DATABASE|AWS_DEFAULT_REGION)=(\S+)", cloud.file.read_text()))
     (tmp_path / "python").symlink_to(sys.executable)
