@@ -107,15 +107,18 @@ class Trial:
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
-        """What an earlier driver has made of it."""
+        """What an earlier driver has made of it.
+
+        Raises:
+            ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
+        """
         own = folder.below(self.slug)
-        if self.state == boards.SKIPPED or not own.exists():
+        if self.state == boards.SKIPPED:
             return
-        try:
-            self.folder = runs.reopen(own)
-        except ConfigError:  # its driver was killed while it made the folder, before the run was anywhere else
+        if runs.is_half_made(own):  # its driver was killed then, before the run was anywhere else
             own.remove()
             return
+        self.folder = runs.reopen(own)
         known = there.get(self.folder.key)
         if known is None:
             return

@@ -138,9 +138,19 @@ def reopen(place: Folder) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         raise _damaged(place) from None
     except OSError as error:
-        raise ConfigError(
-            "", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}"
-        ) from None
+        raise _unreadable(place, error) from None
+
+
+def is_half_made(place: Folder) -> bool:
+    """Whether it is not there, or its driver was killed before it had described the run; nothing was trained then.
+
+    Raises:
+        ConfigError: when the folder cannot be read.
+    """
+    try:
+        return not {_DESCRIPTION, copies.CHECKPOINTS}.intersection(place.names())
+    except OSError as error:
+        raise _unreadable(place, error) from None
 
 
 def discard(place: Folder) -> None:
@@ -151,6 +161,10 @@ def discard(place: Folder) -> None:
 
 def _damaged(place: Folder) -> ConfigError:
     return ConfigError("", f"the folder of the run, {place.address}, is gone or damaged")
+
+
+def _unreadable(place: Folder, error: OSError) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}")
 
 
 def _name(config: TrainConfig) -> str:
