@@ -156,7 +156,7 @@ class _Sweep:
         with self._board as board:
             self._read_data()
             board.doing(cluster.note(self._base))
-            with session(self._base, board.line) as check:
+            with session(self._base, board.line, self._locks) as check:
                 self._fit_to_cluster()
                 self._record = record()
                 self._record.cells([trial.described(self._config) for trial in self._trials])
