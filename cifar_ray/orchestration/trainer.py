@@ -45,13 +45,13 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         client = store.connect(store.resolve_uri(config.tracking_uri))
-        folder = runs.create(config)
+        folder, held = runs.create(config)
         record = None
         try:
-            with folder.lock():
+            with held:
                 dataset, data_s = _read(config, console)
                 console.doing(cluster.note(config))
-                with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+                with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
                     config, placement = places.place(config)
                     preflight.check_storage(folder.place, config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
