@@ -55,7 +55,7 @@ def hold(path: Path, refusal: Exception, wait_s: float = 0.0) -> FileLock:
     Raises:
         OSError: when the file cannot be made.
     """
-    held = FileLock(path)
+    held = FileLock(path, thread_local=False)  # whichever thread has locked it, any may release it
     try:
         held.acquire(timeout=wait_s)
     except Timeout:

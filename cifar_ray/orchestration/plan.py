@@ -7,8 +7,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import runs
 from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.orchestration.work import Work
-from cifar_ray.storage import Folder, copies
+from cifar_ray.storage import Folder, Held, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import Cell, Range, SweepConfig
 from cifar_ray.tracking import parent
@@ -107,15 +106,18 @@ class Trial:
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
-        """What an earlier driver has made of it."""
+        """What an earlier driver has made of it.
+
+        Raises:
+            ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
+        """
         own = folder.below(self.slug)
-        if self.state == boards.SKIPPED or not own.exists():
+        if self.state == boards.SKIPPED:
             return
-        try:
-            self.folder = runs.reopen(own)
-        except ConfigError:  # its driver was killed while it made the folder, before the run was anywhere else
+        if runs.is_half_made(own):  # its driver was killed then, before the run was anywhere else
             own.remove()
             return
+        self.folder = runs.reopen(own)
         known = there.get(self.folder.key)
         if known is None:
             return
@@ -159,8 +161,8 @@ def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
         raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
 
 
-def create(config: SweepConfig, client: Client) -> Folder:
-    """A folder for a new sweep.
+def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
+    """A folder for a new sweep, and the lock that makes this process the only one that works on it.
 
     Raises:
         ConfigError: when there is a sweep of that name, or the folder cannot be written.
@@ -169,17 +171,28 @@ def create(config: SweepConfig, client: Client) -> Folder:
     folder = above.below(config.name)
     known = parent.find(client, config.name)
     if (there := _exists(folder)) or known is not None:
-        where = above.address if there else client.tracking_uri
-        raise ConfigError(
-            "name",
-            f"must be new, and {config.name!r} is in {where}; `cifar-ray sweep --resume {config.name}` continues it",
-        )
+        raise _taken(config.name, above.address if there else client.tracking_uri)
     try:
         folder.make()
-        folder.write(_CONFIG, sweeptext.to_yaml(config))
     except OSError as error:
         raise storage.refusal(above, error) from None
-    return folder
+    held = lock(folder)
+    try:
+        if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
+            raise _taken(config.name, above.address)
+        folder.write(_CONFIG, sweeptext.to_yaml(config))
+    except BaseException as error:
+        held.release()
+        if isinstance(error, OSError):
+            raise storage.refusal(above, error) from None
+        raise
+    return folder, held
+
+
+def _taken(name: str, where: str) -> ConfigError:
+    return ConfigError(
+        "name", f"must be new, and {name!r} is in {where}; `cifar-ray sweep --resume {name}` continues it"
+    )
 
 
 def _exists(folder: Folder) -> bool:
@@ -190,9 +203,16 @@ def _exists(folder: Folder) -> bool:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped."""
+    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
     cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
-    folder.write(_CELLS, json.dumps(cells))
+    try:
+        folder.write(_CELLS, json.dumps(cells))
+    except OSError as error:
+        raise storage.refusal(folder, error) from None
 
 
 def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
@@ -219,15 +239,14 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-@contextmanager
-def only_driver(folder: Folder) -> Iterator[None]:
-    """Within it, this process is the only one that works on the sweep."""
+def lock(folder: Folder) -> Held:
+    """Make this process the only one that works on the sweep, until it ends or releases the lock.
+
+    Raises:
+        ConfigError: when another process does.
+    """
     taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
     try:
-        held = folder.lock(taken)
+        return folder.lock(taken)
     except OSError as error:
         raise storage.refusal(folder, error) from None
-    try:
-        yield
-    finally:
-        held.release()

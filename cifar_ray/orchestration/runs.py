@@ -91,8 +91,8 @@ class RunFolder:
             raise storage.refusal(self.place, error) from None
 
 
-def create(config: TrainConfig) -> RunFolder:
-    """A folder for a new run.
+def create(config: TrainConfig) -> tuple[RunFolder, Held]:
+    """A folder for a new run, and the lock that makes this driver the only one that works on it.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
@@ -100,19 +100,29 @@ def create(config: TrainConfig) -> RunFolder:
     above = storage.at(config.storage)
     name = config.run_name or _name(config)
     folder = RunFolder(above.below(name), uuid.uuid4().hex)
+    taken = ConfigError(
+        "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
+    )
     try:
         folder.place.make()
-        folder.write_config(config)
-        folder.place.write(_DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
     except FileExistsError:
         if folder.place.exists():
-            raise ConfigError(
-                "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
-            ) from None
+            raise taken from None
         raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
     except OSError as error:
         raise storage.refusal(above, error) from None
-    return folder
+    held = folder.lock()
+    try:
+        if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
+            raise taken
+        folder.write_config(config)
+        folder.place.write(_DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
+    except BaseException as error:
+        held.release()
+        if isinstance(error, OSError):
+            raise storage.refusal(above, error) from None
+        raise
+    return folder, held
 
 
 def open_existing(address: str, key: str) -> RunFolder:
@@ -138,19 +148,33 @@ def reopen(place: Folder) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         raise _damaged(place) from None
     except OSError as error:
-        raise ConfigError(
-            "", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}"
-        ) from None
+        raise _unreadable(place, error) from None
+
+
+def is_half_made(place: Folder) -> bool:
+    """Whether it is not there, or its driver was killed before it had described the run; nothing was trained then.
+
+    Raises:
+        ConfigError: when the folder cannot be read.
+    """
+    try:
+        return not {_DESCRIPTION, copies.CHECKPOINTS}.intersection(place.names())
+    except OSError as error:
+        raise _unreadable(place, error) from None
 
 
 def discard(place: Folder) -> None:
-    """Remove a folder in which nothing has begun."""
+    """Remove a folder that this driver has made and in which nothing has begun."""
     with contextlib.suppress(OSError):
         place.remove()
 
 
 def _damaged(place: Folder) -> ConfigError:
     return ConfigError("", f"the folder of the run, {place.address}, is gone or damaged")
+
+
+def _unreadable(place: Folder, error: OSError) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}")
 
 
 def _name(config: TrainConfig) -> str:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ from cifar_ray.orchestration import attempt, cluster, events, preflight, runs
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.events import Inbox
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
-from cifar_ray.orchestration.plan import Trial, create, draw, only_driver, plan, read, refuse, write_cells
+from cifar_ray.orchestration.plan import Trial, create, draw, lock, plan, read, refuse, write_cells
+from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
 from cifar_ray.orchestration.tuning import Fitting, Listener, asha
 from cifar_ray.orchestration.work import Work, made_up_note
@@ -39,6 +41,7 @@ from cifar_ray.training.observer import EpochRecord, Launch
 
 _POLL_S = 0.1
 _STORE_PATIENCE_S = 60.0
+_LOCKS_AT_ONCE = 64
 _HEAD = {"node:__internal_head__": 0.001}
 """A trial's process costs no CPU and sits on the head, which is no spot instance."""
 
@@ -80,7 +83,8 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     Raises:
         ConfigError: on a user's mistake, before anything has run.
         InterruptedRunError: on SIGINT or SIGTERM; the sweep is KILLED in MLflow and can be resumed.
-        RunFailedError: when Ray Tune itself fails; the sweep is FAILED in MLflow and can be resumed.
+        RunFailedError: when Ray Tune itself fails, or another driver has taken a run over; the sweep is FAILED in
+            MLflow and can be resumed.
     """
     begun = begun or time.time()
     trials = plan(sweeps.cells(config, draw(config)))
@@ -89,7 +93,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     with signals():
         tracking.quieten(base.verbose)
         client = store.connect(store.resolve_uri(base.tracking_uri))
-        folder = create(config, client)
+        folder, held = create(config, client)
         record: SweepRecord | None = None
 
         def begin() -> SweepRecord:
@@ -99,7 +103,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
             return record
 
         try:
-            with only_driver(folder):
+            with held:
                 return _Sweep(config, folder, client, trials, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, and the name is free again
@@ -128,7 +132,7 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
     client, known = parent.connect(name, tracking_uri)
     config, trials = read(known)
     folder = storage.at(known.folder)
-    with signals(), only_driver(folder):
+    with signals(), lock(folder):
         there = parent.trials(client, known)
         for trial in trials:
             trial.find_again(folder, there)
@@ -156,7 +160,7 @@ class _Sweep:
         with self._board as board:
             self._read_data()
             board.doing(cluster.note(self._base))
-            with session(self._base, board.line) as check:
+            with session(self._base, board.line, self._locks) as check:
                 self._fit_to_cluster()
                 self._record = record()
                 self._record.cells([trial.described(self._config) for trial in self._trials])
@@ -250,11 +254,12 @@ class _Sweep:
     def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, Listener]:
         waiting = self._waiting()
         plans = {}
+        self._lock_again([trial.folder for trial in waiting if trial.folder is not None])
         for trial in waiting:
             if trial.folder is None:
                 config = dataclasses.replace(trial.config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder = runs.create(config)
-            self._locks.append(trial.folder.lock())  # nobody else shall resume it meanwhile
+                trial.folder, held = runs.create(config)
+                self._locks.append(held)
             plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.place)
         references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
         trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
@@ -276,6 +281,17 @@ class _Sweep:
             ),
         )
         return tuner, listener
+
+    def _lock_again(self, folders: Sequence[RunFolder]) -> None:
+        """Lock the runs that an earlier driver has begun.
+
+        In an object store, each is watched for a minute if that driver was killed on another machine; so all at once.
+        """
+        if not folders:
+            return
+        self._board.doing(f"taking over {len(folders)} run(s) of an earlier driver")
+        with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
+            list(pool.map(lambda folder: self._locks.append(folder.lock()), folders))
 
     def _hear(self, told: Sequence[Any]) -> None:
         for message in told:
@@ -386,8 +402,8 @@ class _Sweep:
                 cells[trial.index]["reason"] = trial.reason
             self._record.cells(cells)
         self._tell_figures()
-        for lock in self._locks:
-            lock.release()
+        for held in self._locks:
+            held.release()
         copies.forget(self._folder)
         for trial in self._trials:
             if trial.folder is not None:

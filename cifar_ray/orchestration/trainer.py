@@ -45,13 +45,13 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         client = store.connect(store.resolve_uri(config.tracking_uri))
-        folder = runs.create(config)
+        folder, held = runs.create(config)
         record = None
         try:
-            with folder.lock():
+            with held:
                 dataset, data_s = _read(config, console)
                 console.doing(cluster.note(config))
-                with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+                with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
                     config, placement = places.place(config)
                     preflight.check_storage(folder.place, config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
@@ -86,13 +86,13 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     if known.status == "FINISHED":
         return None
     folder = runs.open_existing(known.folder, known.key)
-    with signals(), folder.lock(), Console() as console:
+    with signals(), folder.lock() as held, Console() as console:
         with folder.checkpoints() as there:
             newest, kept = checkpoint.latest(there), checkpoint.existing(there)
         config = _moved(newest[1].config if newest else folder.config(), changes)
         dataset, data_s = _read(config, console)
         console.doing(cluster.note(config))
-        with session(config, console.line) as check, sizing.sizing(console.doing, check) as places:
+        with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
             config, placement = places.place(config)
             preflight.check_storage(folder.place, config)
             record = RunRecord.reopen(client, config, known.run_id)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cifar_ray import config as configs
+from cifar_ray import storage
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster
@@ -226,7 +227,12 @@ class Work:
 
     def _on_started(self, event: Started) -> None:
         config = self.config = configs.from_mapping(event.config)
-        self.folder.write_config(recipe.widest(config))
+        try:
+            storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
+        except OSError as error:  # an earlier one is there, and the checkpoints have it, too
+            self.view.line(
+                f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
+            )
         if config.elastic is not None:
             self._segments.append(f"{config.topology} from step {event.step + 1}")
             self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})

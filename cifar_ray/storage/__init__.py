@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from cifar_ray.storage.folder import Folder, Held, LocalFolder, reason
+from cifar_ray.storage.folder import Folder, Held, LocalFolder, persistently, reason
+from cifar_ray.storage.lease import Lease
 from cifar_ray.storage.objects import SCHEMES, ObjectFolder, StorageError, parse
 from cifar_ray.strict import ConfigError
 
-__all__ = ["SCHEMES", "Folder", "Held", "LocalFolder", "ObjectFolder", "StorageError", "at", "reason", "refusal"]
+__all__ = [
+    "SCHEMES",
+    "Folder",
+    "Held",
+    "Lease",
+    "LocalFolder",
+    "ObjectFolder",
+    "StorageError",
+    "at",
+    "persistently",
+    "reason",
+    "refusal",
+]
 
 
 def at(given: str | None) -> Folder:

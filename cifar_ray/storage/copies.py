@@ -6,13 +6,12 @@ import contextlib
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cifar_ray.storage import Folder, LocalFolder, ObjectFolder, StorageError, reason
+from cifar_ray.storage import Folder, LocalFolder, ObjectFolder, StorageError, persistently, reason
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS
@@ -20,8 +19,6 @@ from cifar_ray.training.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of a run's checkpoints."""
-
-_PAUSES_S = (1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -46,28 +43,27 @@ class Copy:
         """
         if self.store is None:
             return
-        for pause in (*_PAUSES_S, None):
-            try:
-                self._upload(saved, self.store.below(saved.name))
-                break
-            except OSError as error:
-                if pause is None:
-                    raise StorageError(
-                        f"storage: {self.store.address}/{saved.name} cannot be written: {reason(error)}"
-                    ) from None
-                time.sleep(pause)
+        target = self.store.below(saved.name)
+        try:
+            persistently(lambda: self._upload(saved, target))
+        except OSError as error:
+            raise StorageError(f"storage: {target.address} cannot be written: {reason(error)}") from None
         with contextlib.suppress(OSError):  # the next one may succeed
-            self._prune(self.store)
+            self._prune(self.store, checkpoint.step_of(saved.name))
 
     def _upload(self, saved: Path, target: ObjectFolder) -> None:
         target.delete(MANIFEST)  # of a damaged one of the same step
         for name in (WEIGHTS, STATE, MANIFEST):
             target.upload(saved / name)
 
-    def _prune(self, store: ObjectFolder) -> None:
+    def _prune(self, store: ObjectFolder, newest: int) -> None:
+        """Remove what is not here, also of a process that was killed while it wrote.
+
+        Later ones than that of step ``newest`` stay: they are unfinished, or another driver's that has taken over.
+        """
         kept = {path.name for path in checkpoint.every(self.path)}
         for name in store.names():
-            if name not in kept:
+            if name not in kept and 0 <= checkpoint.step_of(name) <= newest:
                 _remove(store.below(name))
 
 
@@ -94,9 +90,7 @@ def training(folder: Folder) -> Iterator[Copy]:
     assert isinstance(folder, ObjectFolder)
     store, path = folder.below(CHECKPOINTS), folder.here / CHECKPOINTS
     try:
-        complete = fetch(store, path)
-        for name in set(store.names()) - complete:  # of a process that was killed while it wrote
-            store.below(name).remove()
+        fetch(store, path)
     except OSError as error:
         raise StorageError(f"storage: {store.address} cannot be read: {reason(error)}") from None
     with _named(path, store.address):
@@ -153,11 +147,8 @@ def file(folder: Folder, name: str) -> Iterator[Path]:
         yield Path(temporary) / name
 
 
-def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> set[str]:
+def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> None:
     """Make ``path`` a copy of a store's checkpoints, as far as :func:`reading` says.
-
-    Returns:
-        Names of the complete ones in the store.
 
     Raises:
         OSError: when the store cannot be read.
@@ -173,7 +164,7 @@ def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> set[str]:
             shutil.rmtree(path / name)
     if wanted in complete:
         _complete(store, path / wanted)
-        return complete
+        return
     for found in reversed(checkpoint.every(path)):
         _complete(store, found)
         try:
@@ -184,7 +175,6 @@ def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> set[str]:
     best = checkpoint.best(path) if wanted == "best" else None
     if best is not None and not (best / WEIGHTS).exists():
         _complete(store, best)
-    return complete
 
 
 def _complete(store: ObjectFolder, found: Path) -> None:

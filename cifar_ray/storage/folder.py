@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from cifar_ray import files
 
 LOCK = ".driver.lock"
 _LONGEST_REASON = 200
+_PAUSES_S = (1.0, 2.0, 4.0)
 
 
 class Held(Protocol):
@@ -22,7 +24,7 @@ class Held(Protocol):
     def release(self, force: bool = ...) -> None:
         """Let others have it."""
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> Held: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,6 +120,21 @@ class LocalFolder:
 
     def lock(self, refusal: Exception) -> Held:
         return files.hold(self.path / LOCK, refusal)
+
+
+def persistently(write: Callable[[], None]) -> None:
+    """Write something, and again after a pause when it fails.
+
+    Raises:
+        OSError: of the last of four tries.
+    """
+    for pause in _PAUSES_S:
+        try:
+            write()
+            return
+        except OSError:
+            time.sleep(pause)
+    write()
 
 
 def reason(error: OSError) -> str:

@@ -2,8 +2,9 @@
 
 An object names the driver and is written again every few seconds. Who finds one of another machine watches it:
 a driver that lives is seen to write; one that has not for a minute is gone. On the same machine a file's lock
-tells at once. Two drivers that begin on two machines within the same second may both see themselves; the object
-is read again after it was written, to make that improbable.
+tells at once. A driver that finds another's name when it writes again has lost the prefix. Two drivers that begin
+on two machines within the same second may both see themselves; the object is read again after it was written, to
+make that improbable.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ NAME = ".driver.json"
 RENEW_S = 10.0
 EXPIRE_S = 60.0
 _LOOK_S = 2.0
+_LAST_WRITE_S = 30.0
 
 
 class Lease:
-    """A prefix, kept by this process until it ends or releases it."""
+    """A prefix, kept by this process until it ends or releases it.
+
+    Attributes:
+        folder: the prefix.
+        lost: whether a driver of another machine was seen to have taken it, as this one could not write for a while.
+    """
 
     def __init__(self, folder: ObjectFolder, refusal: Exception) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.lost = False
         folder.here.mkdir(parents=True, exist_ok=True)
         self._local = files.hold(folder.here / LOCK, refusal)
         self._mine = {"machine": _machine(), "session": uuid.uuid4().hex}
@@ -46,14 +54,16 @@ class Lease:
         except BaseException:
             self._local.release()
             raise
-        threading.Thread(target=self._renew, daemon=True, name="storage-lease").start()
+        self._renewing = threading.Thread(target=self._renew, daemon=True, name="storage-lease")
+        self._renewing.start()
 
     def release(self, force: bool = False) -> None:
         """Let others have the prefix."""
         self._released.set()
+        self._renewing.join(_LAST_WRITE_S)  # else what it is just writing would come after the removal
         with contextlib.suppress(OSError):
             if (self._read() or {}).get("session") == self._mine["session"]:
-                self._folder.delete(NAME)
+                self.folder.delete(NAME)
         self._local.release(force)
 
     def __enter__(self) -> Lease:
@@ -81,18 +91,19 @@ class Lease:
         while not self._released.wait(RENEW_S):
             with contextlib.suppress(OSError):  # the next one may arrive
                 if (self._read() or self._mine).get("session") != self._mine["session"]:
+                    self.lost = True
                     return
                 self._write()
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._folder.read(NAME))
+            found = json.loads(self.folder.read(NAME))
         except (FileNotFoundError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
     def _write(self) -> None:
-        self._folder.write(NAME, json.dumps({**self._mine, "written": time.time()}))
+        self.folder.write(NAME, json.dumps({**self._mine, "written": time.time()}))
 
 
 def _machine() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cifar_ray.storage.folder import Held, reason
+from cifar_ray.storage.lease import Lease
 from cifar_ray.strict import ConfigError
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ class ObjectFolder:
                 self._store.delete_dir(self.path)
 
     def lock(self, refusal: Exception) -> Held:
-        from cifar_ray.storage.lease import Lease
-
         return Lease(self, refusal)
 
     def upload(self, file: Path) -> None:
@@ -138,8 +137,9 @@ def parse(address: str) -> ObjectFolder:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or match["scheme"] not in SCHEMES or ".." in match["path"].split("/"):
+        shown = re.sub(r"//.*@", "//...@", address)  # a secret is not repeated
         raise ConfigError(
-            "storage", f"must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {address!r}"
+            "storage", f"must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {shown!r}"
         )
     scheme, path = match["scheme"], match["bucket"] + match["path"]
     if scheme == "gs":

@@ -210,11 +210,15 @@ def every(folder: Path) -> list[Path]:
     """The checkpoint folders below ``folder``, oldest first, readable or not."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+    return sorted(
+        (path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=lambda path: step_of(path.name)
+    )
 
 
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def step_of(name: str) -> int:
+    """The step in the name of a checkpoint's folder; -1 when it is another's name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def latest(folder: Path) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
@@ -288,7 +292,7 @@ def _prune(folder: Path, step: int, keep: int) -> Path | None:
     Later ones than that of ``step``, the newest, were passed over as damaged and do not count.
     """
     top = best(folder)
-    for path in [path for path in every(folder) if _step(path) <= step][:-keep]:
+    for path in [path for path in every(folder) if step_of(path.name) <= step][:-keep]:
         if path != top:
             shutil.rmtree(path, ignore_errors=True)
     return top

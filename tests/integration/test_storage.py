@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from cifar_ray import storage
+from cifar_ray import config as configs
+from cifar_ray import storage, sweeptext
 from cifar_ray.config import TrainConfig
+from cifar_ray.console import Console
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration import interrupts, plan, runs
+from cifar_ray.orchestration.attempt import RunFailedError
+from cifar_ray.orchestration.runs import RunFolder
+from cifar_ray.orchestration.work import Work
 from cifar_ray.storage import ObjectFolder, StorageError, copies, lease
+from cifar_ray.storage import folder as places
 from cifar_ray.strict import ConfigError
+from cifar_ray.tracking import store
+from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
+from cifar_ray.training.observer import Started
 from tests import stores
 
 
@@ -115,19 +130,31 @@ def test_what_is_damaged_or_half_written_is_passed_over(
         assert [problem.split(" ")[2].split("/")[-2] for problem in found[2]] == ["step-00000020"]
     assert "step-00000030" in store.names()  # who only looks changes nothing
     with copies.training(folder) as copy:
-        assert "step-00000030" not in store.names()
         saved = checkpoint.save(replace(snapshot, step=20), copy.path)
         copy.keep(saved.path)
-    with copies.reading(folder) as here:
-        found = checkpoint.latest(here)
-    assert found is not None
-    assert (found[1].step, found[2]) == (20, ())
+        assert "step-00000030" in store.names()  # it may be another driver's, who is writing it just now
+        with copies.reading(folder) as here:
+            found = checkpoint.latest(here)
+        assert found is not None
+        assert (found[1].step, found[2]) == (20, ())
+        copy.keep(checkpoint.save(replace(snapshot, step=40), copy.path).path)
+        assert store.names() == ["step-00000020", "step-00000040"]
+
+
+def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: ObjectFolder, snapshot: Snapshot) -> None:
+    store = folder.below(copies.CHECKPOINTS)
+    with copies.training(folder) as stale:
+        with copies.training(folder) as copy:
+            for step in (10, 20):
+                copy.keep(checkpoint.save(replace(snapshot, step=step), copy.path).path)
+        stale.keep(checkpoint.save(replace(snapshot, step=10), stale.path).path)
+    assert store.names() == ["step-00000010", "step-00000020"]
 
 
 def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
     folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(places, "_PAUSES_S", (0.0,))
     gone = replace(folder, path="no-such-bucket/runs")
     copy = copies.Copy(tmp_path, gone)
     saved = checkpoint.save(snapshot, tmp_path)
@@ -176,7 +203,82 @@ def test_a_driver_of_another_machine_is_waited_for_and_refused_when_it_lives(
         assert json.loads(folder.read(lease.NAME))["machine"] == lease._machine()
 
 
+def test_a_driver_knows_that_another_has_taken_over(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.1)
+    held = folder.lock(TAKEN)
+    assert isinstance(held, lease.Lease)
+    assert not held.lost
+    other = json.dumps({"machine": "another", "session": "of a driver there"})
+    while not held.lost:  # what it is just writing may come after this
+        folder.write(lease.NAME, other)
+        time.sleep(0.3)
+    with pytest.raises(RunFailedError, match=rf"^{folder.address} has been taken over by another driver"):
+        interrupts.check_locks([held])
+    held.release()
+    assert folder.read(lease.NAME) == other
+
+
+def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
+    folder: ObjectFolder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(small, storage=folder.address, run_name="mine")
+    first, held = runs.create(config)
+    before = {name: first.place.read(name) for name in first.place.names()}
+    monkeypatch.setattr(ObjectFolder, "make", lambda _: None)  # as when both have looked before either has written
+    with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
+        runs.create(config)
+    assert {name: first.place.read(name) for name in first.place.names()} == before
+    held.release()
+    with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in "):
+        runs.create(config)
+    assert first.place.names() == ["config.yaml", "run.json"]
+    assert runs.reopen(first.place) == first
+
+
+def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
+    folder: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = store.connect(f"sqlite:///{tmp_path}/m.db")
+    train = {"dataset": "digits", "storage": folder.address}
+    config = sweeptext.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
+    first, held = plan.create(config, client)
+    monkeypatch.setattr(ObjectFolder, "exists", lambda _: False)  # as when both have looked before either has written
+    with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):
+        plan.create(config, client)
+    held.release()
+    with pytest.raises(ConfigError, match="name must be new, and 'mine' is in "):
+        plan.create(config, client)
+    assert first.names() == ["sweep.yaml"]
+
+
+def test_a_run_goes_on_though_its_config_cannot_be_kept(
+    folder: ObjectFolder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_PAUSES_S", (0.0,))
+    client = store.connect(f"sqlite:///{tmp_path}/m.db")
+    gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
+    record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits)
+    said = io.StringIO()
+    with redirect_stdout(said), Console() as console:
+        Work(small, digits, gone, record, console).listen(Started(configs.to_mapping(small), 0, 10))
+    assert record.end("KILLED")
+    assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
+    assert "training on" in said.getvalue()
+
+
+def test_nothing_is_left_of_a_lock_that_was_released(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.001)  # it writes all the time
+    for _ in range(5):
+        held = folder.lock(TAKEN)
+        held.release()
+        assert not any(thread.name == "storage-lease" for thread in threading.enumerate())
+        assert folder.names() == []
+
+
 def test_an_address_has_no_secret_and_no_query() -> None:
     for address in ("s3://", "s3://bucket?x=1", "s3://key:secret@bucket/x", "gs://b/a//b", "s3://b/../c", "hdfs://h/x"):
-        with pytest.raises(ConfigError, match=r"storage must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"):
+        with pytest.raises(
+            ConfigError, match=r"storage must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+        ) as e:
             storage.at(address)
+        assert "secret" not in str(e.value)

@@ -107,3 +107,19 @@ def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
     trial.find_again(LocalFolder(tmp_path), {})
     assert (trial.state, trial.folder) == (board.WAITING, None)
     assert not (tmp_path / trial.slug).exists()
+
+
+@pytest.mark.parametrize("description", ["nothing", "a file", "what cannot be read"])
+def test_a_folder_that_has_more_than_was_half_made_is_kept(description: str, tmp_path: Path) -> None:
+    sweep = made(grid={"batch_size": [16]})
+    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    own = tmp_path / trial.slug
+    (own / "checkpoints" / "step-00000010").mkdir(parents=True)
+    if description == "a file":
+        (own / "run.json").write_text("{")
+    elif description == "what cannot be read":
+        (own / "run.json").mkdir()  # reading it fails with another error than that it is not there
+    said = "cannot be read: Is a directory" if description == "what cannot be read" else "is gone or damaged"
+    with pytest.raises(ConfigError, match=f"the folder of the run, {own}, {said}"):
+        trial.find_again(LocalFolder(tmp_path), {})
+    assert (own / "checkpoints" / "step-00000010").is_dir()

@@ -19,10 +19,11 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
-    made = runs.create(config)
+    made, held = runs.create(config)
+    held.release()
     assert runs.open_existing(made.address, made.key) == made
     assert made.config() == replace(config, run_name=None)
-    assert sorted(path.name for path in Path(made.address).iterdir()) == ["config.yaml", "run.json"]
+    assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
 def test_a_name_is_taken_once(config: TrainConfig) -> None:
@@ -32,14 +33,17 @@ def test_a_name_is_taken_once(config: TrainConfig) -> None:
 
 
 def test_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder = runs.create(config)
+    folder, held = runs.create(config)
+    with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
+        folder.lock()
+    held.release()
     with folder.lock(), pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
-    folder = runs.create(config)
+    folder, _ = runs.create(config)
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         runs.open_existing(folder.address, folder.key)
