@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.clusterfile import keys, pins, safety, shell
+from cifar_ray.clusterfile import pins, safety, shell, spelling
 from cifar_ray.clusterfile.read import ClusterFile, mapping, node_types
 from cifar_ray.reporting import cost
 from cifar_ray.strict import ConfigError
@@ -34,11 +34,11 @@ def judge(file: ClusterFile, of_ray: tuple[str, ...]) -> Verdict:
         of_ray: what Ray's own schema has to say against it; comes first.
     """
     provider = mapping(file.config.get("provider")).get("type")
-    if provider not in keys.PROVIDERS:
-        known = strict.one_of(keys.PROVIDERS)
+    if provider not in spelling.PROVIDERS:
+        known = strict.one_of(spelling.PROVIDERS)
         return Verdict((*of_ray, f"provider.type must be {known} to be checked, got {provider!r}"), ())
     found = [*of_ray]
-    for rules in (keys.problems, pins.problems, safety.problems):
+    for rules in (spelling.problems, pins.problems, safety.problems):
         found += rules(file.config, provider)
     found += [*shell.syntax(file.config), *_unpriced(file.config, provider)]
     return Verdict(tuple(dict.fromkeys(found)), tuple(_notes(file, provider)))

@@ -29,16 +29,22 @@ class ImageError(ValueError):
 
 
 def read(source: Path | BinaryIO) -> Image.Image:
-    """The decoded image, the first one if there are several.
+    """The decoded image, the first one if there are several, as grey (``L``, ``1``) or ``RGB``.
 
     Raises:
-        ImageError: when it cannot be read, is not an image, is damaged, or has too many pixels.
+        ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
+            numbers (modes ``I`` and ``F``) in place of shades.
     """
     try:
         image = Image.open(source, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise Image.DecompressionBombError
         image.load()
+        if image.mode.startswith("I;16"):
+            # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
+            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.mode not in ("1", "L", "I", "F"):
+            return image.convert("RGB")
     except Image.DecompressionBombError:
         raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read") from None
     except UnidentifiedImageError:
@@ -47,6 +53,8 @@ def read(source: Path | BinaryIO) -> Image.Image:
         raise ImageError(error.strerror or "it is truncated or damaged") from None
     except Exception:  # on damaged files the decoders raise whatever comes
         raise ImageError("it is truncated or damaged") from None
+    if image.mode in ("I", "F"):
+        raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
     return image
 
 

@@ -39,6 +39,9 @@ MAX_BATCH = 32
 BATCH_WAIT_S = 0.01
 """How long an image waits for others to share its forward pass."""
 
+_MOST_PARTS = 20  # of a form
+_MOST_HEAD_BYTES = 4096  # of a form's part, or of a content type; parsing them takes time in the square of it
+_TOP_DIGITS = 4
 _DECODERS = 2  # at once; each may hold an image of `imagefiles.MAX_PIXELS`
 
 
@@ -105,18 +108,19 @@ class Endpoint:
 
     async def _predict(self, request: Request) -> JSONResponse:
         top = _top(request.query_params.get("top"), len(self._served.classes))
-        body = _image_in(await _body(request), request.headers.get("content-type", ""))
-        if not body:
-            raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
-        pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, body)
+        given = await _body(request), request.headers.get("content-type", "")
+        pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, *given)
         probabilities, images = await self._classify(pixels)
         ranked = results.ranked(self._served.classes, probabilities)[:top]
         answer = {"classes": [{"class": name, "probability": probability} for name, probability in ranked]}
         return JSONResponse(answer, headers={"X-Batch-Size": str(images)})
 
-    def _decode(self, body: bytes) -> Tensor:
+    def _decode(self, body: bytes, content_type: str) -> Tensor:
+        image = image_in(body, content_type)
+        if not image:
+            raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
         try:
-            return imagefiles.batch(self._spec, [imagefiles.read(BytesIO(body))])[0]
+            return imagefiles.batch(self._spec, [imagefiles.read(BytesIO(image))])[0]
         except imagefiles.ImageError as error:
             raise HTTPException(400, f"cannot read the image: {error}") from None
 
@@ -144,8 +148,10 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
 def _top(given: str | None, classes: int) -> int:
     if given is None:
         return classes
-    if not given.isdecimal() or int(given) < 1:
-        raise HTTPException(400, f"top must be a whole number of classes from 1, got {given!r}")
+    if not given.isdecimal() or len(given) > _TOP_DIGITS or int(given) < 1:
+        raise HTTPException(
+            400, f"top must be a whole number of classes from 1 to 9999, got {given[: 2 * _TOP_DIGITS]!r}"
+        )
     return int(given)
 
 
@@ -164,15 +170,27 @@ async def _body(request: Request) -> bytes:
     raise HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
 
 
-def _image_in(body: bytes, content_type: str) -> bytes:
-    """The image in a body: all of it, or the part named ``file`` of a form, as ``curl -F file=@IMAGE`` sends it."""
+def image_in(body: bytes, content_type: str) -> bytes:
+    """The image in a body: all of it, or the part named ``file`` of a form, as ``curl -F file=@IMAGE`` sends it.
+
+    Raises:
+        HTTPException: when there is none, or what describes it is longer than any that is honest.
+    """
+    if len(content_type) > _MOST_HEAD_BYTES:
+        raise HTTPException(400, f"the content type is longer than {_MOST_HEAD_BYTES} bytes")
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_boundary()
     if header.get_content_type() != "multipart/form-data" or boundary is None:
         return body
-    for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))[1:-1]:
+    # What is before the first boundary is no part, and neither is what is after the last one.
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), _MOST_PARTS + 2)[1:-1]
+    if len(parts) > _MOST_PARTS:
+        raise HTTPException(400, f"the form has more than {_MOST_PARTS} parts")
+    for part in parts:
         head, _, content = part.partition(b"\r\n\r\n")
+        if len(head) > _MOST_HEAD_BYTES:
+            raise HTTPException(400, f"a part of the form has a head of more than {_MOST_HEAD_BYTES} bytes")
         described = BytesHeaderParser().parsebytes(head.lstrip())
         if described.get_param("name", header="content-disposition") == "file":
             return content

@@ -34,6 +34,7 @@ _POLL_S = 0.5
 _PROGRESS_S = 10.0
 _PATIENCE_S = 120.0
 _FORGOTTEN_S = 3.0
+_SILENCE_S = 60.0
 
 
 def submit(words: Sequence[str], address: str | None, name: str | None, working_dir: str | None, wait: bool) -> int:
@@ -66,7 +67,8 @@ def submit(words: Sequence[str], address: str | None, name: str | None, working_
         same = (label for label, job in known.items() if _identity(job) == asked.identity and not _has_ended(job))
         asked = asked.called(next(same, None), known)
     console = Console()
-    if asked.name in known:
+    adopted = asked.name in known
+    if adopted:
         _adopt(server, known[asked.name], asked)
         console.line(f"job {asked.name} is under way already; nothing was submitted")
     else:
@@ -85,7 +87,8 @@ def submit(words: Sequence[str], address: str | None, name: str | None, working_
     console.line(f"  follow it: {server.command('logs', asked.name, '--follow')}")
     console.line(f"  stop it:   {server.command('stop', asked.name)}")
     try:
-        _await_beginning(server, asked.name)
+        if not adopted:  # whatever version of cifar_ray that was submitted with; it may not speak as this one does
+            _await_beginning(server, asked.name)
         return _followed(server, asked.name) if wait else 0
     except KeyboardInterrupt:
         return _left(server, asked.name)
@@ -239,7 +242,8 @@ def _follow(server: JobServer, name: str) -> JobStatus:
     tail = _Tail(server.client, name)
     heard = time.monotonic()
     while True:
-        with contextlib.suppress(aiohttp.ClientError, OSError, RuntimeError):  # the connection; it is tried again
+        # The connection has gone, or nothing has come for a while: it is asked for again.
+        with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, OSError, RuntimeError):
             asyncio.run(tail.show())
         try:
             job = server.job(name)
@@ -262,9 +266,18 @@ class _Tail:
     _shown: int = field(default=0)
 
     async def show(self) -> None:
-        """Show what is new until the job ends or the connection does; the server begins at the beginning."""
+        """Show what is new until the job ends or the connection does; the server begins at the beginning.
+
+        Raises:
+            asyncio.TimeoutError: after a silence, which may be the job's or that of a tunnel that has stalled.
+        """
         position = 0
-        async for text in self.client.tail_job_logs(self.name):
+        pieces = aiter(self.client.tail_job_logs(self.name))
+        while True:
+            try:
+                text = await asyncio.wait_for(anext(pieces), _SILENCE_S)
+            except StopAsyncIteration:
+                return
             new = text[max(self._shown - position, 0) :]
             position += len(text)
             self._shown += len(new)

@@ -26,12 +26,21 @@ from cifar_ray.strict import ConfigError
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS = "RAY_API_SERVER_ADDRESS"
 _TIMEOUT_S = 20.0
+_REQUEST_S = 120.0
+"""Of Ray's client, in which a whole package may be on its way, or a log."""
 
 T = TypeVar("T")
 
 
 class JobServerError(RuntimeError):
     """The server, or a job on it, does not do what is asked for; the sentence says why."""
+
+
+class _Client(JobSubmissionClient):
+    """Ray's client, which by itself waits for ever for a server behind a tunnel that has stalled."""
+
+    def _do_request(self, *words: Any, **named: Any) -> requests.Response:
+        return super()._do_request(*words, **named, timeout=_REQUEST_S)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def connect(address: str | None) -> JobServer:
         before = os.environ.get(_ADDRESS)
         os.environ[_ADDRESS] = url  # goes before what the client is given
         try:
-            return JobServer(url, JobSubmissionClient(url))
+            return JobServer(url, _Client(url))
         except (requests.RequestException, AuthenticationError, RuntimeError, ValueError, OSError) as error:
             raise _refused(url, " ".join(str(error).split())[:300]) from None
         finally:

@@ -1,7 +1,7 @@
 """What of a person's working folder goes to the cluster with a job.
 
 Only what a command can need goes: configurations, and source code, so that a checkout of cifar_ray is run as it is.
-Data sets are of other kinds, and what may hold a secret is told by its name.
+Data sets are of other kinds, and what may hold a secret is told by its path and by what is in it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _FOLDERS = frozenset(
     | {"site-packages", "venv", "wandb"}
 )
 _SECRET = re.compile(
-    r"(^|[._-])(auth|credentials?|kubeconfig|passwd|passwords?|secrets?|service[_-]account|tokens?)([._-]|$)"
+    r"(^|[._-])(auth|credentials?|kubeconfig|passwd|passwords?|secrets?|service[_-]account|tokens?"
+    r"|(access|api|private)?[_-]?keys?)([._-]|$)"
     r"|^\.(env|netrc|pgpass)(\.|$)|^id_(dsa|ecdsa|ed25519|rsa)|\.(key|p12|pem|pfx)$",
     re.IGNORECASE,
 )
+_SECRET_CONTENT = re.compile(rb'-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|"private_key"\s*:|AKIA[0-9A-Z]{16}')
 _SHOWN = 3
 
 
@@ -100,12 +102,14 @@ def look(folder: Path, named: str | None) -> Package:
     size = others = 0
     for name in sorted({*names, *([needed] if needed else [])}):
         path = root / name
-        if _SECRET.search(path.name):
+        if any(_SECRET.search(part) for part in Path(name).parts):
             secret.append(name)
         elif name != needed and (path.suffix not in KINDS or path.name.startswith(".") or path.is_symlink()):
             others += 1
         elif path.stat().st_size > MOST_FILE_BYTES:
             large.append(name)
+        elif _SECRET_CONTENT.search(path.read_bytes()):
+            secret.append(name)
         else:
             files.append(name)
             size += path.stat().st_size

@@ -196,10 +196,10 @@ def test_other_mistakes_have_their_sentences(service: Service, files: list[Path]
         response = requests.post(f"{service.url}/predict", files={"image": upload}, timeout=TIMEOUT_S)
     assert response.status_code == 400
     assert response.json() == {"error": "the form has no part named file; send an image: curl -F file=@IMAGE"}
-    for top in ("0", "-1", "many"):
+    for top in ("0", "-1", "many", "9" * 5000):
         response = requests.post(f"{service.url}/predict?top={top}", data=files[0].read_bytes(), timeout=TIMEOUT_S)
         assert response.status_code == 400
-        assert response.json() == {"error": f"top must be a whole number of classes from 1, got '{top}'"}
+        assert response.json() == {"error": f"top must be a whole number of classes from 1 to 9999, got '{top[:8]}'"}
     response = requests.get(f"{service.url}/predict", timeout=TIMEOUT_S)
     assert (response.status_code, response.json()) == (405, {"error": "/predict takes POST, not GET"})
     assert response.headers["Allow"] == "POST"

@@ -10,7 +10,7 @@ import pytest
 from cifar_ray.orchestration import packing
 from cifar_ray.strict import ConfigError
 
-GOES = {"run.yaml", "sweeps/grid.yml", "code/model.py", "code/tokenizer.py", "pyproject.toml"}
+GOES = {"run.yaml", "sweeps/grid.yml", "code/model.py", "code/tokenizer.py", "code/keypoints.py", "pyproject.toml"}
 SECRET = {
     ".env",
     ".env.local",
@@ -22,6 +22,15 @@ SECRET = {
     "passwords.txt",
     "service-account.json",
     "code/token.py",
+    "accessKeys.txt",
+    "api_key.txt",
+    "apikey.txt",
+    "aws_keys.yaml",
+    "credentials/db.json",
+    "gcp-key.json",
+    "key.json",
+    "private_key.json",
+    "secrets/prod.yaml",
 }
 DATA = {
     "data/data_batch_1",
@@ -65,8 +74,35 @@ def test_configurations_and_code_go_and_nothing_else(folder: Path, tmp_path_fact
     assert set(package.folders) == {name.split("/")[0] for name in PASSED_OVER}
     assert packed(package, tmp_path_factory.mktemp("copy") / "it") == GOES
     goes, stays = package.in_words()
-    assert goes.startswith("packaged 5 file(s), 0.1 KiB, of ")
-    assert stays.startswith("left out: .env, .env.local, auth_token.txt and 7 more, which may hold a secret; 5 file(s)")
+    assert goes.startswith("packaged 6 file(s), 0.1 KiB, of ")
+    assert stays.startswith(
+        "left out: .env, .env.local, accessKeys.txt and 16 more, which may hold a secret; 5 file(s)"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "-----BEGIN " + "PRIVATE KEY-----\nMIIE",
+        "deploy: |\n  -----BEGIN OPENSSH " + "PRIVATE KEY-----",
+        '{"type": "service_account", "private' + '_key": "x"}',
+        "access: AKIA" + "ABCDEFGH12345678",
+    ],
+)
+def test_a_file_with_a_secret_in_it_stays_whatever_its_name(folder: Path, content: str) -> None:
+    (folder / "my-project-1a2b3c4d.json").write_text(content)
+    package = packing.look(folder, None)
+    assert set(package.files) == GOES
+    assert set(package.secret) == SECRET | {"my-project-1a2b3c4d.json"}
+    with pytest.raises(ConfigError, match="config must be a file without secrets"):
+        packing.look(folder, str(folder / "my-project-1a2b3c4d.json"))
+
+
+def test_of_the_programs_own_code_nothing_stays() -> None:
+    root = Path(packing.__file__).parents[1]
+    package = packing.look(root, None)
+    assert (package.secret, package.large) == ((), ())
+    assert {str(file.relative_to(root)) for file in root.rglob("*.py")} <= set(package.files)
 
 
 def test_what_git_ignores_stays_unless_it_is_named(folder: Path) -> None:
@@ -75,7 +111,12 @@ def test_what_git_ignores_stays_unless_it_is_named(folder: Path) -> None:
     (folder / ".git" / "config.txt").unlink()
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     (folder / ".gitignore").write_text("code/\nrun.yaml\n")
-    assert set(packing.look(folder, None).files) == GOES - {"code/model.py", "code/tokenizer.py", "run.yaml"}
+    assert set(packing.look(folder, None).files) == GOES - {
+        "code/keypoints.py",
+        "code/model.py",
+        "code/tokenizer.py",
+        "run.yaml",
+    }
     assert "run.yaml" in packing.look(folder, str(folder / "run.yaml")).files
 
 
@@ -86,7 +127,7 @@ def test_a_large_file_stays_and_a_large_folder_is_refused(folder: Path, monkeypa
     assert "annotations.json, above 1 MiB" in package.in_words()[1]
     for index in range(21):
         (folder / f"part{index}.json").write_bytes(bytes(packing.MOST_FILE_BYTES))
-    with pytest.raises(ConfigError, match=r"working_dir must have at most 20 MiB .* has 21 MiB in 26 files"):
+    with pytest.raises(ConfigError, match=r"working_dir must have at most 20 MiB .* has 21 MiB in 27 files"):
         packing.look(folder, None)
 
 
