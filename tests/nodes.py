@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import ray
@@ -44,7 +46,7 @@ def _autoscaling(types: dict[str, Any], port: int) -> dict[str, Any]:
     return {
         "cluster_name": "here",
         "max_workers": sum(kind["max_workers"] for kind in types.values()),
-        "idle_timeout_minutes": 0.1,
+        "idle_timeout_minutes": 0.02,
         "provider": {
             "type": "external",
             "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
@@ -81,23 +83,18 @@ class Head:
         self._environment = {**person.environment, **self.VARIABLES, "RAY_AUTH_MODE": "token"}
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         words = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
-        if autoscaling is None:
-            self._start("head", *words)
-        else:
+        variables = {}
+        if autoscaling is not None:
             config = person.home / "autoscaling.json"
             config.write_text(json.dumps(_autoscaling(autoscaling, port)))
-            self._start("head", *words, f"--autoscaling-config={config}", **LAUNCHED)
+            words, variables = [*words, f"--autoscaling-config={config}"], LAUNCHED
+        self._until_there("head", lambda: bool(self.alive()), words, variables)
 
     def add(self, name: str) -> None:
         """Another node, of one CPU, once it is there."""
         words = [f"--address={self.address}", "--num-cpus=1"]
-        end = time.monotonic() + PATIENCE_S
-        self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
-        while self.node_id(name) not in self.alive():
-            assert time.monotonic() < end
-            if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
-                self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
-            time.sleep(0.5)
+        variables = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.node_id(name)}
+        self._until_there(name, lambda: self.node_id(name) in self.alive(), words, variables)
 
     @staticmethod
     def node_id(name: str) -> str:
@@ -107,7 +104,8 @@ class Head:
     def remove(self, name: str) -> None:
         """Pull a node's plug."""
         process = self._nodes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and nothing that it started is left
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def close(self) -> None:
@@ -135,6 +133,20 @@ class Head:
         end = time.monotonic() + PATIENCE_S
         while len(self.alive()) != count:
             assert time.monotonic() < end
+            time.sleep(0.5)
+
+    def _until_there(
+        self, name: str, there: Callable[[], bool], words: list[str], variables: Mapping[str, str]
+    ) -> None:
+        end = time.monotonic() + PATIENCE_S
+        self._start(name, *words, **variables)
+        while not there():
+            if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
+                self.remove(name)
+                self._start(name, *words, **variables)
+            if time.monotonic() >= end:
+                self.close()
+                raise AssertionError(f"node {name!r} has not come")
             time.sleep(0.5)
 
     def _start(self, name: str, *words: str, **variables: str) -> None:

@@ -76,9 +76,9 @@ def problems(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> 
     Raises:
         OSError: when the driver itself cannot use it.
     """
-    nodes = [node for node in cluster.nodes() if node.node_id in node_ids and not cluster.is_made_up(config)]
-    if not nodes:
+    if not node_ids or cluster.is_made_up(config):
         return {}
+    nodes = [node for node in cluster.nodes() if node.node_id in node_ids]
     token = uuid.uuid4().hex
     mark = f".seen-{token}"
     found = {}
