@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ray
@@ -25,6 +26,7 @@ TOKEN = "a" * 64
 """Of every cluster that is started here."""
 
 PATIENCE_S = 600
+_STARTED = "Ray runtime started"
 _HEAD_ID = "f" * 51 + "00000"
 _HEAD_TYPE = "ray.head.default"
 LAUNCHED = {
@@ -81,6 +83,7 @@ class Head:
             port = probe.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self._environment = {**person.environment, **self.VARIABLES, "RAY_AUTH_MODE": "token"}
+        self._home = person.home
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         words = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
         variables = {}
@@ -88,13 +91,13 @@ class Head:
             config = person.home / "autoscaling.json"
             config.write_text(json.dumps(_autoscaling(autoscaling, port)))
             words, variables = [*words, f"--autoscaling-config={config}"], LAUNCHED
-        self._until_there("head", lambda: bool(self.alive()), words, variables)
+        self._until_started("head", words, variables)
 
     def add(self, name: str) -> None:
         """Another node, of one CPU, once it is there."""
         words = [f"--address={self.address}", "--num-cpus=1"]
         variables = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.node_id(name)}
-        self._until_there(name, lambda: self.node_id(name) in self.alive(), words, variables)
+        self._until_started(name, words, variables)
 
     @staticmethod
     def node_id(name: str) -> str:
@@ -135,33 +138,36 @@ class Head:
             assert time.monotonic() < end
             time.sleep(0.5)
 
-    def _until_there(
-        self, name: str, there: Callable[[], bool], words: list[str], variables: Mapping[str, str]
-    ) -> None:
+    def _until_started(self, name: str, words: list[str], variables: Mapping[str, str]) -> None:
         end = time.monotonic() + PATIENCE_S
         self._start(name, *words, **variables)
-        while not there():
+        while _STARTED not in self._log(name).read_text(errors="replace"):
             if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
                 self.remove(name)
                 self._start(name, *words, **variables)
             if time.monotonic() >= end:
                 self.close()
-                raise AssertionError(f"node {name!r} has not come")
+                raise AssertionError(f"node {name!r} has not started: {self._log(name).read_text(errors='replace')}")
             time.sleep(0.5)
 
+    def _log(self, name: str) -> Path:
+        """What ``ray start`` says of a node."""
+        return self._home / f"ray-start-{name}.log"
+
     def _start(self, name: str, *words: str, **variables: str) -> None:
-        self._nodes[name] = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ray.scripts.scripts",
-                "start",
-                "--block",
-                "--object-store-memory=300000000",
-                *words,
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**self._environment, **variables},
-            start_new_session=True,
-        )
+        with self._log(name).open("wb") as log:
+            self._nodes[name] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "ray.scripts.scripts",
+                    "start",
+                    "--block",
+                    "--object-store-memory=300000000",
+                    *words,
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, "PYTHONUNBUFFERED": "1", **variables},
+                start_new_session=True,
+            )
