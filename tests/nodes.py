@@ -60,6 +60,10 @@ def _autoscaling(types: dict[str, Any], port: int) -> dict[str, Any]:
             "head_node_id": _HEAD_ID,
         },
         "auth": {},
+        "cluster_synced_files": [],
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "upscaling_speed": 1,
         "head_node_type": _HEAD_TYPE,
         "available_node_types": {
             _HEAD_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
