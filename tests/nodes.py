@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ray
@@ -23,6 +26,7 @@ TOKEN = "a" * 64
 """Of every cluster that is started here."""
 
 PATIENCE_S = 600
+_STARTED = "Ray runtime started"
 _HEAD_ID = "f" * 51 + "00000"
 _HEAD_TYPE = "ray.head.default"
 LAUNCHED = {
@@ -44,7 +48,7 @@ def _autoscaling(types: dict[str, Any], port: int) -> dict[str, Any]:
     return {
         "cluster_name": "here",
         "max_workers": sum(kind["max_workers"] for kind in types.values()),
-        "idle_timeout_minutes": 0.1,
+        "idle_timeout_minutes": 0.02,
         "provider": {
             "type": "external",
             "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
@@ -83,25 +87,21 @@ class Head:
             port = probe.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self._environment = {**person.environment, **self.VARIABLES, "RAY_AUTH_MODE": "token"}
+        self._home = person.home
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         words = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
-        if autoscaling is None:
-            self._start("head", *words)
-        else:
+        variables = {}
+        if autoscaling is not None:
             config = person.home / "autoscaling.json"
             config.write_text(json.dumps(_autoscaling(autoscaling, port)))
-            self._start("head", *words, f"--autoscaling-config={config}", **LAUNCHED)
+            words, variables = [*words, f"--autoscaling-config={config}"], LAUNCHED
+        self._until_started("head", words, variables)
 
     def add(self, name: str) -> None:
         """Another node, of one CPU, once it is there."""
         words = [f"--address={self.address}", "--num-cpus=1"]
-        end = time.monotonic() + PATIENCE_S
-        self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
-        while self.node_id(name) not in self.alive():
-            assert time.monotonic() < end
-            if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
-                self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
-            time.sleep(0.5)
+        variables = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.node_id(name)}
+        self._until_started(name, words, variables)
 
     @staticmethod
     def node_id(name: str) -> str:
@@ -111,7 +111,8 @@ class Head:
     def remove(self, name: str) -> None:
         """Pull a node's plug."""
         process = self._nodes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and nothing that it started is left
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def close(self) -> None:
@@ -141,19 +142,36 @@ class Head:
             assert time.monotonic() < end
             time.sleep(0.5)
 
+    def _until_started(self, name: str, words: list[str], variables: Mapping[str, str]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        self._start(name, *words, **variables)
+        while _STARTED not in self._log(name).read_text(errors="replace"):
+            if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
+                self.remove(name)
+                self._start(name, *words, **variables)
+            if time.monotonic() >= end:
+                self.close()
+                raise AssertionError(f"node {name!r} has not started: {self._log(name).read_text(errors='replace')}")
+            time.sleep(0.5)
+
+    def _log(self, name: str) -> Path:
+        """What ``ray start`` says of a node."""
+        return self._home / f"ray-start-{name}.log"
+
     def _start(self, name: str, *words: str, **variables: str) -> None:
-        self._nodes[name] = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ray.scripts.scripts",
-                "start",
-                "--block",
-                "--object-store-memory=300000000",
-                *words,
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**self._environment, **variables},
-            start_new_session=True,
-        )
+        with self._log(name).open("wb") as log:
+            self._nodes[name] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "ray.scripts.scripts",
+                    "start",
+                    "--block",
+                    "--object-store-memory=300000000",
+                    *words,
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, "PYTHONUNBUFFERED": "1", **variables},
+                start_new_session=True,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,10 +18,14 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import cluster
 
 _ANSWER_S = 10
+_REPEAT_S = 10.0
 
 
 class Demand:
     """The request of one run, while it has one; the cluster keeps the latest of all, and only one.
+
+    It stays when the driver is killed, and another run's takes its place. So it is dropped as soon as it can be, and
+    repeated until then.
 
     Ray packs the bundles of a request onto nodes as it likes, and has none for "on a node of its own". So every
     node that is there is given as many bundles as it holds, and one more is asked for each node that is missing.
@@ -28,6 +33,7 @@ class Demand:
 
     def __init__(self) -> None:
         self._bundles: list[dict[str, float]] = []
+        self._sent = 0.0
         self._refused: list[list[dict[str, float]]] = []
 
     def renew(self, wanted: Sequence[TrainConfig]) -> bool:
@@ -45,9 +51,9 @@ class Demand:
             bundles = _bundles(config)
             if bundles in self._refused:
                 continue
-            if bundles != self._bundles:
+            if bundles != self._bundles or time.monotonic() - self._sent >= _REPEAT_S:
                 request_resources(bundles=bundles)
-                self._bundles = bundles
+                self._bundles, self._sent = bundles, time.monotonic()
             return True
         return False
 

@@ -1,4 +1,4 @@
-"""Whether a run's storage can be used from every node, found out before anything is recorded."""
+"""Whether a run's storage can be used from its nodes, found out before anything is recorded and before it moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,29 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
         _check_room(_free(folder.here), str(Path.home()), config)
     if alone:
         return
+    try:
+        found = problems(folder, config, [node.node_id for node in nodes])
+    except OSError as error:
+        raise storage.refusal(folder, error) from None
+    for problem in found.values():
+        raise problem
+
+
+def problems(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> dict[str, ConfigError]:
+    """As :func:`check_storage`, for some nodes that are alive, and with all that is wrong.
+
+    Returns:
+        Node id -> what is wrong, of the nodes from which the folder cannot be used.
+
+    Raises:
+        OSError: when the driver itself cannot use it.
+    """
+    if not node_ids or cluster.is_made_up(config):
+        return {}
+    nodes = [node for node in cluster.nodes() if node.node_id in node_ids]
     token = uuid.uuid4().hex
     mark = f".seen-{token}"
+    found = {}
     try:
         folder.write(mark, token)
         look = ray.remote(_look)
@@ -69,17 +91,20 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
             options = look.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
             looked.append(options.remote(folder, mark, node.node_id))
         for node, reference in zip(nodes, looked):
-            seen = _answer(reference, node.address)
-            if seen.problem:
-                raise ConfigError("storage", f"{_wanted(folder)}; node {seen.host} {seen.problem} {folder.address}")
-            if not _is_there(folder, f"{mark}-{node.node_id}"):
-                raise ConfigError(
-                    "storage", f"{_wanted(folder)}; what node {seen.host} writes to {folder.address} is not seen here"
-                )
-            if isinstance(folder, ObjectFolder):
-                _check_room(seen.free, f"node {seen.host}, below its home folder,", config)
-    except OSError as error:
-        raise storage.refusal(folder, error) from None
+            try:
+                seen = _answer(reference, node.address)
+                if seen.problem:
+                    raise ConfigError("storage", f"{_wanted(folder)}; node {seen.host} {seen.problem} {folder.address}")
+                if not _is_there(folder, f"{mark}-{node.node_id}"):
+                    raise ConfigError(
+                        "storage",
+                        f"{_wanted(folder)}; what node {seen.host} writes to {folder.address} is not seen here",
+                    )
+                if isinstance(folder, ObjectFolder):
+                    _check_room(seen.free, f"node {seen.host}, below its home folder,", config)
+            except ConfigError as error:
+                found[node.node_id] = error
+        return found
     finally:
         with contextlib.suppress(OSError):
             for name in (mark, *(f"{mark}-{node.node_id}" for node in nodes)):

@@ -12,7 +12,7 @@ import ray
 
 from cifar_ray import strategies
 from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration import attempt, cluster, sizing
+from cifar_ray.orchestration import attempt, cluster, preflight, sizing
 from cifar_ray.orchestration.attempt import RunFailedError, TooSmallError
 from cifar_ray.orchestration.sizing import Sizing
 from cifar_ray.orchestration.work import Work
@@ -33,7 +33,8 @@ def train(
     """Train to the end, however often the workers have to move.
 
     Moving because a node leaves with notice, or because there is room for more workers, is no failure. In an elastic
-    run, workers that have failed go on wherever there is room then; in others Ray Train starts them again.
+    run, workers that have failed go on wherever there is room then, and so once do workers that were not given their
+    places; in others Ray Train starts them again.
 
     Args:
         work: its config has its topology and device decided.
@@ -46,21 +47,57 @@ def train(
     Raises:
         RunFailedError: when training fails, or no nodes come in time.
     """
+    unplaced = 0  # attempts in a row
+    tried = set(placement)
+
+    def look() -> None:
+        check()
+        places.keep(work.config, work.workers_by_node().total())
+
     while True:
+        held, failures = Counter(placement), work.failures
         watch = _Watch(work, places) if _stoppable(work.config) else None
         folder = work.folder.place
         try:
-            found = attempt.run(work.config, placement, dataset, folder, launch, work.listen, check, watch)
+            found = attempt.run(work.config, placement, dataset, folder, launch, work.listen, look, watch)
         except RunFailedError as error:
             if work.config.elastic is None or not error.recoverable or work.failures > work.config.max_failures:
                 raise
+            unplaced = unplaced + 1 if work.failures == failures else 0
+            if unplaced > 1:
+                raise
+            if unplaced:
+                held.clear()  # others may have what this run had
         else:
             if isinstance(found, Outcome):
                 return found
+            unplaced = 0
             work.stopped(found.step)
         launch = Launch(time.time(), 0.0)
-        config, placement = places.place(work.config, Counter(placement), patient=True)
+        config, placement = _place(work, places, held, tried)
         work.move(config)
+
+
+def _place(work: Work, places: Sizing, held: Counter[str], tried: set[str]) -> tuple[TrainConfig, list[str]]:
+    """The next place, of nodes from which the storage can be used; those that are new are ``tried``.
+
+    Raises:
+        RunFailedError: when no nodes come in time, or the storage cannot be used from one that is to be part of it.
+    """
+    while True:
+        config, placement = places.place(work.config, held, patient=True)
+        try:
+            problems = preflight.problems(work.folder.place, config, set(placement) - tried)
+        except OSError:  # the driver itself does not reach it just now, which says nothing of a node
+            return config, placement
+        if not problems:
+            tried.update(placement)
+            return config, placement
+        for error in problems.values():
+            if config.elastic is None:
+                raise RunFailedError(error.as_flag())
+            work.view.line(f"going on without a node: {error.as_flag()}")
+        places.unfit.update(problems)
 
 
 def _stoppable(config: TrainConfig) -> bool:
@@ -99,11 +136,10 @@ class _Watch:
     def _growing(self, now: float) -> bool:
         """Whether there has been room for more workers for some seconds; nodes that start together come one by one."""
         config, held = self.work.config, self.work.workers_by_node()
-        self.places.renew(config)  # also while a node that was lost is waited for
         if config.elastic is None or held.total() < config.world_size:  # they are not all there yet
             return False
         try:
-            wider, _ = sizing.decide(config, held)
+            wider, _ = sizing.decide(config, held, self.places.unfit)
         except TooSmallError:
             return False
         if wider.world_size <= config.world_size:

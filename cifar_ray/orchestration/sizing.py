@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+
+import ray
 
 from cifar_ray import topology
 from cifar_ray.config import TrainConfig
@@ -27,11 +29,14 @@ class Sizing:
     Attributes:
         tell: is told what is waited for.
         check: called while waiting; what it raises ends it.
+        unfit: ids of nodes that an elastic run passes by.
     """
 
     tell: Callable[[str], None]
     check: Callable[[], None]
+    unfit: set[str] = field(default_factory=set)
     demand: Demand = field(default_factory=Demand)
+    _kept: float = 0.0
 
     def place(
         self, config: TrainConfig, held: Mapping[str, int] | None = None, patient: bool = False
@@ -53,9 +58,9 @@ class Sizing:
         begun = told = time.monotonic()
         before = ""
         while True:
-            coming = self.renew(config)
+            coming = self.demand.renew(_ways(config))
             try:
-                return decide(config, held or {})
+                return decide(config, held or {}, self.unfit)
             except TooSmallError as lacking:
                 waited = time.monotonic() - begun
                 if not (coming or patient):
@@ -72,9 +77,20 @@ class Sizing:
             self.check()
             time.sleep(_LOOK_S)
 
-    def renew(self, config: TrainConfig) -> bool:
-        """Ask the cluster's autoscaler, if it has one, for what the run can use; whether somebody was asked."""
-        return self.demand.renew(_ways(config))
+    def keep(self, config: TrainConfig, standing: int) -> None:
+        """While a run trains, ask for what it lacks; not for what it has, since a node with workers is not idle.
+
+        Args:
+            config: a config with its topology decided.
+            standing: how many of its workers have their places.
+        """
+        if time.monotonic() - self._kept < _LOOK_S:
+            return
+        self._kept = time.monotonic()
+        lacking = [way for way in _ways(config) if way.world_size > min(standing, config.world_size)]
+        with suppress(ray.exceptions.RayError):  # the head is slow to answer
+            if not (lacking and self.demand.renew(lacking)):
+                self.demand.drop()
 
 
 @contextmanager
@@ -105,10 +121,11 @@ def begin(config: TrainConfig) -> TrainConfig:
     return replace(config, topology=largest)
 
 
-def decide(config: TrainConfig, held: Mapping[str, int]) -> tuple[TrainConfig, list[str]]:
+def decide(config: TrainConfig, held: Mapping[str, int], unfit: Collection[str] = ()) -> tuple[TrainConfig, list[str]]:
     """Topology, device and nodes by what is there now.
 
-    An elastic run takes the most workers that there is room for now, beside what else the cluster does.
+    An elastic run takes the most workers that there is room for now, beside what else the cluster does, on nodes that
+    are not ``unfit``.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
@@ -120,6 +137,7 @@ def decide(config: TrainConfig, held: Mapping[str, int]) -> tuple[TrainConfig, l
         {node: workers * config.cpus_per_worker for node, workers in held.items()},
         {node: workers * config.gpus_per_worker for node, workers in held.items()},
     )
+    nodes = [node for node in nodes if node.node_id not in unfit]
     ways = _ways(config)
     for device in ("cuda", "cpu") if config.device == "auto" else (config.device,):
         for way in ways:

@@ -214,9 +214,9 @@ def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> No
             "error: --topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node"
         )
         assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in refused.stderr
-        done = user.runs(
-            *SMALL, "--topology", "2x1", "--address", head.address, "--run-name", "waited", timeout=PATIENCE_S
-        )
+        # A node that counted as idle while it trains would be gone before the end.
+        words = [*LONG, "--epochs", "4", "--topology", "2x1", "--max-failures", "0", "--address", head.address]
+        done = user.runs(*words, "--run-name", "waited", timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         assert "waiting for nodes: 1 of 2, 0 s of at most 15 min 00 s" in done.stdout
         assert len(placement(user, "waited")) == 2
