@@ -27,7 +27,7 @@ def notes(config: dict[str, Any]) -> Iterator[str]:
     """Mounts whose source is not here: a note, since the file may be meant for another folder or another person."""
     for source in mapping(config.get("file_mounts")).values():
         if not Path(str(source)).expanduser().exists():
-            yield f"file_mounts copies {source}, which is not here: be in the right folder when you say `ray up`"
+            yield f"file_mounts copies {source}, which is not here: `ray up` fails without it"
 
 
 def _starts(config: dict[str, Any]) -> Iterator[str]:

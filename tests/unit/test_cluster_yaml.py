@@ -660,6 +660,14 @@ def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
 
 
+def test_the_help_says_that_a_file_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["cluster", "check", "--help"])
+    shown = capsys.readouterr().out
+    assert "[-h] FILE [FILE ...]\n" in shown
+    assert "(default" not in shown
+
+
 def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cluster", "check"]) == 2
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
@@ -682,6 +690,4 @@ def test_a_mount_that_is_not_here_is_a_note(tmp_path: Path, monkeypatch: pytest.
     file.write_text(LOCAL)
     verdict = clusterschema.check(file)
     assert verdict.problems == ()
-    assert verdict.notes == (
-        "file_mounts copies ~/.ray/auth_token, which is not here: be in the right folder when you say `ray up`",
-    )
+    assert verdict.notes == ("file_mounts copies ~/.ray/auth_token, which is not here: `ray up` fails without it",)
