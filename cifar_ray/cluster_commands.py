@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from cifar_ray.config import WhichCheckpoint
 
@@ -15,7 +15,7 @@ from cifar_ray.config import WhichCheckpoint
 class ClusterCheckCommand:
     """Check files for `ray up` without a cloud: Ray's schema, pinned versions, open ports, commands, prices."""
 
-    files: Positional[tuple[Path, ...]]
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]
     """Ray cluster files, such as cluster.yaml."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.clusterfile import pins, safety, shell, spelling
+from cifar_ray.clusterfile import fit, leaks, pins, safety, shell, spelling
 from cifar_ray.clusterfile.read import ClusterFile, mapping, node_types
 from cifar_ray.reporting import cost
 from cifar_ray.strict import ConfigError
@@ -38,7 +38,7 @@ def judge(file: ClusterFile, of_ray: tuple[str, ...]) -> Verdict:
         known = strict.one_of(spelling.PROVIDERS)
         return Verdict((*of_ray, f"provider.type must be {known} to be checked, got {provider!r}"), ())
     found = [*of_ray]
-    for rules in (spelling.problems, pins.problems, safety.problems):
+    for rules in (spelling.problems, pins.problems, safety.problems, leaks.problems, fit.problems):
         found += rules(file.config, provider)
     found += [*shell.syntax(file.config), *_unpriced(file.config, provider)]
     return Verdict(tuple(dict.fromkeys(found)), tuple(_notes(file, provider)))
@@ -61,6 +61,7 @@ def _notes(file: ClusterFile, provider: str) -> Iterator[str]:
         yield f"1 value is still to be filled in: {file.unfilled[0]}"
     elif file.unfilled:
         yield f"{len(file.unfilled)} values are still to be filled in: {', '.join(file.unfilled)}"
+    yield from fit.notes(file.config)
     for name, kind in _rented(file.config, provider).items():
         try:
             yield f"{name} is {cost.of_node_type(kind).words}"

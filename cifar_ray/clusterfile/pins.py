@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from cifar_ray.clusterfile.read import listing, mapping, node_types
 from cifar_ray.clusterfile.shell import Call, commands
 
@@ -32,8 +35,11 @@ _WITH_VALUE = _CONSTRAINTS | {
     "--cache-dir",
     "--index-strategy",
 }
-_RAY = re.compile(r"ray(\[[^]]*\])?==(?P<version>.+)")
-_NAMED_PYTHON = re.compile(r"(--python|-p)[= ]+(cpython-?)?\d+\.\d+|python\d+\.\d+\s|\bpython=+\d+\.\d+")
+_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
+_PIP = re.compile(r"pip[\d.]*|pipx")
+_CONDA = {"conda", "mamba", "micromamba"}
+_CONDA_VALUES = {"-c", "--channel", "-n", "--name", "-p", "--prefix", "-f", "--file", "--solver"}
+_NAMED_PYTHON = re.compile(r"(?:(?:--python|-p)[= ]+(?:cpython-?|python)?|\bpython=*)(\d+\.\d+[\d.]*)")
 _MAKES_ENVIRONMENT = re.compile(r"-m venv\b|\bvirtualenv\b|\buv venv\b|\bconda create\b")
 _DEFAULTS = ("setup_commands", "head_setup_commands")
 _UNFIXED = ("latest", "nightly")
@@ -53,36 +59,86 @@ def problems(config: dict[str, Any], provider: str) -> Iterator[str]:
 
 
 def _packages(call: Call) -> Iterator[str]:
-    words = list(call.words)
-    installer = next((at for at, word in enumerate(words) if word.rsplit("/", 1)[-1] in ("pip", "pip3")), None)
-    if installer is None or "install" not in words[installer:]:
-        return
-    words = words[words.index("install", installer) + 1 :]
+    for at, word in enumerate(call.words):
+        name = word.rsplit("/", 1)[-1]
+        following = call.words[at + 1 :]
+        if _PIP.fullmatch(name) or call.words[at : at + 2] == ("tool", "install"):
+            if "install" in following:
+                yield from _of_pip(following[following.index("install") + 1 :])
+            return
+        if name in _CONDA:
+            if {"install", "create"} & set(following[:1]):
+                yield from _of_conda(following[1:])
+            return
+
+
+def _of_pip(words: tuple[str, ...]) -> Iterator[str]:
     held = bool(_CONSTRAINTS & set(words)) or any(word.split("=")[0] in _CONSTRAINTS for word in words)
     held = held or _HASHES in words
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 2 if word in _WITH_VALUE else 1
-        if word.startswith("-") and word not in _REQUIREMENTS:
-            continue
+    for word in _wanted(words, _WITH_VALUE):
         if word in _REQUIREMENTS and not held:
             yield f"must name a constraints file (-c), or {_HASHES}, beside {word}"
-        ray = _RAY.fullmatch(word)
-        if ray and ray["version"] != version("ray"):
-            yield f"must install ray=={version('ray')}, which this program runs with, got {ray['version']}"
-        if any(unfixed in word for unfixed in _UNFIXED) or not (held or _is_exact(word)):
+        if word.startswith("-"):
+            continue
+        if "git+" in word:
+            if not _COMMIT.search(word):
+                yield f"must name a commit (@ and its 40 digits) for '{word}', whose branches and tags move on"
+            continue
+        asked = _requirement(word)
+        exact = asked is not None and _is_exact(asked)
+        of_ray = asked is not None and canonicalize_name(asked.name) == "ray"
+        if asked and of_ray and not asked.specifier.contains(version("ray"), prereleases=True):
+            got = str(asked.specifier).removeprefix("==")
+            yield f"must install ray=={version('ray')}, which this program runs with, got {got}"
+        if any(unfixed in word for unfixed in _UNFIXED) or not (held or exact):
             yield f"must name a version (==) or a constraints file (-c) for '{word}'"
 
 
-def _is_exact(requirement: str) -> bool:
-    return "==" in requirement and "*" not in requirement
+def _of_conda(words: tuple[str, ...]) -> Iterator[str]:
+    for word in _wanted(words, _CONDA_VALUES):
+        if not word.startswith("-") and not re.fullmatch(r"[\w.:-]+=[^*]+", word):
+            yield f"must name a version (=) for '{word}'"
+
+
+def _wanted(words: tuple[str, ...], with_value: set[str]) -> Iterator[str]:
+    """The words without the values of options."""
+    position = 0
+    while position < len(words):
+        yield words[position]
+        position += 2 if words[position] in with_value else 1
+
+
+def _requirement(word: str) -> Requirement | None:
+    """What pip is asked for; None for a file, a folder or an address."""
+    try:
+        return Requirement(word)
+    except InvalidRequirement:
+        return None
+
+
+def _is_exact(requirement: Requirement) -> bool:
+    return any(part.operator in ("==", "===") and "*" not in part.version for part in requirement.specifier)
 
 
 def _python(config: dict[str, Any]) -> Iterator[str]:
-    makers = [command for command in commands(config) if _MAKES_ENVIRONMENT.search(command.text)]
-    if makers and not any(_NAMED_PYTHON.search(command.text) for command in makers):
-        yield f"{makers[0].key} must name the Python version, such as `uv venv --python 3.11.7`, as nodes must agree"
+    """One Python, named, for whatever Ray is started from."""
+    starts = [command.text for command in commands(config) if "start_ray_commands" in command.key]
+    first: dict[str, str] = {}
+    unnamed = []
+    for command in commands(config):
+        for call in command.calls():
+            words = " ".join(call.words)
+            if not _MAKES_ENVIRONMENT.search(words):
+                continue
+            if named := _NAMED_PYTHON.search(words):
+                first.setdefault(named[1], command.key)
+            else:
+                unnamed.append((command.key, call.words[-1]))
+    for key, folder in unnamed:
+        if not first or any(f"{folder}/bin/" in text for text in starts):
+            yield f"{key} must name the Python version, such as `uv venv --python 3.11.7`, as nodes must agree"
+    if len(first) > 1:
+        yield f"{list(first.values())[-1]} must name the same Python as the others, got {' and '.join(first)}"
 
 
 def _images(config: dict[str, Any], provider: str) -> Iterator[str]:
@@ -102,6 +158,8 @@ def _images(config: dict[str, Any], provider: str) -> Iterator[str]:
 
 
 def _gcp_image(key: str, node: dict[str, Any]) -> Iterator[str]:
+    if not any(mapping(disk).get("boot") for disk in listing(node.get("disks"))):
+        yield f"{key} must list the disk that the machine boots from (boot: true), with its image"
     for position, disk in enumerate(listing(node.get("disks"))):
         image = str(mapping(mapping(disk).get("initializeParams")).get("sourceImage", ""))
         if mapping(disk).get("boot") and ("/images/" not in image or "/family/" in image):

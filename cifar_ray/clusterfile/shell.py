@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -22,7 +23,30 @@ LISTS = (
 )
 _OF_A_TYPE = ("initialization_commands", "worker_setup_commands")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_BEFORE_A_PROGRAM = {"sudo", "exec", "env", "nohup", "then", "do", "else", "!", "time"}
+_BEFORE_A_PROGRAM = {"then", "do", "else", "if", "elif", "while", "until", "!", "{", "time"}
+
+_WRAPPERS: dict[str, tuple[set[str], int]] = {
+    "sudo": ({"-u", "-g", "-h", "-p", "-C", "-D", "-R", "-T", "--user", "--group"}, 0),
+    "env": ({"-u", "-C"}, 0),
+    "timeout": ({"-s", "-k"}, 1),
+    "nice": ({"-n"}, 0),
+    "ionice": ({"-c", "-n"}, 0),
+    "stdbuf": ({"-i", "-o", "-e"}, 0),
+    "flock": ({"-w", "-E"}, 1),
+    "exec": ({"-a"}, 0),
+    "command": (set(), 0),
+    "nohup": (set(), 0),
+    "setsid": (set(), 0),
+}
+"""Programs that call another one: their options that take a value, and how many words come before its name."""
+
+_SHELLS = {"sh", "bash", "dash", "zsh"}
+
+_OUTSIDE_QUOTES = re.compile(
+    r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?:^|(?<=[\s;&|()]))\#[^\n]*|(?P<line>\n)""",
+    re.DOTALL,
+)
+"""What is quoted, which stays; and what is not: lines that go on in the next one, comments, ends of lines."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +75,7 @@ class Command:
     text: str
 
     def calls(self) -> tuple[Call, ...]:
-        """The programs that it calls, in order; none when its quotes do not match."""
+        """The programs that it calls, in order; none when it cannot be taken apart, which ``syntax`` tells."""
         try:
             return tuple(_calls(self.text))
         except ValueError:
@@ -68,7 +92,7 @@ def commands(config: dict[str, Any]) -> Iterator[Command]:
 
 
 def syntax(config: dict[str, Any]) -> Iterator[str]:
-    """What bash has to say against a command, without running it."""
+    """What bash has to say against a command, without running it; and whether it is too intricate to be judged."""
     for command in commands(config):
         read = subprocess.run(
             ["bash", "-n", "-c", command.text], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
@@ -76,6 +100,11 @@ def syntax(config: dict[str, Any]) -> Iterator[str]:
         if read.returncode:
             complaint = " ".join(re.sub(r"bash: (-c: )?line \d+: ", "", read.stderr.split("\n")[0]).split())
             yield f"{command.key} is not a shell command: {complaint}"
+            continue
+        try:
+            list(_calls(command.text))
+        except ValueError as error:
+            yield f"{command.key} cannot be judged ({error}): write it plainly, or put it into a file of file_mounts"
 
 
 def _listed(key: str, values: Any) -> Iterator[Command]:
@@ -85,7 +114,13 @@ def _listed(key: str, values: Any) -> Iterator[Command]:
 
 
 def _calls(text: str) -> Iterator[Call]:
-    words = shlex.shlex(text.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";&|()<>")
+    """Take a command apart.
+
+    Raises:
+        ValueError: when it cannot be, with the reason.
+    """
+    text = _OUTSIDE_QUOTES.sub(lambda found: found["kept"] or (" ; " if found["line"] else " "), text)
+    words = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>")
     words.whitespace_split = True
     words.commenters = ""
     exported: dict[str, str] = {}
@@ -95,6 +130,8 @@ def _calls(text: str) -> Iterator[Call]:
         if redirected:
             redirected = False
         elif set(word) <= set("<>&") and set(word) & set("<>"):
+            if word == "<<":
+                raise ValueError("a here-document")
             # `2>&1` and `> file` are about the call's output, not words of it.
             redirected = True
             simple = simple[:-1] if simple and simple[-1].isdigit() else simple
@@ -106,13 +143,40 @@ def _calls(text: str) -> Iterator[Call]:
 
 
 def _call(words: list[str], exported: dict[str, str]) -> Iterator[Call]:
-    variables = dict(exported)
-    while words and (_ASSIGNMENT.match(words[0]) or words[0] in _BEFORE_A_PROGRAM):
-        name, equals, value = words[0].partition("=")
-        if equals:
-            variables[name] = value
-        words = words[1:]
-    if words and words[0] == "export":
+    words, variables = _unwrapped(words, dict(exported))
+    if not words:
+        return
+    name = words[0].rsplit("/", 1)[-1]
+    if name == "export":
         exported.update((word.partition("=")[0], word.partition("=")[2]) for word in words[1:])
-    if words:
-        yield Call((words[0].rsplit("/", 1)[-1], *words[1:]), variables)
+    yield Call((name, *words[1:]), variables)
+    if name in _SHELLS:
+        for flag, script in itertools.pairwise(words[1:]):
+            if re.fullmatch(r"-[a-z]*c", flag):
+                yield from (Call(call.words, variables | call.variables) for call in _calls(script))
+
+
+def _unwrapped(words: list[str], variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The program and its arguments, without what stands before it; and the variables that reach it."""
+    while words:
+        name, _, value = words[0].partition("=")
+        wrapper = words[0].rsplit("/", 1)[-1]
+        if _ASSIGNMENT.match(words[0]):
+            variables[name] = value
+            words = words[1:]
+        elif wrapper in _WRAPPERS:
+            with_value, before = _WRAPPERS[wrapper]
+            words = words[1:]
+            options = []
+            while words and words[0].startswith("-"):
+                options.append(words[0])
+                words = words[2 if words[0] in with_value else 1 :]
+            words = words[before:]
+            # sudo keeps its caller's variables from the program unless it is told not to.
+            if wrapper == "sudo" and not any(re.match(r"-E|--preserve-env", option) for option in options):
+                variables = {}
+        elif words[0] in _BEFORE_A_PROGRAM:
+            words = words[1:]
+        else:
+            break
+    return words, variables

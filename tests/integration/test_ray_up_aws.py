@@ -230,6 +230,7 @@ def up(cloud: Cloud, outputs: dict[str, str]) -> dict[str, dict[str, Any]]:
         "sg-0+": outputs["SecurityGroup"],
         "subnet-0+": outputs["Subnet"],
         "YOURS-BUCKET": outputs["Bucket"],
+        "YOURS-REGION": REGION,
         r"  # YOURS[^\n]*": "",
     }.items():
         text, replaced = re.subn(mark, value, text)

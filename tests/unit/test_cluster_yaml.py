@@ -251,6 +251,182 @@ AWS: list[tuple[Break, str]] = [
         lambda c: c["provider"].update(type="azure"),
         "provider.type must be aws, gcp or local to be checked, got 'azure'",
     ),
+    (
+        lambda c: c["setup_commands"].append("pip install 'ray[default] == 2.9'"),
+        f"setup_commands[4] must install ray=={version('ray')}, which this program runs with, got 2.9",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pip install 'torch>=2; python_version > \"3\"'"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'torch>=2; python_version > \"3\"'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("conda install -y -c conda-forge pytorch"),
+        "setup_commands[4] must name a version (=) for 'pytorch'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("~/.uv/bin/uv tool install ruff"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'ruff'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pipx install ruff"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'ruff'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("bash -lc 'pip install einops'"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'einops'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pip install einops # don't"),
+        "setup_commands[4] must name a version (==) or a constraints file (-c) for 'einops'",
+    ),
+    (
+        lambda c: c["setup_commands"].append("pip install -c c.txt git+https://example.org/x@main"),
+        "setup_commands[4] must name a commit (@ and its 40 digits) for 'git+https://example.org/x@main', "
+        "whose branches and tags move on",
+    ),
+    (
+        lambda c: c["setup_commands"].append("~/.uv/bin/uv venv --python 3.10.2 ~/other"),
+        "setup_commands[4] must name the same Python as the others, got 3.11.7 and 3.10.2",
+    ),
+    (
+        lambda c: (
+            c["setup_commands"].append("python3 -m venv ~/other"),
+            start(c, "worker", "~/cifar_ray_env/bin", "~/other/bin"),
+        ),
+        "setup_commands[4] must name the Python version, such as `uv venv --python 3.11.7`, as nodes must agree",
+    ),
+    (
+        lambda c: c["setup_commands"].append("cat > ~/x <<'END'\nit's\nEND"),
+        "setup_commands[4] cannot be judged (No closing quotation): write it plainly, or put it into a file of file_m",
+    ),
+    (
+        lambda c: c["setup_commands"].append("bash <<END\npip install einops\nEND"),
+        "setup_commands[4] cannot be judged (a here-document): write it plainly, or put it into a file of file_mounts",
+    ),
+    (
+        lambda c: c["setup_commands"].append('sh -c "echo \'open"'),
+        "setup_commands[4] cannot be judged (No closing quotation): write it plainly, or put it into a file of file_m",
+    ),
+    (
+        lambda c: start(c, "worker", "RAY_AUTH_MODE=token ", "RAY_AUTH_MODE=token sudo "),
+        "worker_start_ray_commands[1] must set RAY_AUTH_MODE=token before `ray start`, ",
+    ),
+    *[
+        (
+            lambda c, allowed=allowed: c["provider"].update(security_group={"IpPermissions": [allowed]}),
+            f"provider.security_group.IpPermissions[0].{sentence}",
+        )
+        for allowed, sentence in (
+            (
+                {"FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/1"}, {"CidrIp": "128.0.0.0/1"}]},
+                "IpRanges must not open ports 22 to 22 to everybody (128.0.0.0/1); a range is /16 at most",
+            ),
+            (
+                {"FromPort": 22, "ToPort": 22, "Ipv6Ranges": [{"CidrIpv6": "2001:db8::/32"}]},
+                "Ipv6Ranges must not open ports 22 to 22 to everybody (2001:db8::/32); a range is /48 at most",
+            ),
+            (
+                {"FromPort": 8265, "ToPort": 8265, "IpRanges": [{"CidrIp": "203.0.113.7/32"}]},
+                "IpRanges must not open ports 8265 to 8265 to 203.0.113.7/32; SSH (port 22) alone is for addresses",
+            ),
+            (
+                {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "203.0.113.7/32"}]},
+                "IpRanges must not open all ports to 203.0.113.7/32; SSH (port 22) alone is for addresses",
+            ),
+            (
+                {"FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "me"}]},
+                "IpRanges must be ranges of addresses such as 203.0.113.7/32, got me",
+            ),
+        )
+    ],
+    (
+        lambda c: gpu(c).update(IamInstanceProfile={"Name": "ray-autoscaler-v1"}),
+        "available_node_types.gpu_spot.node_config.IamInstanceProfile must not be Ray's own, ray-autoscaler-v1, "
+        "which has all of EC2 and S3",
+    ),
+    *[
+        (
+            lambda c, command=command: c["head_setup_commands"].append(command),
+            f"head_setup_commands[4] must keep {flag} on 127.0.0.1 and be reached through SSH, got {address}",
+        )
+        for command, flag, address in (
+            ("mlflow server -h 0.0.0.0", "-h", "0.0.0.0"),
+            ("python -m mlflow server --host=10.0.0.5 --port 1", "--host", "10.0.0.5"),
+            ("gunicorn --bind 0.0.0.0:80 app", "--bind", "0.0.0.0:80"),
+            ("nohup uvicorn --host $HOST app", "--host", "$HOST"),
+        )
+    ],
+    (
+        lambda c: c["head_setup_commands"].append("LISTEN=0.0.0.0 serve"),
+        "head_setup_commands[4] must listen on 127.0.0.1 and be reached through SSH, got 0.0.0.0",
+    ),
+    (
+        lambda c: start(c, "head", "=127.0.0.1", "=0"),
+        "head_start_ray_commands[1] must keep --dashboard-host on 127.0.0.1 and be reached through SSH, got 0",
+    ),
+    (
+        lambda c: start(c, "head", "=127.0.0.1", "=$(hostname -I)"),
+        "head_start_ray_commands[1] must keep --dashboard-host on 127.0.0.1 and be reached through SSH, got $",
+    ),
+    (
+        lambda c: c.update(docker={"run_options": ["-p 0.0.0.0:8265:8265"]}),
+        "docker.run_options must publish ports on 127.0.0.1 alone, got -p 0.0.0.0:8265:8265",
+    ),
+    (
+        lambda c: c.update(docker={"run_options": ["--privileged"]}),
+        "docker.run_options must not have --privileged, with which a container owns the machine",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0].pop("Ebs"),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings must list the disk that the machine boots from, "
+        "/dev/sda1 or /dev/xvda, with Encrypted: true",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0].update(DeviceName="/dev/sdb"),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings must list the disk that the machine boots from, "
+        "/dev/sda1 or /dev/xvda, with Encrypted: true",
+    ),
+    (
+        lambda c: gpu(c)["BlockDeviceMappings"][0]["Ebs"].pop("Encrypted"),
+        "available_node_types.gpu_spot.node_config.BlockDeviceMappings[0].Ebs.Encrypted must be true",
+    ),
+    *[
+        (lambda c, source=source: c["file_mounts"].update(there=source), sentence)
+        for source, sentence in (
+            ("~/.aws", "file_mounts must not copy ~/.aws: its keys open more than this cluster"),
+            ("~/.ssh/id_rsa", "file_mounts must not copy ~/.ssh/id_rsa: its keys open more than this cluster"),
+            (".", "file_mounts must not copy all of ., with whatever lies in it: name the pieces"),
+            ("~/", "file_mounts must not copy all of ~/, with whatever lies in it: name the pieces"),
+        )
+    ],
+    (
+        lambda c: c["setup_commands"].append("AWS_SECRET_ACCESS_KEY=abc aws s3 ls"),
+        "setup_commands[4] must not hold AWS_SECRET_ACCESS_KEY: give the machine a role, or have it look the value up",
+    ),
+    (
+        lambda c: c["setup_commands"].append("psql postgresql://user:password@db/mlflow"),
+        "setup_commands[4] must not hold an address with a password: have the machine look it up",
+    ),
+    (
+        lambda c: start(c, "head", " --head", ""),
+        "head_start_ray_commands[1] must give `ray start` --head, or Ray looks for a head elsewhere",
+    ),
+    (
+        lambda c: start(c, "head", "--autoscaling-config=~/ray_bootstrap_config.yaml", ""),
+        "head_start_ray_commands[1] must give `ray start` --autoscaling-config, or no worker is ever started",
+    ),
+    (
+        lambda c: start(c, "worker", "--address=$RAY_HEAD_IP:6379", ""),
+        "worker_start_ray_commands[1] must give `ray start` --address=$RAY_HEAD_IP:6379, ",
+    ),
+    (
+        lambda c: c["provider"].update(availability_zone="us-west-2a,us-east-1b"),
+        "provider.availability_zone must be in the region us-west-2, got us-east-1b",
+    ),
+    (
+        lambda c: c["setup_commands"].append("echo AWS_DEFAULT_REGION=eu-west-1"),
+        "setup_commands[4] must name the region of provider.region, us-west-2, got eu-west-1",
+    ),
     (lambda c: c.pop("provider"), "provider.type must be given"),
 ]
 
@@ -291,6 +467,32 @@ GCP: list[tuple[Break, str]] = [
         "available_node_types.gpu_spot.node_config.serviceAccounts must name an account of few rights: "
         "Ray's own may administer all machines",
     ),
+    (
+        lambda c: gpu(c)["networkInterfaces"][0].update(subnetwork="projects/x/regions/y/subnetworks/default"),
+        "available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: "
+        "the default one lets SSH in from everywhere",
+    ),
+    *[
+        (
+            lambda c, email=email: gpu(c)["serviceAccounts"][0].update(email=email),
+            "available_node_types.gpu_spot.node_config.serviceAccounts must name an account of few rights, "
+            f"which {email} is not",
+        )
+        for email in (
+            "default",
+            "ray-autoscaler-sa-v1@x.iam.gserviceaccount.com",
+            "1-compute@developer.gserviceaccount.com",
+        )
+    ],
+    (
+        lambda c: gpu(c).pop("disks"),
+        "available_node_types.gpu_spot.node_config.disks must list the disk that the machine boots from (boot: true), "
+        "with its image",
+    ),
+    (
+        lambda c: c["provider"].update(availability_zone="europe-west4-a"),
+        "provider.availability_zone must be in the region us-central1, got europe-west4-a",
+    ),
 ]
 
 
@@ -309,10 +511,33 @@ def test_a_fault_on_gcp_is_told(tmp_path: Path, fault: Break, sentence: str) -> 
         ("pip install 'a>=1; python_version > \"3\"'", [("pip", "install", 'a>=1; python_version > "3"')]),
         ("first \\\n  word\nsecond", [("first", "word"), ("second",)]),
         ("echo 'open", []),
+        ("sudo -u ubuntu env X=1 ray start", [("ray", "start")]),
+        ("timeout -k 5 60 ray start; nice -n 5 ls", [("ray", "start"), ("ls",)]),
+        ("ls a#b # it's\nid", [("ls", "a#b"), ("id",)]),
+        ("if id; then { ray stop; }; fi", [("id",), ("ray", "stop"), ("}",), ("fi",)]),
     ],
 )
 def test_a_command_is_the_programs_that_it_calls(command: str, calls: list[tuple[str, ...]]) -> None:
     assert [call.words for call in shell.Command("", command).calls()] == calls
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sudo -u ubuntu env RAY_AUTH_MODE=token ray start --address=$RAY_HEAD_IP:6379",
+        "RAY_AUTH_MODE=token timeout 60 ray start --address=$RAY_HEAD_IP:6379",
+        "pip install 'ray==" + version("ray") + '; python_version>"3"\'',
+        "pip install git+https://example.org/x@" + "0" * 40,
+        "conda install -y -c conda-forge numpy=2.3.1  # it's exact",
+        "mlflow server --host 127.0.0.1; uvicorn --host localhost app; gunicorn -b [::1]:80 app",
+        "psql -h $HOST mlflow && ufw deny from 0.0.0.0/0",
+        "PGPASSWORD=$(cat password) psql postgresql://mlflow:$PASSWORD@db/mlflow",
+    ],
+)
+def test_a_sound_command_passes(tmp_path: Path, command: str) -> None:
+    config = loaded("cluster.yaml")
+    config["worker_start_ray_commands"].append(command)
+    assert told(tmp_path, config) == ()
 
 
 LOCAL = """
@@ -322,7 +547,7 @@ auth: {ssh_user: ubuntu}
 min_workers: 1
 max_workers: 1
 file_mounts: {~/.ray/auth_token: ~/.ray/auth_token}
-head_start_ray_commands: [ray stop, RAY_AUTH_MODE=token ray start --head --port=6379]
+head_start_ray_commands: [ray stop, RAY_AUTH_MODE=token ray start --head --autoscaling-config=~/ray_bootstrap_config.yaml]
 worker_start_ray_commands: ['export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379']
 """
 
@@ -340,6 +565,27 @@ def test_machines_that_one_has_are_neither_priced_nor_ended(tmp_path: Path) -> N
             "auth:",
             "available_node_types: {head: {node_config: {}, resources: {}}}\nauth:",
             "available_node_types must not be given with provider.type local, whose nodes are in worker_ips",
+        ),
+        (
+            "auth: {ssh_user: ubuntu}",
+            "auth: {}",
+            "auth.ssh_user must be given: the user that Ray logs in as on every machine",
+        ),
+        (
+            "worker_ips: [192.0.2.2]",
+            "worker_ips: []",
+            "provider.worker_ips must name one machine or more; without workers no `ray up` is needed",
+        ),
+        (
+            "[192.0.2.2]",
+            "[192.0.2.1]",
+            "provider.worker_ips must not have the head's address, 192.0.2.1: it trains without that",
+        ),
+        ("max_workers: 1", "max_workers: 2", "max_workers must be 1, as many as worker_ips, got 2"),
+        (
+            "min_workers: 1",
+            "min_workers: 0",
+            "min_workers must be 1 to 1, got 0: with 0 no worker is there when a run looks",
         ),
     ],
 )
@@ -414,14 +660,34 @@ def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
 
 
+def test_the_help_says_that_a_file_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["cluster", "check", "--help"])
+    shown = capsys.readouterr().out
+    assert "[-h] FILE [FILE ...]\n" in shown
+    assert "(default" not in shown
+
+
 def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cluster", "check"]) == 2
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
 
 
-def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path) -> None:
+def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
     file = tmp_path / "cluster.yaml"
     file.write_text(LOCAL.replace("ssh_user: ubuntu}", "ssh_user: ubuntu}  # YOURS").replace("desk", "YOURS-desk"))
     assert clusterschema.check(file).notes == ("2 values are still to be filled in: cluster_name, auth.ssh_user",)
     file.write_text(LOCAL)
     assert clusterschema.check(file).notes == ()
+
+
+def test_a_mount_that_is_not_here_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "cluster.yaml"
+    file.write_text(LOCAL)
+    verdict = clusterschema.check(file)
+    assert verdict.problems == ()
+    assert verdict.notes == ("file_mounts copies ~/.ray/auth_token, which is not here: `ray up` fails without it",)
