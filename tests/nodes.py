@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from cifar_ray.orchestration import cluster
 from tests.person import Person
+from tests.ports import free_port
 
 TOKEN = "a" * 64
 """Of every cluster that is started here."""
@@ -74,9 +74,7 @@ class Head:
 
     def __init__(self, person: Person, autoscaling: dict[str, Any] | None = None) -> None:
         """Args: ``autoscaling``, the node types that an autoscaler may start, with ``max_workers`` each; none if None."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._environment = {**person.environment, **self.VARIABLES, "RAY_AUTH_MODE": "token"}
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
