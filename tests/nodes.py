@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import ray
@@ -86,15 +87,15 @@ class Head:
             config.write_text(json.dumps(_autoscaling(autoscaling, port)))
             self._start("head", *words, f"--autoscaling-config={config}", **LAUNCHED)
 
-    def add(self, name: str) -> None:
-        """Another node, of one CPU, once it is there."""
+    def add(self, name: str, *within: str) -> None:
+        """Another node, of one CPU, once it is there; ``within`` is a command that starts it in its own way."""
         words = [f"--address={self.address}", "--num-cpus=1"]
         end = time.monotonic() + PATIENCE_S
-        self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
+        self._start(name, *words, within=within, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
         while self.node_id(name) not in self.alive():
             assert time.monotonic() < end
             if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
-                self._start(name, *words, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
+                self._start(name, *words, within=within, RAY_OVERRIDE_NODE_ID_FOR_TESTING=self.node_id(name))
             time.sleep(0.5)
 
     @staticmethod
@@ -135,9 +136,10 @@ class Head:
             assert time.monotonic() < end
             time.sleep(0.5)
 
-    def _start(self, name: str, *words: str, **variables: str) -> None:
+    def _start(self, name: str, *words: str, within: Sequence[str] = (), **variables: str) -> None:
         self._nodes[name] = subprocess.Popen(
             [
+                *within,
                 sys.executable,
                 "-m",
                 "ray.scripts.scripts",
