@@ -7,11 +7,10 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from cifar_ray.orchestration import cluster
 from tests.person import Person
+from tests.ports import free_port
 
 TOKEN = "a" * 64
 """Of every cluster that is started here."""
@@ -82,9 +82,7 @@ class Head:
 
     def __init__(self, person: Person, autoscaling: dict[str, Any] | None = None) -> None:
         """Args: ``autoscaling``, the node types that an autoscaler may start, with ``max_workers`` each; none if None."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._environment = {**person.environment, **self.VARIABLES, "RAY_AUTH_MODE": "token"}
         self._home = person.home
@@ -97,11 +95,11 @@ class Head:
             words, variables = [*words, f"--autoscaling-config={config}"], LAUNCHED
         self._until_started("head", words, variables)
 
-    def add(self, name: str) -> None:
-        """Another node, of one CPU, once it is there."""
+    def add(self, name: str, *within: str) -> None:
+        """Another node, of one CPU, once it is there; ``within`` is a command that starts it in its own way."""
         words = [f"--address={self.address}", "--num-cpus=1"]
         variables = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.node_id(name)}
-        self._until_started(name, words, variables)
+        self._until_started(name, words, variables, within)
 
     @staticmethod
     def node_id(name: str) -> str:
@@ -142,13 +140,15 @@ class Head:
             assert time.monotonic() < end
             time.sleep(0.5)
 
-    def _until_started(self, name: str, words: list[str], variables: Mapping[str, str]) -> None:
+    def _until_started(
+        self, name: str, words: list[str], variables: Mapping[str, str], within: Sequence[str] = ()
+    ) -> None:
         end = time.monotonic() + PATIENCE_S
-        self._start(name, *words, **variables)
+        self._start(name, *words, within=within, **variables)
         while _STARTED not in self._log(name).read_text(errors="replace"):
             if self._nodes[name].poll() is not None:  # Ray gives a node 30 s to start, which a busy machine may exceed
                 self.remove(name)
-                self._start(name, *words, **variables)
+                self._start(name, *words, within=within, **variables)
             if time.monotonic() >= end:
                 self.close()
                 raise AssertionError(f"node {name!r} has not started: {self._log(name).read_text(errors='replace')}")
@@ -158,10 +158,11 @@ class Head:
         """What ``ray start`` says of a node."""
         return self._home / f"ray-start-{name}.log"
 
-    def _start(self, name: str, *words: str, **variables: str) -> None:
+    def _start(self, name: str, *words: str, within: Sequence[str] = (), **variables: str) -> None:
         with self._log(name).open("wb") as log:
             self._nodes[name] = subprocess.Popen(
                 [
+                    *within,
                     sys.executable,
                     "-m",
                     "ray.scripts.scripts",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests import stores
+from tests.nodes import Head
 from tests.person import Person
 
 pytestmark = pytest.mark.cluster
@@ -31,44 +30,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
     person = Person(tmp_path_factory.mktemp("cluster"))
     for name in ("own", "sealed", "shared"):
         (person.home / name).mkdir()
-    port = stores.free_port()
-    person.environment |= {"RAY_AUTH_TOKEN": "a" * 64, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": f"127.0.0.1:{port}"}
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-    start += ["--object-store-memory=300000000"]
-    apart = ["unshare", "-m", "sh", "-c", APART.format(home=person.home), "sh"]
-    environment = {name: value for name, value in person.environment.items() if name != "RAY_ADDRESS"} | stores.KEYS
-    nodes: list[subprocess.Popen[bytes]] = []
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    try:
-        nodes.append(
-            subprocess.Popen(
-                [*start, "--head", f"--port={port}", "--include-dashboard=false"],
-                env=environment,
-                **quiet,  # type: ignore[call-overload]
-            )
-        )
-        until_nodes(person, 1)
-        nodes.append(subprocess.Popen([*apart, *start, f"--address=127.0.0.1:{port}"], env=environment, **quiet))  # type: ignore[call-overload]
-        until_nodes(person, 2)
+    person.environment |= {**Head.VARIABLES, **stores.KEYS, "RAY_AUTH_MODE": "token"}
+    with contextlib.closing(Head(person)) as head:
+        head.until_nodes(1)
+        head.add("apart", "unshare", "-m", "sh", "-c", APART.format(home=person.home), "sh")
+        person.environment["RAY_ADDRESS"] = head.address
         yield person
-    finally:
-        for node in nodes:
-            os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-
-
-def until_nodes(person: Person, count: int) -> None:
-    end = time.monotonic() + 180
-    script = "import ray; ray.init(log_to_driver=False, logging_level='ERROR')\n"
-    script += "print(sum(node['Alive'] for node in ray.nodes()))"
-    while True:
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env=person.environment, timeout=120
-        )
-        if done.stdout.strip() == str(count):
-            return
-        assert time.monotonic() < end, done.stderr
-        time.sleep(1)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.person import Person
+from tests.ports import free_port
 
 DIGITS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1"]
 
@@ -54,9 +55,7 @@ def test_a_relative_tracking_path(uri: str, person: Person) -> None:
 
 
 def test_a_tracking_server_that_is_not_there(person: Person) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     sentence = refused(person, *DIGITS, "--tracking-uri", f"http://127.0.0.1:{port}")
     assert re.fullmatch(
         rf"--tracking-uri must be a store that answers; http://127.0.0.1:{port} does not \(.*Connection refused\)",

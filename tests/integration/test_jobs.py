@@ -25,6 +25,7 @@ import ray
 from cifar_ray.orchestration import jobserver
 from cifar_ray.strict import ConfigError
 from tests.person import Person
+from tests.ports import free_port, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +45,6 @@ class Cluster:
 
     port: int
     url: str
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def until(condition: Callable[[], bool], timeout: float = 600) -> None:
@@ -245,7 +240,7 @@ def test_a_job_that_fails(resident: Person, cluster: Cluster, work: Path) -> Non
 
 
 def test_an_address_where_nothing_listens(person: Person) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     at = ["--address", f"http://127.0.0.1:{port}"]
     for words in (["stop", "any", *at], ["submit", *at, "--working-dir", str(person.home.parent), "--", *DIGITS]):
         sentence = refused(person, *words)

@@ -21,6 +21,7 @@ from cifar_ray.storage import Folder, copies
 from tests import stores
 from tests.helpers import resolved, train_on_ranks
 from tests.person import Person
+from tests.ports import free_port
 
 DIGITS = ["--dataset", "digits", "--precision", "fp32", "--batch-size", "32"]
 # Long enough for something to happen in its middle.
@@ -154,7 +155,7 @@ def test_a_bucket_that_is_not_there(user: Person) -> None:
 
 
 def test_a_store_that_does_not_answer(user: Person) -> None:
-    dead = f"http://127.0.0.1:{stores.free_port()}"
+    dead = f"http://127.0.0.1:{free_port()}"
     sentence = refused(user, f"s3://{stores.BUCKET}/runs", AWS_ENDPOINT_URL=dead)
     assert sentence.startswith(f"error: --storage must be a place that can be written; s3://{stores.BUCKET}/runs: ")
     assert "NETWORK_CONNECTION" in sentence

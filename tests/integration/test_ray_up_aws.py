@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -24,7 +23,10 @@ from typing import Any
 
 import boto3
 import pytest
+import sqlalchemy
 import yaml
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -152,9 +154,7 @@ def tags(machine: dict[str, Any]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     folder = tmp_path_factory.mktemp("aws")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (folder / "bin").mkdir()
     (folder / "home" / ".ray").mkdir(parents=True)
     (folder / "log").touch()
@@ -258,6 +258,11 @@ def test_the_stack_lets_in_ssh_from_the_operator_and_its_own_members(cloud: Clou
     assert [pair["GroupId"] for pair in database["UserIdGroupPairs"]] == [outputs["SecurityGroup"]]
 
 
+def rents(statement: dict[str, Any]) -> bool:
+    """Whether a statement lets machines be rented, and not only what belongs to one."""
+    return "ec2:RunInstances" in statement["Action"] and "Condition" in statement
+
+
 def test_the_stack_gives_few_rights(cloud: Cloud, outputs: dict[str, str]) -> None:
     iam = cloud.client("iam")
 
@@ -272,8 +277,13 @@ def test_the_stack_gives_few_rights(cloud: Cloud, outputs: dict[str, str]) -> No
         (action, s["Resource"], s.get("Condition")) for s in statements("cifar-ray-worker") for action in s["Action"]
     ]
     bucket = f"arn:aws:s3:::{outputs['Bucket']}"
-    assert {resource for _, resource, _ in allowed} == {bucket, f"{bucket}/data/*", f"{bucket}/runs/*"}
+    assert {resource for _, resource, _ in allowed} == {bucket, f"{bucket}/runs/*"}
     assert {action.split(":")[0] for action, _, _ in allowed} == {"s3"}
+    # With a condition on the prefix, S3 answers the question for a file that is not there with 403 in place of 404.
+    assert [each for each in allowed if each[0] == "s3:ListBucket"] == [("s3:ListBucket", bucket, None)]
+    types = [s["Condition"]["StringEquals"]["ec2:InstanceType"] for s in statements("cifar-ray-head") if rents(s)]
+    kinds = yaml.safe_load((ROOT / "cluster.yaml").read_text())["available_node_types"]
+    assert types == list({kind["node_config"]["InstanceType"] for name, kind in kinds.items() if name != "head"})
     head = {action: s for s in statements("cifar-ray-head") for action in s["Action"] if not action.startswith("s3:")}
     assert head["ec2:TerminateInstances"]["Condition"] == {
         "StringEquals": {"aws:ResourceTag/ray-cluster-name": "cifar-ray"}
@@ -385,6 +395,9 @@ def test_mlflow_gets_its_database_from_the_parameter_store(cloud: Cloud, tmp_pat
     program = str(ROOT / "examples" / "nodes" / "mlflow_server.py")
     said = cloud.runs(str(tmp_path / "python"), program, PYTHONPATH=sysconfig.get_path("purelib"), **settings)
     assert said == f"server --host 127.0.0.1 --port 5000 --serve-artifacts\n{address}\n\n"
+    assert (
+        sqlalchemy.create_engine(said.splitlines()[1]).driver == "psycopg2"
+    )  # loads the driver, and connects to nobody
 
 
 def test_ray_down_leaves_nothing_that_is_paid_for(cloud: Cloud, up: dict[str, dict[str, Any]]) -> None:

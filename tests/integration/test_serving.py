@@ -8,7 +8,6 @@ import io
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,16 +33,11 @@ from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
 from tests.nodes import Head
 from tests.person import Person, Started
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

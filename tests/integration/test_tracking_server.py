@@ -18,6 +18,7 @@ import pytest
 from cifar_ray import data
 from tests import stores
 from tests.person import Person
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("needs root, to become PostgreSQL's own user")
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # a socket needs a short path
     folder.chmod(0o755)
-    port = stores.free_port()
+    cluster, port = folder / "data", free_port()
 
     def postgres(program: str, *words: str) -> None:
         as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
@@ -40,24 +41,26 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             path = str(programs[-1].with_name(program))
             subprocess.run([*as_postgres, path, *words], check=True, stdout=log, stderr=log, cwd="/", timeout=180)
 
-    cluster = folder / "data"
-    cluster.mkdir()
-    subprocess.run(["chown", "postgres", folder, cluster], check=True)
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-    postgres("initdb", "-D", str(cluster), "--auth=trust", "--username=mlflow", "--no-sync")
     try:
+        cluster.mkdir()
+        subprocess.run(["chown", "postgres", folder, cluster], check=True)
+        postgres("initdb", "-D", str(cluster), "--auth=trust", "--username=mlflow", "--no-sync")
         postgres("pg_ctl", "-D", str(cluster), "-w", "-t", "120", "-o", options, "start")
         postgres("createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "mlflow")
         yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow"
     finally:
-        postgres("pg_ctl", "-D", str(cluster), "-m", "immediate", "stop")
-        subprocess.run(["rm", "-rf", folder, f"{folder}.log"], check=True)
+        try:
+            if (cluster / "postmaster.pid").exists():  # it has been started
+                postgres("pg_ctl", "-D", str(cluster), "-m", "immediate", "stop")
+        finally:
+            subprocess.run(["rm", "-rf", folder, f"{folder}.log"], check=True)
 
 
 @pytest.fixture(scope="module")
 def server(database: str) -> Iterator[str]:
     """MLflow's server by the command of docs/storage.md, its artifacts in an object store that only it can reach."""
-    port = stores.free_port()
+    port = free_port()
     with stores.s3() as variables:
         words = [
             "server",
