@@ -25,7 +25,7 @@ from tests.ports import free_port
 
 DIGITS = ["--dataset", "digits", "--precision", "fp32", "--batch-size", "32"]
 # Long enough for something to happen in its middle.
-LONG = ["train", *DIGITS, "--model", "resnet", "--resnet.blocks", "1", "1", "--epochs", "12", "--topology", "1x2"]
+LONG = ["train", *DIGITS, "--model", "resnet", "--resnet.blocks", "1", "1", "--epochs", "6", "--topology", "1x2"]
 LONG += ["--checkpoint-every", "7", "--run-name", "victim"]
 
 
@@ -72,11 +72,11 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
     address = f"s3://{stores.BUCKET}/team/victim"
     folder = storage.at(address)
     with user.starts(*LONG, "--storage", f"s3://{stores.BUCKET}/team") as run:
-        run.until("epoch 2/12", timeout=400)
+        run.until("epoch 2/6", timeout=400)
         os.kill(worker_pid(user), signal.SIGKILL)
         run.until("restarting from the newest checkpoint, failure 1 of at most 3")
         run.until("continuing after step ", timeout=400)
-        run.until("epoch 4/12", timeout=400)
+        run.until("epoch 4/6", timeout=400)
         run.kill(signal.SIGKILL)
         run.end()
     assert complete(folder)
@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "continuing after step " in done.stdout
     config = resolved(
-        {"dataset": "digits", "precision": "fp32", "batch_size": 32, "model": "resnet", "epochs": 12},
+        {"dataset": "digits", "precision": "fp32", "batch_size": 32, "model": "resnet", "epochs": 6},
         resnet=ResNetOptions((1, 1)),
         topology="1x2",
         checkpoint_every=7,
