@@ -38,10 +38,11 @@ def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
 
 
 def test_the_digits_are_swept_and_reported(person: Person) -> None:
-    """What ``make quickstart`` does."""
-    done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"), timeout=900)
+    """What ``make quickstart`` does, with one of its two batch sizes."""
+    grid = ["--grid", "batch_size=16", "topology=1x1,1x2"]
+    done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"), *grid, timeout=900)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^runs +8 finished$", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^runs +4 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "digits_sweep", "--out", "out")
     assert told.returncode == 0, told.stderr
     written = {str(path.relative_to(person.home / "out")) for path in (person.home / "out").rglob("[!.]*.*")}
@@ -56,10 +57,10 @@ def test_the_digits_are_swept_and_reported(person: Person) -> None:
 @pytest.mark.cluster
 def test_the_paper_grid_runs(person: Person) -> None:
     """Its settings with one and two nodes, on digits rather than CIFAR-10."""
-    grid = "--dataset digits --grid model=simple_cnn,resnet batch_size=64 topology=1x1,2x2"
+    grid = "--dataset digits --grid model=simple_cnn batch_size=64 topology=1x1,2x2"
     done = person.runs("sweep", str(EXAMPLES / "paper_grid.yaml"), *grid.split(), timeout=900)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^runs +4 finished$", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^runs +2 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "paper_grid", "--baseline", "rangoju_katneni_2025")
     assert told.returncode == 0, told.stderr
     assert "not those of a cluster" in done.stdout
