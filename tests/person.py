@@ -19,6 +19,17 @@ ELSEWHERE = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TO
 """Variables that would lead a run elsewhere than to the home folder."""
 
 
+@contextlib.contextmanager
+def _nothing_ignored() -> Iterator[None]:
+    """Within it, processes begin as in a terminal: a background job, or nohup, has these signals ignored."""
+    inherited = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in inherited.items():
+            signal.signal(signum, handler)
+
+
 class Person:
     """A home folder, and the ``cifar-ray`` command in it."""
 
@@ -47,14 +58,15 @@ class Person:
     def starts(self, *words: str, **variables: str) -> Iterator[Started]:
         """Start the command, to be watched and interfered with."""
         with (self.home / f"output-{time.monotonic_ns()}.txt").open("w+") as output:
-            process = subprocess.Popen(
-                self.command(*words),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**self.environment, **variables},
-                cwd=self.home,
-                start_new_session=True,
-            )
+            with _nothing_ignored():
+                process = subprocess.Popen(
+                    self.command(*words),
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**self.environment, **variables},
+                    cwd=self.home,
+                    start_new_session=True,
+                )
             try:
                 yield Started(process, Path(output.name))
             finally:

@@ -183,9 +183,7 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
 
 def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, cluster: Cluster, work: Path) -> None:
     submit = ["submit", "--working-dir", str(work), "--name", "long"]
-    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup ignores it
     with resident.starts(*submit, "--wait", "--", *LONG) as waiting:
-        signal.signal(signal.SIGHUP, inherited)
         waiting.until("epoch 2/5000", 600)
         waiting.kill(signal.SIGHUP)
         assert waiting.end() == -signal.SIGHUP
