@@ -8,6 +8,7 @@ import random
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,22 +171,19 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
     known = parent.find(client, config.name)
-    if (there := _exists(folder)) or known is not None:
+    with storage.refusing(folder):
+        there = folder.exists()
+    if there or known is not None:
         raise _taken(config.name, above.address if there else client.tracking_uri)
-    try:
+    with storage.refusing(above):
         folder.make()
-    except OSError as error:
-        raise storage.refusal(above, error) from None
     held = lock(folder)
-    try:
+    with storage.refusing(above), ExitStack() as undo:
+        undo.callback(held.release)
         if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
             raise _taken(config.name, above.address)
         folder.write(_CONFIG, sweeptext.to_yaml(config))
-    except BaseException as error:
-        held.release()
-        if isinstance(error, OSError):
-            raise storage.refusal(above, error) from None
-        raise
+        undo.pop_all()  # the lock is the caller's now
     return folder, held
 
 
@@ -195,13 +193,6 @@ def _taken(name: str, where: str) -> ConfigError:
     )
 
 
-def _exists(folder: Folder) -> bool:
-    try:
-        return folder.exists()
-    except OSError as error:
-        raise storage.refusal(folder, error) from None
-
-
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
     """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped.
 
@@ -209,10 +200,8 @@ def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
         ConfigError: when the folder cannot be written.
     """
     cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
-    try:
+    with storage.refusing(folder):
         folder.write(_CELLS, json.dumps(cells))
-    except OSError as error:
-        raise storage.refusal(folder, error) from None
 
 
 def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
@@ -246,7 +235,5 @@ def lock(folder: Folder) -> Held:
         ConfigError: when another process does.
     """
     taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
-    try:
+    with storage.refusing(folder):
         return folder.lock(taken)
-    except OSError as error:
-        raise storage.refusal(folder, error) from None

@@ -59,10 +59,8 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
         _check_room(_free(folder.here), str(Path.home()), config)
     if alone:
         return
-    try:
+    with storage.refusing(folder):
         found = problems(folder, config, [node.node_id for node in nodes])
-    except OSError as error:
-        raise storage.refusal(folder, error) from None
     for problem in found.values():
         raise problem
 

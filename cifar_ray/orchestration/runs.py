@@ -85,10 +85,8 @@ class RunFolder:
             ConfigError: when another driver does.
         """
         taken = ConfigError("", f"run {self.name!r} is being trained by another process")
-        try:
+        with storage.refusing(self.place):
             return self.place.lock(taken)
-        except OSError as error:
-            raise storage.refusal(self.place, error) from None
 
 
 def create(config: TrainConfig) -> tuple[RunFolder, Held]:
@@ -103,25 +101,21 @@ def create(config: TrainConfig) -> tuple[RunFolder, Held]:
     taken = ConfigError(
         "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
     )
-    try:
-        folder.place.make()
-    except FileExistsError:
-        if folder.place.exists():
-            raise taken from None
-        raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
-    except OSError as error:
-        raise storage.refusal(above, error) from None
+    with storage.refusing(above):
+        try:
+            folder.place.make()
+        except FileExistsError:
+            if folder.place.exists():
+                raise taken from None
+            raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
     held = folder.lock()
-    try:
+    with storage.refusing(above), contextlib.ExitStack() as undo:
+        undo.callback(held.release)
         if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
             raise taken
         folder.write_config(config)
         folder.place.write(_DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
-    except BaseException as error:
-        held.release()
-        if isinstance(error, OSError):
-            raise storage.refusal(above, error) from None
-        raise
+        undo.pop_all()  # the lock is the caller's now
     return folder, held
 
 

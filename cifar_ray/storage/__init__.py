@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from cifar_ray.storage.folder import Folder, Held, LocalFolder, persistently, reason
 from cifar_ray.storage.lease import Lease
 from cifar_ray.storage.objects import SCHEMES, ObjectFolder, StorageError, parse
@@ -19,6 +22,7 @@ __all__ = [
     "persistently",
     "reason",
     "refusal",
+    "refusing",
 ]
 
 
@@ -36,3 +40,12 @@ def refusal(folder: Folder, error: OSError) -> ConfigError:
     """What to say of a folder that cannot be read or written."""
     kind = "a folder that can be written" if isinstance(folder, LocalFolder) else "a place that can be written"
     return ConfigError("storage", f"must be {kind}; {folder.address}: {reason(error)}")
+
+
+@contextmanager
+def refusing(folder: Folder) -> Iterator[None]:
+    """Within it, an ``OSError`` is a ``ConfigError`` that says of ``folder`` why it cannot be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(folder, error) from None
