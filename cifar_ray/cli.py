@@ -76,7 +76,7 @@ def report(words: Sequence[str]) -> int:
     study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
     folder = reports.folder(command.out)
     whole = reports.build(study, command.baseline, price, command.target)
-    written = reports.write(whole, folder, _note)
+    written = reports.write(whole, folder, flags.note)
     for sentence in (*whole.summary, *(f"caution: {warning}" for warning in whole.warnings)):
         print(sentence)
     print(written[0])
@@ -113,7 +113,7 @@ def evaluate(words: Sequence[str]) -> int:
     from cifar_ray import results
     from cifar_ray.console import Console
 
-    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, _note)
+    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
     Console().scores(scored)
     return 0
 
@@ -126,7 +126,7 @@ def predict(words: Sequence[str]) -> int:
     from cifar_ray import results
     from cifar_ray.console import Console
 
-    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, _note)
+    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
     Console().predictions(predictions, command.top)
     return 0
 
@@ -210,7 +210,8 @@ def _explain(error: BaseException) -> int:
 
     if isinstance(error, CheckpointError):
         return _complain(str(error), 2)
-    for module, name in (("attempt", "RunFailedError"), ("jobserver", "JobServerError")):
+    failures = (("attempt", "RunFailedError"), ("jobserver", "JobServerError"), ("serving", "ServingFailedError"))
+    for module, name in failures:
         known = sys.modules.get(f"cifar_ray.orchestration.{module}")
         if known is not None and isinstance(error, getattr(known, name)):
             return _complain(str(error), 1)
@@ -218,10 +219,6 @@ def _explain(error: BaseException) -> int:
     if interrupts is not None and isinstance(error, interrupts.InterruptedRunError):
         return _complain(str(error), 128 + error.signum)
     raise error
-
-
-def _note(sentence: str) -> None:
-    print(f"note: {sentence}", file=sys.stderr)
 
 
 def _complain(sentence: str, status: int) -> int:

@@ -51,7 +51,7 @@ def cluster_check(words: Sequence[str]) -> int:
         for problem in verdict.problems:
             print(f"error: {file}: {problem}", file=sys.stderr)
         for note in verdict.notes:
-            print(f"note: {file}: {note}", file=sys.stderr)
+            flags.note(f"{file}: {note}")
         if not verdict.problems:
             print(f"{file}: ok")
         sound = sound and not verdict.problems
@@ -103,20 +103,16 @@ def serve(words: Sequence[str]) -> int:
     command = flags.read(ServeCommand, words, None, "serve")
     from cifar_ray.orchestration import serving
 
-    try:
-        serving.serve(
-            command.run,
-            command.checkpoint,
-            command.host,
-            command.port,
-            command.replicas,
-            command.address,
-            command.tracking_uri,
-            _note,
-        )
-    except serving.ServingFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    serving.serve(
+        command.run,
+        command.checkpoint,
+        command.host,
+        command.port,
+        command.replicas,
+        command.address,
+        command.tracking_uri,
+        flags.note,
+    )
     return 0
 
 
@@ -162,10 +158,6 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(words)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
-
-
-def _note(sentence: str) -> None:
-    print(f"note: {sentence}", file=sys.stderr)
 
 
 def _say(sentence: str) -> None:

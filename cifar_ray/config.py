@@ -298,6 +298,11 @@ class TrainConfig:
         return self.placement.world_size
 
     @property
+    def gpus_reserved(self) -> int:
+        """GPUs that each worker reserves, once the device is decided."""
+        return self.gpus_per_worker if self.device == "cuda" else 0
+
+    @property
     def images_per_step(self) -> int:
         """The global batch of a resolved config, in images."""
         assert self.batch_size is not None, "resolve the config first"

@@ -1,4 +1,4 @@
-"""A command's words as its options."""
+"""What the files of commands share: words read as options, and notes beside the output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import re
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -47,3 +48,8 @@ def _check_values(kind: type, words: Sequence[str]) -> None:
         if flag.startswith("--") and kinds.get(key, bool) is not bool and value and not value.startswith("--"):
             with contextlib.suppress(KeyError):  # a type that only tyro knows
                 strict.convert(key, value, kinds[key])
+
+
+def note(sentence: str) -> None:
+    """Tell a person something that is no result."""
+    print(f"note: {sentence}", file=sys.stderr)

@@ -290,3 +290,8 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     for name in outer:
         values = values.setdefault(name, {})
     values[last] = value
+
+
+def mapping(value: Any) -> dict[Any, Any]:
+    """The value if it is a mapping, else an empty one, where a wrong kind is told by somebody else."""
+    return value if isinstance(value, dict) else {}

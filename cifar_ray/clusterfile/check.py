@@ -8,9 +8,9 @@ from typing import Any
 
 from cifar_ray import strict
 from cifar_ray.clusterfile import fit, leaks, pins, safety, shell, spelling
-from cifar_ray.clusterfile.read import ClusterFile, mapping, node_types
+from cifar_ray.clusterfile.read import ClusterFile, node_types
 from cifar_ray.reporting import cost
-from cifar_ray.strict import ConfigError
+from cifar_ray.strict import ConfigError, mapping
 
 
 @dataclass(frozen=True)

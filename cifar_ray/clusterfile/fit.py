@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.clusterfile.read import MARK, listing, mapping
+from cifar_ray.clusterfile.read import MARK, listing
 from cifar_ray.clusterfile.shell import Command, commands
+from cifar_ray.strict import mapping
 
 _REGION = re.compile(r"\bAWS_(?:DEFAULT_)?REGION=([\w-]+)")
 _ZONES = {"aws": r"{}(-[a-z]+-\d+)?[a-z]", "gcp": r"{}-[a-z]"}

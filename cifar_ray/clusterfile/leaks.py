@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.clusterfile.read import mapping
 from cifar_ray.clusterfile.shell import commands
+from cifar_ray.strict import mapping
 
 _SECRETS = re.compile(
     r"\b(AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN|PGPASSWORD|MLFLOW_TRACKING_PASSWORD|MLFLOW_TRACKING_TOKEN)"

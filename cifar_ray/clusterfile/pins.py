@@ -10,8 +10,9 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from cifar_ray.clusterfile.read import listing, mapping, node_types
+from cifar_ray.clusterfile.read import listing, node_types
 from cifar_ray.clusterfile.shell import Call, commands
+from cifar_ray.strict import mapping
 
 _CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 _HASHES = "--require-hashes"

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cifar_ray import strict
-from cifar_ray.strict import ConfigError
+from cifar_ray.strict import ConfigError, mapping
 
 MARK = "YOURS"
 """Stands in a value, or in the comment behind it, until somebody has put a value of his own there."""
@@ -56,13 +56,8 @@ def read(path: Path) -> ClusterFile:
     return ClusterFile(config, tuple(_unfilled(root, text.splitlines())))
 
 
-def mapping(value: Any) -> dict[Any, Any]:
-    """The value if it is a mapping, else an empty one: what is of the wrong kind is told by Ray's schema."""
-    return value if isinstance(value, dict) else {}
-
-
 def listing(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
+    """The value if it is a list, else an empty one: what is of the wrong kind is told by Ray's schema."""
     return value if isinstance(value, list) else []
 
 

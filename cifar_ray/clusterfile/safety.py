@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.clusterfile.read import listing, mapping, node_types
+from cifar_ray.clusterfile.read import listing, node_types
 from cifar_ray.clusterfile.shell import Call, commands
+from cifar_ray.strict import mapping
 
 _EVERYWHERE = "0.0.0.0/0"
 _WIDEST = {4: 16, 6: 48}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.clusterfile.read import mapping, node_types
+from cifar_ray.clusterfile.read import node_types
+from cifar_ray.strict import mapping
 
 PROVIDERS = ("aws", "gcp", "local")
 _KNOWN = Path(__file__).with_suffix(".yaml")

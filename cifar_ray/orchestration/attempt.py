@@ -118,7 +118,7 @@ def run(
         RunFailedError: when training fails, for whatever reason.
     """
     inbox = events.open_mailbox(launch)
-    gpus = config.gpus_per_worker if config.device == "cuda" else 0
+    gpus = config.gpus_reserved
     payload = {
         "config": configs.to_mapping(config),
         "dataset": dataset,

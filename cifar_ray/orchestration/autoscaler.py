@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -96,13 +95,13 @@ def _infeasible(state: AutoscalingState) -> list[dict[str, float]]:
 def _bundles(config: TrainConfig) -> list[dict[str, float]]:
     """One bundle for each node that the autoscaler must have for ``config``, each as large as a node's workers."""
     wanted = config.placement
-    gpus = config.gpus_per_worker if config.device == "cuda" else 0
+    gpus = config.gpus_reserved
     bundle = {"CPU": float(wanted.workers_per_node * config.cpus_per_worker)}
     if gpus:
         bundle["GPU"] = float(wanted.workers_per_node * gpus)
-    rooms = Counter(
+    rooms = [
         topology.capacity(node, config.cpus_per_worker, gpus) // wanted.workers_per_node for node in cluster.nodes()
-    )
-    missing = wanted.nodes - sum(count for room, count in rooms.items() if room)
-    held = sum(room * count for room, count in rooms.items()) if missing > 0 else wanted.nodes
+    ]
+    missing = wanted.nodes - sum(room > 0 for room in rooms)
+    held = sum(rooms) if missing > 0 else wanted.nodes
     return [bundle] * (held + max(missing, 0))

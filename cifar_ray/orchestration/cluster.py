@@ -118,7 +118,9 @@ def nodes() -> list[Node]:
 @contextmanager
 def token() -> Iterator[None]:
     """Within it, Ray has the token of a cluster that is there, as ``ray start`` would use it."""
-    with _settings(_settings_to_join()):
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    has_one = named or (Path.home() / ".ray" / "auth_token").is_file()
+    with _settings({"RAY_AUTH_MODE": "token"} if has_one and "RAY_AUTH_MODE" not in os.environ else {}):
         yield
 
 
@@ -157,13 +159,6 @@ def _settings_to_start() -> dict[str, str]:
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return settings
-
-
-def _settings_to_join() -> dict[str, str]:
-    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if "RAY_AUTH_MODE" not in os.environ and (named or (Path.home() / ".ray" / "auth_token").is_file()):
-        return {"RAY_AUTH_MODE": "token"}
-    return {}
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 from cifar_ray import strict
 from cifar_ray.clusterfile import check as rules
-from cifar_ray.clusterfile.read import mapping, read
+from cifar_ray.clusterfile.read import read
+from cifar_ray.strict import mapping
 
 
 def check(path: Path) -> rules.Verdict:

@@ -94,7 +94,7 @@ def look(folder: Path, named: str | None) -> Package:
         raise ConfigError("working_dir", f"must be a folder, got {str(folder)!r}")
     if root in (Path.home(), Path(root.anchor)):
         raise ConfigError("working_dir", f"must be the folder of one piece of work, and {root} holds everything")
-    needed = None if named is None else _inside(root, named)
+    needed = None if named is None else inside(root, named)
     names, folders = _listing(root)
     files: list[str] = []
     secret: list[str] = []
@@ -124,8 +124,12 @@ def look(folder: Path, named: str | None) -> Package:
     return Package(root, tuple(files), size, tuple(secret), tuple(large), others, tuple(sorted(folders)))
 
 
-def _inside(root: Path, named: str) -> str:
-    """The path of a named file relative to the working folder; it has been read already."""
+def inside(root: Path, named: str) -> str:
+    """The path of a named file, which has been read already, relative to the working folder.
+
+    Raises:
+        ConfigError: when it is not in there.
+    """
     path = Path(named).absolute()
     try:
         return str(path.resolve().relative_to(root.resolve()))

@@ -169,11 +169,10 @@ def _refused(lacking: TooSmallError) -> TooSmallError:
 def _there(config: TrainConfig) -> str:
     """How many of the nodes are there that the run needs at least."""
     least = _ways(config)[-1]
-    gpus = least.gpus_per_worker if least.device == "cuda" else 0
     wanted = least.placement
     large = [
         node
         for node in cluster.nodes()
-        if topology.capacity(node, least.cpus_per_worker, gpus) >= wanted.workers_per_node
+        if topology.capacity(node, least.cpus_per_worker, least.gpus_reserved) >= wanted.workers_per_node
     ]
     return f"{min(len(large), wanted.nodes)} of {wanted.nodes}"

@@ -97,11 +97,7 @@ def _own_node(gcs: GcsClient, node_id: str | None) -> str:
     addresses = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     end = time.monotonic() + _REGISTERED_S
     while True:
-        there = {
-            info.node_id.hex(): info.node_manager_address
-            for info in gcs.get_all_node_info(timeout=_GCS_S).values()
-            if info.state == GcsNodeInfo.ALIVE
-        }
+        there = _nodes(gcs)
         if node_id is not None:
             if node_id in there:
                 return node_id
@@ -120,10 +116,18 @@ def _own_node(gcs: GcsClient, node_id: str | None) -> str:
 def _alive(gcs: GcsClient, node: str) -> bool:
     """Whether the node is still in its cluster, and that still there."""
     try:
-        info = gcs.get_all_node_info(timeout=_GCS_S)
+        return node in _nodes(gcs)
     except ray.exceptions.RayError:
         return False
-    return any(known.node_id.hex() == node and known.state == GcsNodeInfo.ALIVE for known in info.values())
+
+
+def _nodes(gcs: GcsClient) -> dict[str, str]:
+    """Ray's ids of the live nodes, and their addresses."""
+    return {
+        info.node_id.hex(): info.node_manager_address
+        for info in gcs.get_all_node_info(timeout=_GCS_S).values()
+        if info.state == GcsNodeInfo.ALIVE
+    }
 
 
 def _notice(cloud: Provider, alive: Callable[[], bool], say: Callable[[str], None]) -> Notice | None:

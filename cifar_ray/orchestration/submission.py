@@ -13,7 +13,7 @@ from pathlib import Path
 from cifar_ray import config as configs
 from cifar_ray import runtext, strict, sweeps, sweeptext
 from cifar_ray.config import NAME, TrainConfig
-from cifar_ray.orchestration import cluster
+from cifar_ray.orchestration import cluster, packing
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import recipe
 
@@ -54,8 +54,7 @@ class Submission:
         """What the shell of the cluster runs, in a copy of the working folder."""
         words = list(self.words)
         if self.file is not None:
-            inside = str(Path(self.file).absolute().resolve().relative_to(root.resolve()))
-            words[words.index(self.file, 1)] = inside
+            words[words.index(self.file, 1)] = packing.inside(root, self.file)
         # In the shell's place, so that signals reach it.
         return f"exec python -m cifar_ray.cli {shlex.join(words)}"
 

@@ -204,7 +204,7 @@ class _Sweep:
         refuse(self._config, self._trials)
         preflight.check_storage(self._folder, max((t.config for t in self._waiting()), key=preflight.checkpoint_bytes))
         nodes = cluster.nodes()
-        gpus = max((t.config.gpus_per_worker for t in self._waiting() if t.config.device == "cuda"), default=0)
+        gpus = max((t.config.gpus_reserved for t in self._waiting()), default=0)
         room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
         if self._base.oversubscribe:  # more at once than the machine computes would only slow each other down
             needed = self._base.world_size * self._base.cpus_per_worker

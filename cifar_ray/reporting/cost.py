@@ -12,7 +12,7 @@ from cifar_ray import strict
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.study import Trial
-from cifar_ray.strict import ConfigError
+from cifar_ray.strict import ConfigError, mapping
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _MARKETS = {"spot": True, "on-demand": False}
@@ -160,18 +160,14 @@ def _machine_of(path: Path) -> tuple[str, bool]:
 
 def _described(kind: Any) -> tuple[str, bool]:
     """Machine type (AWS: InstanceType; GCP: machineType with its accelerators) and whether it is spot."""
-    config = _mapping(_mapping(kind).get("node_config"))
-    scheduling = _mapping(config.get("scheduling"))
-    spot = _mapping(config.get("InstanceMarketOptions")).get("MarketType") == "spot"
+    config = mapping(mapping(kind).get("node_config"))
+    scheduling = mapping(config.get("scheduling"))
+    spot = mapping(config.get("InstanceMarketOptions")).get("MarketType") == "spot"
     spot = spot or bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT"
     machine = str(config.get("InstanceType") or config.get("machineType") or "").rsplit("/", 1)[-1]
     accelerators = config.get("guestAccelerators")
-    for extra in map(_mapping, accelerators if isinstance(accelerators, list) else ()):
+    for extra in map(mapping, accelerators if isinstance(accelerators, list) else ()):
         count = extra.get("acceleratorCount", 1)
         name = str(extra.get("acceleratorType", "")).rsplit("/", 1)[-1].removeprefix("nvidia-").removeprefix("tesla-")
         machine += f"+{f'{count}x' if count != 1 else ''}{name}"
     return machine, spot
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
