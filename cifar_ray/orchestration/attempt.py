@@ -11,7 +11,9 @@ from typing import Any
 
 import ray
 import ray.train
+from ray._private import services
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 
 from cifar_ray import config as configs
 from cifar_ray import topology
@@ -134,7 +136,7 @@ def run(
     # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         _train_loop,
         train_loop_config=payload,
         torch_config=Collectives(timeout_s=_COLLECTIVE_TIMEOUT_S),
@@ -218,11 +220,25 @@ def _scaling(config: TrainConfig, placement: list[str], gpus: int) -> ray.train.
     )
 
 
+class _Trainer(TorchTrainer):
+    """Ray's trainer, without its watch over the workers' places where that watch is blind.
+
+    It asks the dashboard's server whether the controller lives. A Ray without one, such as that started here for one
+    run, gives it no answer, and every run would wait 12 s at its end for the watch to give up asking.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks = super()._create_default_callbacks()
+        if services.get_webui_url_from_internal_kv():
+            return callbacks
+        return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
+
+
 @dataclass
 class _Fitting:
     """``trainer.fit()`` in a thread, so that the main thread can show and record what happens."""
 
-    trainer: TorchTrainer
+    trainer: _Trainer
     outcome: Outcome | Stopped | None = None
     error: BaseException | None = None
 

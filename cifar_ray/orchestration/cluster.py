@@ -155,7 +155,11 @@ def shares_a_machine(config: TrainConfig) -> bool:
 
 def _settings_to_start() -> dict[str, str]:
     """For a Ray started here: a token of its own, which by itself it would keep in a file for all to read."""
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        "RAY_prestart_worker_first_driver": "0",  # a Python per CPU, none of which is a copy of the fork server
+    }
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return settings

@@ -87,11 +87,12 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave no zombie
     listener = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_driver, daemon=True).start()
+    gc.disable()  # none of what the modules are made of is ever garbage
     for name in _PRELOADED:
         importlib.import_module(name)
     assert "ray" not in sys.modules, "its settings would be those of this process in every copy"
-    gc.collect()
     gc.freeze()  # collections in the copies leave these objects, and the memory they share, alone
+    gc.enable()
     while True:
         client, _ = listener.accept()
         with client, contextlib.suppress(OSError, ValueError):  # a client that was killed meanwhile
