@@ -177,8 +177,8 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
         raise _taken(config.name, above.address if there else client.tracking_uri)
     with storage.refusing(above):
         folder.make()
-    held = lock(folder)
     with storage.refusing(above), ExitStack() as undo:
+        held = folder.lock(_busy(folder))
         undo.callback(held.release)
         if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
             raise _taken(config.name, above.address)
@@ -234,6 +234,9 @@ def lock(folder: Folder) -> Held:
     Raises:
         ConfigError: when another process does.
     """
-    taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
     with storage.refusing(folder):
-        return folder.lock(taken)
+        return folder.lock(_busy(folder))
+
+
+def _busy(folder: Folder) -> ConfigError:
+    return ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")

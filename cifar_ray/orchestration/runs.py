@@ -84,9 +84,11 @@ class RunFolder:
         Raises:
             ConfigError: when another driver does.
         """
-        taken = ConfigError("", f"run {self.name!r} is being trained by another process")
         with storage.refusing(self.place):
-            return self.place.lock(taken)
+            return self.place.lock(self._busy())
+
+    def _busy(self) -> ConfigError:
+        return ConfigError("", f"run {self.name!r} is being trained by another process")
 
 
 def create(config: TrainConfig) -> tuple[RunFolder, Held]:
@@ -108,8 +110,8 @@ def create(config: TrainConfig) -> tuple[RunFolder, Held]:
             if folder.place.exists():
                 raise taken from None
             raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
-    held = folder.lock()
     with storage.refusing(above), contextlib.ExitStack() as undo:
+        held = folder.place.lock(folder._busy())  # an object store says only now that there is no such bucket
         undo.callback(held.release)
         if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
             raise taken
