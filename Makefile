@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP ?= $(BIN)/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: quickstart test test-all lint clean
@@ -28,7 +30,7 @@ lint: $(VENV)/installed
 # constraints.txt has the exact versions that the tests have passed with.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	VIRTUAL_ENV=$(VENV) $(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -15,7 +15,7 @@ import pytest
 from cifar_ray.reporting import charts, html
 from cifar_ray.reporting.contents import Report, Section
 from cifar_ray.reporting.table import Entry, Table
-from tests.unit.test_charts import full
+from tests.integration.test_charts import full
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
