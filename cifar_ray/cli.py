@@ -251,17 +251,19 @@ def program() -> NoReturn:
     status = 1
     try:
         status = main()
-        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does at its end: threads,
-        atexit._run_exitfuncs()  # then what has been asked for,
-        sys.stdout.flush()  # then the output
-    except BrokenPipeError:
-        pass  # its reader has gone
-    except SystemExit as stop:
+    except SystemExit as stop:  # from --help
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
+    try:  # the rest of what an interpreter does at its end: wait for threads, do what was asked for, write what is left
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # whoever read the output has gone
+    except BaseException:
+        traceback.print_exc()
     finally:
-        sys.stderr.flush()
         os._exit(status)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -208,3 +210,35 @@ def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> 
         assert all(f"\n  {name} " in text for name in cli.COMMANDS)
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("cifar-ray 0.")
+
+
+ENDING = """
+import atexit, sys, threading, time
+from cifar_ray import cli
+
+def main():
+    print("said", end=" ")
+    atexit.register(print, "asked for")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thought", end=" "))).start()
+    {end}
+
+cli.main = main
+cli.program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "complaint"),
+    [
+        ("return 3", 3, ""),
+        ("sys.exit(2)", 2, ""),
+        ("sys.exit()", 0, ""),
+        ("raise KeyError('a fault of ours')", 1, "KeyError: 'a fault of ours'"),
+    ],
+)
+def test_the_process_ends_as_any_but_sooner(end: str, status: int, complaint: str) -> None:
+    """Its threads, its exit handlers and its output are not lost."""
+    done = subprocess.run([sys.executable, "-c", ENDING.format(end=end)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (status, "said thought asked for\n")
+    assert done.stderr.strip().endswith(complaint)
+    assert bool(done.stderr) == bool(complaint)
