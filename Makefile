@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP ?= $(BIN)/pip
+PIP := $(BIN)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 

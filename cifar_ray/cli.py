@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -244,27 +243,29 @@ def _overview() -> str:
 def program() -> NoReturn:
     """``main`` as a process of its own, which neither begins nor ends more slowly than it has to.
 
-    torch, Ray and MLflow bring a million objects, none of which is ever free to go. Looking for garbage among them
-    takes a fifth of the imports' time, and taking them apart one by one at the end takes seconds more.
+    torch, Ray and MLflow bring a million objects that are needed until the end. Looking for garbage among them while
+    they are imported, and taking them apart one by one when all is done, is left out.
     """
     gc.set_threshold(_OBJECTS_PER_LOOK)
-    status = 1
     try:
         status = main()
     except SystemExit as stop:  # from --help
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
-        traceback.print_exc()
-    try:  # the rest of what an interpreter does at its end: wait for threads, do what was asked for, write what is left
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        pass  # whoever read the output has gone
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # What an interpreter does at its end: it waits for threads, does what was asked for, and writes what is left.
+    for step in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BrokenPipeError:  # whoever read the output has gone
+            status = status or 1
+        except KeyboardInterrupt:
+            status = status or 130
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            status = status or 1
+    os._exit(status)
 
 
 if __name__ == "__main__":

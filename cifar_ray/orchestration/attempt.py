@@ -224,7 +224,8 @@ class _Trainer(TorchTrainer):
     """Ray's trainer, without its watch over the workers' places where that watch is blind.
 
     It asks the dashboard's server whether the controller lives. A Ray without one, such as that started here for one
-    run, gives it no answer, and every run would wait 12 s at its end for the watch to give up asking.
+    run, gives it no answer, and it does nothing. Where another Ray has left its address on this machine it asks that
+    one, in vain, and the run's end waits up to 12 s for it to give up.
     """
 
     def _create_default_callbacks(self) -> list[Any]:

@@ -154,7 +154,10 @@ def shares_a_machine(config: TrainConfig) -> bool:
 
 
 def _settings_to_start() -> dict[str, str]:
-    """For a Ray started here: a token of its own, which by itself it would keep in a file for all to read."""
+    """For a Ray started here.
+
+    It has a token of its own, which by itself it would keep in a file for all to read.
+    """
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",

@@ -22,7 +22,7 @@ from tests.person import Person
 
 BOTH = ("parameter_server", "hogwild")
 LEARNED = ["--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "32", "--lr", "0.02"]
-"""The recipe's 0.05 is not for gradients that are stale: a run in some dozens loses all of its ReLUs."""
+"""At the recipe's 0.05, a run with stale gradients has been seen to end with every ReLU dead."""
 
 
 @pytest.fixture(scope="module")

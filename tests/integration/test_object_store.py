@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +133,9 @@ def test_a_sweep_goes_on_from_the_store_alone(user: Person) -> None:
     assert again.stderr.startswith(f"error: --name must be new, and 'grid' is in s3://{stores.BUCKET}/sweeps; ")
 
 
-def refused(person: Person, storage: str, **variables: str) -> str:
+def refused(person: Person, storage: str, command: Sequence[str] = ("train",), **variables: str) -> str:
     """The one sentence on a place that cannot be used; nothing is recorded."""
-    done = person.runs("train", *DIGITS, "--model", "simple_cnn", "--storage", storage, **variables)
+    done = person.runs(*command, *DIGITS, "--model", "simple_cnn", "--storage", storage, **variables)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1
     assert [experiment.name for experiment in person.mlflow.search_experiments()] == ["Default"]
@@ -144,10 +144,11 @@ def refused(person: Person, storage: str, **variables: str) -> str:
 
 
 def test_a_bucket_that_is_not_there(user: Person) -> None:
-    sentence = refused(user, "s3://nobody-has-it/runs")
-    assert sentence.startswith(
-        "error: --storage must be a place that can be written; s3://nobody-has-it/runs: NO_SUCH_"
-    )
+    for command in (["train"], ["sweep", "--name", "seeds", "--grid", "seed=1,2"]):
+        sentence = refused(user, "s3://nobody-has-it/runs", command)
+        assert sentence.startswith(
+            "error: --storage must be a place that can be written; s3://nobody-has-it/runs: NO_SUCH_"
+        )
     ill = user.runs("doctor", "--storage", "s3:/wrong")
     assert (ill.returncode, ill.stdout.count("!!  ")) == (0, 0)  # it is a folder's name
     well = user.runs("doctor", "--storage", f"s3://{stores.BUCKET}/team")

@@ -225,7 +225,7 @@ def test_the_stored_config_starts_the_same_run_again(run: Run, resident: Person)
     assert (config.precision, config.device) == (run.data.params["precision"], "cpu")
     done = resident.runs("train", "--config", str(stored), "--run-name", "second", "--verbose")
     assert done.returncode == 0, done.stderr
-    assert "PlacementGroupCleaner" not in done.stdout + done.stderr  # blind without a dashboard, it waits and complains
+    assert "PlacementGroupCleaner" not in done.stdout + done.stderr  # it has nothing to see there
     again = resident.run_named("second")
     assert again.data.tags["cifar_ray.weights_sha256"] == run.data.tags["cifar_ray.weights_sha256"]
     same = [name for name in run.data.metrics if name.startswith(("test/", "train/"))]

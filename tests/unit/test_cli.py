@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -213,13 +214,20 @@ def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> 
 
 
 ENDING = """
-import atexit, sys, threading, time
+import _thread, atexit, sys, threading, time
 from cifar_ray import cli
 
+def think():
+    time.sleep(0.2)
+    print("thought", end=" ")
+    {meanwhile}
+    time.sleep(0.2)
+
 def main():
-    print("said", end=" ")
+    sys.stdout.write("said ")
+    sys.stderr.write("a note without an end of line")
     atexit.register(print, "asked for")
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thought", end=" "))).start()
+    threading.Thread(target=think).start()
     {end}
 
 cli.main = main
@@ -228,17 +236,37 @@ cli.program()
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "complaint"),
+    ("end", "meanwhile", "status", "complaint"),
     [
-        ("return 3", 3, ""),
-        ("sys.exit(2)", 2, ""),
-        ("sys.exit()", 0, ""),
-        ("raise KeyError('a fault of ours')", 1, "KeyError: 'a fault of ours'"),
+        ("return 3", "", 3, ""),
+        ("sys.exit(2)", "", 2, ""),
+        ("sys.exit()", "", 0, ""),
+        ("raise KeyError('a fault of ours')", "", 1, "KeyError: 'a fault of ours'\n"),
+        ("return 0", "_thread.interrupt_main()", 130, ""),
     ],
 )
-def test_the_process_ends_as_any_but_sooner(end: str, status: int, complaint: str) -> None:
-    """Its threads, its exit handlers and its output are not lost."""
-    done = subprocess.run([sys.executable, "-c", ENDING.format(end=end)], capture_output=True, text=True, timeout=60)
+def test_the_process_ends_as_any_other(end: str, meanwhile: str, status: int, complaint: str) -> None:
+    """Its threads, its exit handlers and its output are not lost, although it leaves the rest of an end out."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(end=end, meanwhile=meanwhile)], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (status, "said thought asked for\n")
-    assert done.stderr.strip().endswith(complaint)
-    assert bool(done.stderr) == bool(complaint)
+    told = done.stderr.removeprefix("a note without an end of line")
+    assert told != done.stderr
+    assert told.endswith(complaint)
+    assert bool(told) == bool(complaint)
+
+
+def test_output_that_cannot_be_written_is_told() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "cifar_ray.cli"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith("OSError: [Errno 28] No space left on device\n")
