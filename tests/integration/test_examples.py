@@ -38,11 +38,11 @@ def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
 
 
 def test_the_digits_are_swept_and_reported(person: Person) -> None:
-    """What ``make quickstart`` does, with one of its two batch sizes."""
-    grid = ["--grid", "batch_size=16", "topology=1x1,1x2"]
+    """What ``make quickstart`` does, with one cell of its four."""
+    grid = ["--grid", "batch_size=16", "topology=1x2"]
     done = person.runs("sweep", str(EXAMPLES / "digits_sweep.yaml"), *grid, timeout=900)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^runs +4 finished$", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^runs +2 finished$", done.stdout, flags=re.MULTILINE)
     told = person.runs("report", "digits_sweep", "--out", "out")
     assert told.returncode == 0, told.stderr
     written = {str(path.relative_to(person.home / "out")) for path in (person.home / "out").rglob("[!.]*.*")}
