@@ -240,3 +240,19 @@ def test_torchrun_comes_to_the_same_weights(run: Run, resident: Person) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"sha256 {run.data.tags['cifar_ray.weights_sha256']}" in done.stdout
+
+
+WITHOUT = """
+import sys
+for name in ("ray", "mlflow", "tyro", "rich", "yaml", "safetensors", "sklearn", "psutil", "pandas", "pyarrow"):
+    sys.modules[name] = None  # an import of it fails
+import runpy
+sys.argv = ["cifar_ray.training", "--model", "vit", "--epochs", "nonsense"]
+runpy.run_module("cifar_ray.training", run_name="__main__")
+"""
+
+
+def test_training_needs_torch_torchvision_and_torchmetrics_alone() -> None:
+    """Its whole import, up to where it reads its flags, with everything else out of reach."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "error: --epochs must be a whole number, got 'nonsense'\n")
