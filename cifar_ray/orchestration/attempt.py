@@ -239,7 +239,7 @@ class _Trainer(TorchTrainer):
 class _Fitting:
     """``trainer.fit()`` in a thread, so that the main thread can show and record what happens."""
 
-    trainer: _Trainer
+    trainer: TorchTrainer
     outcome: Outcome | Stopped | None = None
     error: BaseException | None = None
 

@@ -177,8 +177,8 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
         raise _taken(config.name, above.address if there else client.tracking_uri)
     with storage.refusing(above):
         folder.make()
+    held = lock(folder, named=above)
     with storage.refusing(above), ExitStack() as undo:
-        held = folder.lock(_busy(folder))
         undo.callback(held.release)
         if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
             raise _taken(config.name, above.address)
@@ -228,15 +228,16 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-def lock(folder: Folder) -> Held:
+def lock(folder: Folder, named: Folder | None = None) -> Held:
     """Make this process the only one that works on the sweep, until it ends or releases the lock.
 
+    Args:
+        folder: the sweep's.
+        named: the folder that is named when it cannot be written; the sweep's by default.
+
     Raises:
-        ConfigError: when another process does.
+        ConfigError: when another process does, or the folder cannot be written.
     """
-    with storage.refusing(folder):
-        return folder.lock(_busy(folder))
-
-
-def _busy(folder: Folder) -> ConfigError:
-    return ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
+    taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
+    with storage.refusing(named or folder):
+        return folder.lock(taken)

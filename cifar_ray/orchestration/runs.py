@@ -78,17 +78,18 @@ class RunFolder:
         """Keep the config; the file starts the same run again."""
         self.place.write(_CONFIG, configs.to_yaml(config))
 
-    def lock(self) -> Held:
+    def lock(self, named: Folder | None = None) -> Held:
         """Make this driver the only one that works on the run, until it ends or releases the lock.
 
-        Raises:
-            ConfigError: when another driver does.
-        """
-        with storage.refusing(self.place):
-            return self.place.lock(self._busy())
+        Args:
+            named: the folder that is named when it cannot be written; the run's by default.
 
-    def _busy(self) -> ConfigError:
-        return ConfigError("", f"run {self.name!r} is being trained by another process")
+        Raises:
+            ConfigError: when another driver does, or the folder cannot be written.
+        """
+        taken = ConfigError("", f"run {self.name!r} is being trained by another process")
+        with storage.refusing(named or self.place):
+            return self.place.lock(taken)
 
 
 def create(config: TrainConfig) -> tuple[RunFolder, Held]:
@@ -110,8 +111,8 @@ def create(config: TrainConfig) -> tuple[RunFolder, Held]:
             if folder.place.exists():
                 raise taken from None
             raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
+    held = folder.lock(named=above)  # an object store says only now that there is no such bucket
     with storage.refusing(above), contextlib.ExitStack() as undo:
-        held = folder.place.lock(folder._busy())  # an object store says only now that there is no such bucket
         undo.callback(held.release)
         if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
             raise taken
