@@ -29,6 +29,12 @@ def test_a_random_search_draws_each_combination_once() -> None:
     assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
 
 
+def test_a_random_search_draws_as_many_from_every_grid() -> None:
+    grids = [{"model": model, "lr": {"uniform": [0.1, 0.2]}} for model in ("simple_cnn", "resnet")]
+    drawn = plans.draw(made(grid=grids, search="random", samples=2))
+    assert [values["model"] for values in drawn] == ["simple_cnn"] * 2 + ["resnet"] * 2
+
+
 def test_numbers_are_drawn_from_a_range() -> None:
     sweep = made(grid={"lr": {"loguniform": [0.01, 0.1]}}, search="random", samples=20)
     rates = [values["lr"] for values in plans.draw(sweep)]

@@ -82,6 +82,16 @@ def test_weak_scaling_is_against_the_fewest_workers_of_the_column() -> None:
     assert found.notes[0].startswith("Weak scaling")
 
 
+def test_of_several_with_the_fewest_workers_the_speed_up_is_against_the_one_on_the_fewest_nodes() -> None:
+    runs = study(
+        trial("2x1", images_per_s=100.0), trial("1x2", images_per_s=160.0), trial("2x2", images_per_s=240.0)
+    )
+    rows = dict(table(runs, "speed_up").rows)
+    entry = rows["2x2 (4 CPU workers)"][0]
+    assert (entry.text, entry.note.split(";")[0]) == ("1.50 times", "against 1x2 (2 CPU workers)")
+    assert texts(table(runs, "scaling_efficiency_percent"))["2x2 (4 CPU workers)"] == ["75.0 %"]
+
+
 def test_speed_ups_over_seeds_have_a_spread_and_a_count() -> None:
     slow = [trial("1x1", seed=n, images_per_s=100.0 + n) for n in (-1, 0, 1)]
     fast = [trial("1x2", seed=n, images_per_s=150.0 + 3 * n) for n in (-1, 0, 1)]
