@@ -60,7 +60,9 @@ def _processor() -> str:
 
     cpu = torch.device("cpu")
     precision = "fast at bf16" if hardware.fast_at_bf16(cpu) else "fp32 only"
-    return f"{hardware.describe(cpu)}, {os.cpu_count()} CPUs, {precision}"
+    allowed, there = hardware.allowed_cpus(), os.cpu_count()
+    cpus = f"{there} CPUs" if allowed == there else f"{allowed} of {there} CPUs may be used"
+    return f"{hardware.describe(cpu)}, {cpus}, {precision}"
 
 
 def _gpus() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +104,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     model = classifier.restore(found.address, snapshot)
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    hardware.set_threads(os.cpu_count() or 1)
+    hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Place(device=device), snapshot.config.precision)(model.to(device))
     return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
 

@@ -25,6 +25,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import forkserver
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
+from cifar_ray.training import hardware
 
 _CONNECT_TIMEOUT_S = 5.0
 _GREETING_TIMEOUT_S = 20.0
@@ -149,7 +150,7 @@ def is_made_up(config: TrainConfig) -> bool:
 
 def shares_a_machine(config: TrainConfig) -> bool:
     """Whether the run itself uses what is only counted, so that its times are not those of a cluster."""
-    crowded = config.oversubscribe and config.world_size * config.cpus_per_worker > (os.cpu_count() or 1)
+    crowded = config.oversubscribe and config.world_size * config.cpus_per_worker > hardware.allowed_cpus()
     return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
 
 
@@ -206,7 +207,7 @@ def _loopback() -> Iterator[None]:
 def _local(config: TrainConfig) -> Iterator[None]:
     """Ray on this machine, for this process alone; it ends with the process, however that ends."""
     sizes: dict[str, Any] = {
-        "num_cpus": _cpus_per_node(config),
+        "num_cpus": cpus_per_node(config),
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }
@@ -234,16 +235,20 @@ def _started(config: TrainConfig, sizes: dict[str, Any], runtime_env: dict[str, 
         cluster.shutdown()
 
 
-def _cpus_per_node(config: TrainConfig) -> int:
-    """CPUs that each node started here counts."""
+def cpus_per_node(config: TrainConfig) -> int:
+    """CPUs that each node started here counts: those that this process may use, shared by the nodes.
+
+    Raises:
+        ConfigError: when there are fewer of them than nodes.
+    """
     needed = config.placement.workers_per_node * config.cpus_per_worker
-    there = os.cpu_count() or 1
+    there = hardware.allowed_cpus()
     if config.oversubscribe:
         return max(needed, there // config.local_nodes)
     if there < config.local_nodes:
         raise ConfigError(
             "local_nodes",
-            f"must be at most the machine's CPUs ({there}) without --oversubscribe, got {config.local_nodes}",
+            f"must be at most the CPUs that may be used ({there}) without --oversubscribe, got {config.local_nodes}",
         )
     return there // config.local_nodes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
+from cifar_ray.training import hardware
 from cifar_ray.training.clock import PHASES
 from cifar_ray.training.observer import EpochRecord, Launch
 
@@ -208,7 +208,7 @@ class _Sweep:
         room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
         if self._base.oversubscribe:  # more at once than the machine computes would only slow each other down
             needed = self._base.world_size * self._base.cpus_per_worker
-            room = min(room, (os.cpu_count() or 1) // needed)
+            room = min(room, hardware.allowed_cpus() // needed)
         limits = [max(room, 1), len(self._waiting()), self._config.max_concurrent or room or 1]
         self._at_once = max(min(limits), 1)
 

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import math
+import os
 import platform
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cifar_ray.place import Place
+
+_CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def allowed_cpus(cgroups: Path = _CGROUPS, mount: Path = _CGROUP_MOUNT) -> int:
+    """CPUs that this process may use: its affinity, and at most the quota of its control groups; at least 1.
+
+    A quota that is no whole number is rounded down, since the last worker would get a part of a CPU. Ray's and
+    joblib's counts pass over the affinity or round up, and see the quota of the outermost group alone.
+
+    Args:
+        cgroups: the process's control groups, as Linux lists them.
+        mount: where control groups are mounted, of version 1, 2 or both.
+    """
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = min((_quota(group) for group in _groups(cgroups, mount)), default=math.inf)
+    return max(int(min(there, quota)), 1)
+
+
+def _groups(cgroups: Path, mount: Path) -> list[Path]:
+    """Folders of the control groups that this process is in and that can limit its CPUs, with those around them."""
+    try:
+        lines = cgroups.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            root = mount / "cpu" if controllers else mount
+            # In a container the path may be the host's, and the mount already the container's own group.
+            parts = [part for part in path.split("/") if part]
+            groups += [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+    return groups
+
+
+def _quota(group: Path) -> float:
+    """CPU time per second that a control group allows, in CPUs."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, version 1
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = map(int, " ".join((group / name).read_text() for name in names).split())
+            if quota > 0:  # -1 is no limit
+                return quota / period
+    return math.inf
 
 
 def set_threads(threads: int) -> None:

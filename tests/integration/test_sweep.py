@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import signal
 import time
@@ -15,6 +14,7 @@ from mlflow.entities import Run
 
 from cifar_ray.reporting import report as reports
 from cifar_ray.tracking import reading
+from cifar_ray.training import hardware
 from tests.person import Person
 
 SMALL = ["--dataset", "digits", "--model", "simple_cnn", "--batch-size", "32"]
@@ -150,7 +150,7 @@ def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs to run two runs at once")
+@pytest.mark.skipif(hardware.allowed_cpus() < 2, reason="needs two CPUs to run two runs at once")
 def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -> None:
     done = person.runs(
         "sweep", "--name", "pair", *SMALL, "--epochs", "1", "--max-concurrent", "2", "--grid", "seed=1,2"
@@ -167,7 +167,7 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 @pytest.mark.slow
 def test_asha_stops_the_run_that_falls_behind(person: Person) -> None:
     # One after the other: side by side, the one that falls behind may be through before there is a better one.
-    alone = ["--topology", f"1x{os.cpu_count()}"]
+    alone = ["--topology", f"1x{hardware.allowed_cpus()}"]
     words = ["--epochs", "4", "--scheduler", "asha", "--grid", "lr=0.05,1e-9"]
     done = person.runs("sweep", "--name", "race", *SMALL, *alone, *words)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import doctor
+from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration import attempt, cluster
+from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Node
+from cifar_ray.training import hardware, recipe
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2, reason="needs Linux and two CPUs"
+)
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """This process may use one CPU only, as under ``taskset -c 0``."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def groups(folder: Path, listed: str, limits: dict[str, str]) -> int:
+    """CPUs that a process in the control groups ``listed`` may use, with these files below the mount."""
+    (folder / "cgroup").write_text(listed)
+    for name, content in limits.items():
+        file = folder / "mount" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return hardware.allowed_cpus(folder / "cgroup", folder / "mount")
+
+
+V1 = "5:memory:/user\n4:cpu,cpuacct:/a/b\n0::/user\n"
+V2 = "0::/a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("listed", "limits", "allowed"),
+    [
+        (V2, {}, 64),
+        (V2, {"a/b/cpu.max": "max 100000\n"}, 64),
+        (V2, {"a/b/cpu.max": "150000 100000\n"}, 1),
+        (V2, {"a/b/cpu.max": "299999 100000\n"}, 2),
+        (V2, {"a/b/cpu.max": "20000 100000\n"}, 1),
+        (V2, {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # of the group around it
+        (V2, {"cpu.max": "200000 100000\n"}, 2),  # in a container that sees the host's path
+        (V1, {"cpu/a/b/cpu.cfs_quota_us": "-1\n", "cpu/a/b/cpu.cfs_period_us": "100000\n"}, 64),
+        (V1, {"cpu/a/b/cpu.cfs_quota_us": "150000\n", "cpu/a/b/cpu.cfs_period_us": "50000\n"}, 3),
+        (V1, {"cpu/a/cpu.cfs_quota_us": "350000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 3),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ("", {"cpu.max": "200000 100000\n"}, 64),
+    ],
+)
+def test_a_quota_counts_in_whole_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, limits: dict[str, str], allowed: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert groups(tmp_path, listed, limits) == allowed
+
+
+def test_no_quota_gives_more_cpus_than_the_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 7}, raising=False)
+    assert groups(tmp_path, V2, {"a/b/cpu.max": "400000 100000\n"}) == 2
+    assert hardware.allowed_cpus(tmp_path / "not Linux", tmp_path) == 2
+
+
+@needs_affinity
+@pytest.mark.usefixtures("one_cpu")
+def test_two_workers_do_not_fit_where_one_cpu_is_allowed() -> None:
+    two = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", batch_size=16, device="cpu"))
+    here = [Node("here", "127.0.0.1", cluster.cpus_per_node(two))]
+    with pytest.raises(attempt.TooSmallError, match=r"needs 1 node with 2 CPUs .* --oversubscribe counts more"):
+        attempt.with_device(two, here)
+    with pytest.raises(ConfigError, match=r"CPUs that may be used \(1\)"):
+        cluster.cpus_per_node(TrainConfig(local_nodes=2))
+
+
+@needs_affinity
+@pytest.mark.usefixtures("one_cpu")
+def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
+    two = TrainConfig(topology="1x2", oversubscribe=True)
+    assert cluster.cpus_per_node(two) == 2
+    assert cluster.shares_a_machine(two)
+    assert not cluster.shares_a_machine(TrainConfig(oversubscribe=True))
+
+
+@needs_affinity
+@pytest.mark.usefixtures("one_cpu")
+def test_the_doctor_tells_how_many_cpus_may_be_used() -> None:
+    processor = next(finding for finding in doctor.examine(TrainConfig()) if finding.subject == "processor")
+    assert f", 1 of {os.cpu_count()} CPUs may be used, " in processor.state
