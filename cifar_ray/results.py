@@ -86,7 +86,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         for problem in newest[2]:
             note(f"passed over: {problem.replace(str(here), kept.address)}")
         path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
-        digest = checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"]
+        digest = checkpoint.read_manifest(path).weights.sha256
         return Found(kept.below(path.name).address, snapshot, digest)
 
 

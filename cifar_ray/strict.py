@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_LONGEST = 80
 
 
 class ConfigError(ValueError):
@@ -37,6 +39,19 @@ class ConfigError(ValueError):
     def as_flag(self) -> str:
         """The sentence with the field spelled as a command-line flag."""
         return f"{flag_of(self.key)} {self.problem}" if self.key else self.problem
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _LONGEST
+
+
+def brief(value: Any) -> str:
+    """A value as Python writes it, in at most 80 characters: what somebody else has made may be of any size."""
+    try:
+        text = _BRIEF.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def flag_of(key: str) -> str:

@@ -47,13 +47,13 @@ class RunFolder:
         """Address of the checkpoint of that name."""
         return self.place.below(copies.CHECKPOINTS).below(name).address
 
-    def checkpoints(self) -> AbstractContextManager[Path]:
-        """Its checkpoints, the newest usable one whole, while they are looked at.
+    def checkpoints(self, record: TrainConfig) -> AbstractContextManager[Path]:
+        """Its checkpoints, the newest that goes on as ``record`` whole, while they are looked at.
 
         Raises:
             ConfigError: when they cannot be had.
         """
-        return copies.reading(self.place)
+        return copies.reading(self.place, record=record)
 
     def classifier(self, name: str) -> Classifier:
         """What the checkpoint of that name has learned.
@@ -66,7 +66,7 @@ class RunFolder:
             return classifier.load(here / name)
 
     def config(self) -> TrainConfig:
-        """The config that the run was started with.
+        """The run's config, which no checkpoint changes.
 
         Raises:
             ConfigError: when it cannot be read.

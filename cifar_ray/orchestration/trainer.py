@@ -17,13 +17,14 @@ from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster, preflight, runs, segments, sizing
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
+from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.orchestration.sizing import Sizing
 from cifar_ray.orchestration.work import TrainResult, Work
 from cifar_ray.storage import copies
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import Launch, SavedCheckpoint
 
 __all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
@@ -87,9 +88,8 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         return None
     folder = runs.open_existing(known.folder, known.key)
     with signals(), folder.lock() as held, Console() as console:
-        with folder.checkpoints() as there:
-            newest, kept = checkpoint.latest(there), checkpoint.existing(there)
-        config = _moved(newest[1].config if newest else folder.config(), changes)
+        before, kept = _look(folder)
+        config = _moved(before, changes)
         dataset, data_s = _read(config, console)
         console.doing(cluster.note(config))
         with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
@@ -140,6 +140,19 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.load(config.dataset, config.data_dir)
     return dataset, time.perf_counter() - begin
+
+
+def _look(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
+    """The config of a run made earlier, and its checkpoints.
+
+    Raises:
+        CheckpointError: when the run has checkpoints and none can be used.
+        ConfigError: when its folder cannot be read.
+    """
+    config = folder.config()
+    with folder.checkpoints(config) as there:
+        checkpoint.latest(there, config)
+        return config, checkpoint.existing(there)
 
 
 def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:

@@ -59,7 +59,7 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     place = _place(config, mailbox)
     outcome: Outcome | Stopped
-    with _sampling(mailbox, place), _checkpoints(payload["folder"], place) as copy:
+    with _sampling(mailbox, place), _checkpoints(payload["folder"], config, place) as copy:
         observer = MailboxObserver(mailbox, place.rank, copy)
         asked = observer.asked if payload["stoppable"] else None
         try:
@@ -158,12 +158,12 @@ def _place(config: TrainConfig, mailbox: Any) -> Place:
 
 
 @contextmanager
-def _checkpoints(folder: Folder, place: Place) -> Iterator[Copy]:
+def _checkpoints(folder: Folder, config: TrainConfig, place: Place) -> Iterator[Copy]:
     """Where rank 0 has the checkpoints; the others have no use for them."""
     if place.rank != 0:
         yield Copy(copies.notes(folder, copies.CHECKPOINTS))
         return
-    with copies.training(folder) as copy:
+    with copies.training(folder, config) as copy:
         yield copy
 
 

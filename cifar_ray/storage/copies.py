@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cifar_ray.config import TrainConfig
 from cifar_ray.storage import Folder, LocalFolder, ObjectFolder, StorageError, persistently, reason
 from cifar_ray.strict import ConfigError
 from cifar_ray.training import checkpoint
@@ -73,8 +74,8 @@ def _remove(target: ObjectFolder) -> None:
 
 
 @contextmanager
-def training(folder: Folder) -> Iterator[Copy]:
-    """Where rank 0 finds and keeps the checkpoints of the run in ``folder``.
+def training(folder: Folder, record: TrainConfig) -> Iterator[Copy]:
+    """Where rank 0 finds and keeps the checkpoints of the run in ``folder``, whose config is ``record``.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used.
@@ -90,7 +91,7 @@ def training(folder: Folder) -> Iterator[Copy]:
     assert isinstance(folder, ObjectFolder)
     store, path = folder.below(CHECKPOINTS), folder.here / CHECKPOINTS
     try:
-        fetch(store, path)
+        fetch(store, path, record=record)
     except OSError as error:
         raise StorageError(f"storage: {store.address} cannot be read: {reason(error)}") from None
     with _named(path, store.address):
@@ -99,7 +100,7 @@ def training(folder: Folder) -> Iterator[Copy]:
 
 
 @contextmanager
-def reading(folder: Folder, wanted: str = "last") -> Iterator[Path]:
+def reading(folder: Folder, wanted: str = "last", record: TrainConfig | None = None) -> Iterator[Path]:
     """The checkpoints of the run in ``folder``, to be looked at.
 
     Of an object store's, every manifest is there, and all of one checkpoint: the newest usable, with what is newer.
@@ -107,6 +108,7 @@ def reading(folder: Folder, wanted: str = "last") -> Iterator[Path]:
     Args:
         folder: the run's.
         wanted: ``last``; ``best`` for the one with the highest test accuracy, too; or a checkpoint's name.
+        record: as for :func:`cifar_ray.training.checkpoint.load`.
 
     Raises:
         ConfigError: when the object store cannot be read.
@@ -119,7 +121,7 @@ def reading(folder: Folder, wanted: str = "last") -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cifar_ray-") as temporary:
         path = Path(temporary)
         try:
-            fetch(store, path, wanted)
+            fetch(store, path, wanted, record)
         except OSError as error:
             raise ConfigError("", f"the checkpoints in {store.address} cannot be read: {reason(error)}") from None
         with _named(path, store.address):
@@ -147,7 +149,7 @@ def file(folder: Folder, name: str) -> Iterator[Path]:
         yield Path(temporary) / name
 
 
-def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> None:
+def fetch(store: ObjectFolder, path: Path, wanted: str = "last", record: TrainConfig | None = None) -> None:
     """Make ``path`` a copy of a store's checkpoints, as far as :func:`reading` says.
 
     Raises:
@@ -168,7 +170,7 @@ def fetch(store: ObjectFolder, path: Path, wanted: str = "last") -> None:
     for found in reversed(checkpoint.every(path)):
         _complete(store, found)
         try:
-            checkpoint.load(found)
+            checkpoint.load(found, record)
             break
         except CheckpointError:
             continue  # whoever asks for the newest will find that out again, and say it

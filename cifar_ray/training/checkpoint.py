@@ -1,17 +1,18 @@
 """Checkpoints: all of a run up to one step, nothing per worker, nothing executable.
 
 ``step-00000390/`` holds the weights (safetensors), the rest of the state (read with ``weights_only``),
-and a manifest with the SHA-256 of both, written last. The folder gets its name when all is on disk, so
-a checkpoint is either complete or absent. One that was damaged later is found by its hash and passed over.
+and a manifest with the SHA-256 of both and of itself, written last. The folder gets its name when all is on
+disk, so a checkpoint is either complete or absent. One that was damaged or edited later is found by its hash and
+passed over, and so is one that was made with another config than the run's.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Sequence
@@ -21,16 +22,16 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import torch as safetensors
 from torch import Tensor
 
 from cifar_ray import config as configs
-from cifar_ray import files
+from cifar_ray import files, strict
 from cifar_ray.config import TrainConfig
-from cifar_ray.training import safetensors
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout. It changes when older code could not read what is written."""
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
@@ -69,6 +70,32 @@ class Snapshot:
     history: Sequence[Row]
 
 
+@dataclass(frozen=True)
+class Written:
+    """A file of a checkpoint as it was written.
+
+    Attributes:
+        sha256: SHA-256 of its content, in hex.
+        bytes: its size.
+    """
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is :class:`Snapshot`'s."""
+
+    config: TrainConfig
+    step: int
+    epoch: int
+    accuracy: float | None
+    class_names: tuple[str, ...]
+    weights: Written
+    state: Written
+
+
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     """Write a checkpoint below ``folder`` and remove those that need not be kept.
 
@@ -84,10 +111,11 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     partial = folder / f".{target.name}.partial"
     try:
         partial.mkdir(parents=True)
-        safetensors.save(snapshot.weights, partial / WEIGHTS)
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in snapshot.weights.items()}
+        (partial / WEIGHTS).write_bytes(safetensors.save(contiguous))
         (partial / STATE).write_bytes(_packed(_state(snapshot)))
         described = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
-        manifest = {
+        values = {
             "format": FORMAT,
             "step": snapshot.step,
             "epoch": snapshot.epoch,
@@ -96,7 +124,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "config": configs.to_mapping(snapshot.config),
             "files": described,
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        (partial / MANIFEST).write_text(_sealed(values), encoding="utf-8")
         for name in (WEIGHTS, STATE, MANIFEST):
             _sync(partial / name)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
@@ -113,34 +141,40 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     )
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Path, record: TrainConfig | None = None) -> Snapshot:
     """Read one checkpoint to the CPU, verifying every byte of it.
 
+    Args:
+        path: its folder.
+        record: the run's config; None to take the checkpoint's word for it.
+
     Raises:
-        CheckpointError: when it is damaged, incomplete, or of another version.
+        CheckpointError: when it is damaged, incomplete, of another version, or of a run that learns otherwise.
     """
     manifest = read_manifest(path)
     try:
-        for name in (WEIGHTS, STATE):
-            _verify(path / name, manifest["files"][name])
-        weights = safetensors.load(path / WEIGHTS)
+        if record is not None:
+            _check_same(manifest.config, record, path)
+        _verify(path / WEIGHTS, manifest.weights)
+        _verify(path / STATE, manifest.state)
+        weights = safetensors.load((path / WEIGHTS).read_bytes())
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return Snapshot(
-            config=configs.from_mapping(manifest["config"]),
-            step=manifest["step"],
-            epoch=manifest["epoch"],
-            accuracy=manifest["accuracy"],
-            class_names=tuple(manifest["class_names"]),
+            config=manifest.config,
+            step=manifest.step,
+            epoch=manifest.epoch,
+            accuracy=manifest.accuracy,
+            class_names=manifest.class_names,
             weights=weights,
-            optimizer=state["optimizer"],
-            clock=state["clock"],
-            epoch_loss=state["epoch_loss"],
-            history=[Row(**row) for row in state["history"]],
+            optimizer=_of(dict, state["optimizer"]),
+            clock=_of(dict, state["clock"]),
+            epoch_loss=_of(float, state["epoch_loss"]),
+            history=[_row(row) for row in _of(list, state["history"])],
         )
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+    except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
+        raise CheckpointError(f"checkpoint {path} cannot be read: {_first_line(error)}") from None
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
@@ -184,26 +218,85 @@ def _packed(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of one checkpoint.
+def _of(kind: type, value: Any) -> Any:
+    """``value``, which must be a ``kind``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"must be {kind.__name__}, got {strict.brief(value)}")
+    return value
+
+
+def _row(values: Any) -> Row:
+    row = Row(**values)
+    for kind, value in ((str, row.kind), (int, row.step), (int, row.timestamp_ms), (dict, row.metrics)):
+        _of(kind, value)
+    return Row(row.kind, row.step, row.timestamp_ms, {_of(str, name): float(of) for name, of in row.metrics.items()})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _sealed(values: dict[str, Any]) -> str:
+    """The text of a manifest with these values and their digest."""
+    return json.dumps({**values, "sha256": _digest(values)}, indent=1)
+
+
+def _digest(values: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's values, however they are laid out in its file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of one checkpoint, every field of the type that it should have.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or of another version.
+        CheckpointError: when it is missing, damaged, edited, or of another version.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = values["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
     if version != FORMAT:
         raise CheckpointError(
-            f"checkpoint {path} has format {version}, written by another version of cifar_ray; "
+            f"checkpoint {path} has format {strict.brief(version)}, written by another version of cifar_ray; "
             f"this one reads format {FORMAT}"
         )
-    missing = {"step", "epoch", "accuracy", "class_names", "config", "files"} - manifest.keys()
-    if missing:
-        raise CheckpointError(f"checkpoint {path} has no {', '.join(sorted(missing))} in its {MANIFEST}")
+    try:
+        sealed = values.pop("sha256", None) == _digest(values)
+        manifest = _typed(values)
+    except Exception as error:  # of whatever kind the values are
+        raise CheckpointError(f"checkpoint {path} has a {MANIFEST} that cannot be used: {_first_line(error)}") from None
+    if not sealed:
+        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
+    if manifest.step != step_of(path.name):
+        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is that of step {manifest.step}")
     return manifest
+
+
+def _typed(values: dict[str, Any]) -> Manifest:
+    described = values["files"]
+    return Manifest(
+        config=configs.from_mapping({**values["config"]}),
+        step=strict.convert("step", values["step"], int),
+        epoch=strict.convert("epoch", values["epoch"], int),
+        accuracy=strict.convert("accuracy", values["accuracy"], float | None),
+        class_names=strict.convert("class_names", values["class_names"], tuple[str, ...]),
+        weights=strict.build(Written, described[WEIGHTS]),
+        state=strict.build(Written, described[STATE]),
+    )
+
+
+def _check_same(made: TrainConfig, record: TrainConfig, path: Path) -> None:
+    """Refuse to go on with a run that learns something else, or otherwise."""
+    for name in configs.LEARNING:
+        was, wanted = getattr(made, name), getattr(record, name)
+        undecided = name == "precision" and wanted == "auto"
+        if was != wanted and not undecided:
+            raise CheckpointError(
+                f"checkpoint {path} was made with {name} {strict.brief(was)}, and this run has "
+                f"{strict.brief(wanted)}; take another run name"
+            )
 
 
 def every(folder: Path) -> list[Path]:
@@ -221,8 +314,12 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def latest(folder: Path) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+def latest(folder: Path, record: TrainConfig | None = None) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     """The newest checkpoint that can be used, with sentences about newer ones that cannot.
+
+    Args:
+        folder: that of the checkpoints.
+        record: as for :func:`load`.
 
     Returns:
         None when there is no checkpoint at all.
@@ -233,7 +330,7 @@ def latest(folder: Path) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     problems: list[str] = []
     for path in reversed(every(folder)):
         try:
-            return path, load(path), tuple(problems)
+            return path, load(path, record), tuple(problems)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
@@ -248,12 +345,10 @@ def existing(folder: Path) -> list[SavedCheckpoint]:
     for path in every(folder):
         try:
             manifest = read_manifest(path)
-            digest = manifest["files"][WEIGHTS]["sha256"]
-        except (CheckpointError, KeyError, TypeError):
+        except CheckpointError:
             continue
-        found.append(
-            SavedCheckpoint(path, manifest["step"], manifest["epoch"], digest, manifest["accuracy"], path == top)
-        )
+        digest = manifest.weights.sha256
+        found.append(SavedCheckpoint(path, manifest.step, manifest.epoch, digest, manifest.accuracy, path == top))
     return found
 
 
@@ -265,8 +360,8 @@ def best(folder: Path) -> Path | None:
             manifest = read_manifest(path)
         except CheckpointError:
             continue
-        if manifest["accuracy"] is not None:
-            scored.append((-manifest["accuracy"], manifest["step"], path))
+        if manifest.accuracy is not None:
+            scored.append((-manifest.accuracy, manifest.step, path))
     return min(scored)[2] if scored else None
 
 
@@ -302,9 +397,9 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"sha256": files.digest(path, "sha256"), "bytes": path.stat().st_size}
 
 
-def _verify(path: Path, expected: dict[str, Any]) -> None:
+def _verify(path: Path, expected: Written) -> None:
     try:
-        intact = path.stat().st_size == expected["bytes"] and files.digest(path, "sha256") == expected["sha256"]
+        intact = path.stat().st_size == expected.bytes and files.digest(path, "sha256") == expected.sha256
     except OSError as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
     if not intact:

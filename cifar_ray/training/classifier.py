@@ -36,7 +36,10 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     Raises:
         CheckpointError: when the weights are not those of the config.
     """
-    model = models.build(snapshot.config, SPECS[snapshot.config.dataset])
+    spec = SPECS[snapshot.config.dataset]
+    model = models.build(snapshot.config, spec)
+    if len(snapshot.class_names) != spec.num_classes:
+        raise CheckpointError(f"checkpoint {path} does not fit its own config: {spec.name} has other classes")
     try:
         model.load_state_dict(snapshot.weights)
     except RuntimeError as error:

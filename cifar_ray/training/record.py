@@ -132,7 +132,7 @@ def _final(job: Job) -> tuple[str, str]:
     found: list[Any] = [None]
     if job.place.rank == 0:
         path = checkpoint.every(job.folder)[-1]
-        found[0] = str(path), checkpoint.read_manifest(path)["files"][checkpoint.WEIGHTS]["sha256"]
+        found[0] = str(path), checkpoint.read_manifest(path).weights.sha256
     if job.place.world_size > 1:
         dist.broadcast_object_list(found, src=0, device=job.place.device)
     return found[0]

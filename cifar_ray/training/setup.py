@@ -136,11 +136,10 @@ def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str
 def _restore(job: Job) -> None:
     """Continue from the newest usable checkpoint, the same one on every rank."""
     place = job.place
-    found = _agree(job.folder, place)
+    found = _agree(job.folder, job.config, place)
     if found is None:
         return
     path, snapshot, skipped = found
-    _check_same(snapshot.config, job.config, path)
     job.strategy.load(snapshot.weights, snapshot.optimizer)
     job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
     job.step = snapshot.step
@@ -156,23 +155,13 @@ def _restore(job: Job) -> None:
     )
 
 
-def _check_same(before: TrainConfig, now: TrainConfig, path: str) -> None:
-    """Refuse to go on with a run that learns something else, or otherwise."""
-    for name in configs.LEARNING:
-        made, wanted = getattr(before, name), getattr(now, name)
-        if made != wanted:
-            raise CheckpointError(
-                f"checkpoint {path} was made with {name} {made}, and this run has {wanted}; take another run name"
-            )
-
-
-def _agree(folder: Path, place: Place) -> tuple[str, Snapshot, list[str]] | None:
+def _agree(folder: Path, config: TrainConfig, place: Place) -> tuple[str, Snapshot, list[str]] | None:
     """Rank 0's choice of checkpoint, for all; its refusal is every rank's refusal. No other rank reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
     if place.rank == 0:
         try:
-            newest = checkpoint.latest(folder)
+            newest = checkpoint.latest(folder, config)
             answer[0] = (str(newest[0]), list(newest[2])) if newest else None
         except CheckpointError as error:
             answer[1] = str(error)

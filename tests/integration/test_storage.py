@@ -91,7 +91,7 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
     folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder) as copy:
+    with copies.training(folder, snapshot.config) as copy:
         for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6), (40, 0.7)):
             copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=accuracy), copy.path).path)
     assert not copy.path.exists()
@@ -106,7 +106,7 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
         assert checkpoint.load(here / "step-00000010").accuracy == 0.9
     with copies.reading(folder, "step-00000030") as here:
         assert checkpoint.load(here / "step-00000030").step == 30
-    with copies.training(folder) as copy:  # a later process knows the best one, too
+    with copies.training(folder, snapshot.config) as copy:  # a later process knows the best one, too
         saved = checkpoint.save(replace(snapshot, step=50, accuracy=0.8), copy.path)
         copy.keep(saved.path)
     assert not saved.best
@@ -117,7 +117,7 @@ def test_what_is_damaged_or_half_written_is_passed_over(
     folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder) as copy:
+    with copies.training(folder, snapshot.config) as copy:
         for step in (10, 20):
             copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=None), copy.path).path)
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
@@ -129,7 +129,7 @@ def test_what_is_damaged_or_half_written_is_passed_over(
         assert found[0].name == "step-00000010"
         assert [problem.split(" ")[2].split("/")[-2] for problem in found[2]] == ["step-00000020"]
     assert "step-00000030" in store.names()  # who only looks changes nothing
-    with copies.training(folder) as copy:
+    with copies.training(folder, snapshot.config) as copy:
         saved = checkpoint.save(replace(snapshot, step=20), copy.path)
         copy.keep(saved.path)
         assert "step-00000030" in store.names()  # it may be another driver's, who is writing it just now
@@ -141,10 +141,25 @@ def test_what_is_damaged_or_half_written_is_passed_over(
         assert store.names() == ["step-00000020", "step-00000040"]
 
 
+def test_one_that_learned_otherwise_is_passed_over(folder: ObjectFolder, snapshot: Snapshot) -> None:
+    with copies.training(folder, snapshot.config) as copy:
+        for step, lr in ((10, snapshot.config.lr), (20, 0.7)):
+            config = replace(snapshot.config, lr=lr)
+            copy.keep(checkpoint.save(replace(snapshot, step=step, config=config), copy.path).path)
+    with copies.training(folder, snapshot.config) as copy:
+        found = checkpoint.latest(copy.path, snapshot.config)
+        assert found is not None
+        assert found[1].step == 10
+    with copies.reading(folder) as here:  # whoever asks for the newest as it is
+        found = checkpoint.latest(here)
+        assert found is not None
+        assert found[1].step == 20
+
+
 def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: ObjectFolder, snapshot: Snapshot) -> None:
     store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder) as stale:
-        with copies.training(folder) as copy:
+    with copies.training(folder, snapshot.config) as stale:
+        with copies.training(folder, snapshot.config) as copy:
             for step in (10, 20):
                 copy.keep(checkpoint.save(replace(snapshot, step=step), copy.path).path)
         stale.keep(checkpoint.save(replace(snapshot, step=10), stale.path).path)
@@ -163,7 +178,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
 
 
 def test_none_usable_is_said_with_the_stores_address(folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path) -> None:
-    with copies.training(folder) as copy:
+    with copies.training(folder, snapshot.config) as copy:
         copy.keep(checkpoint.save(snapshot, copy.path).path)
     store = folder.below(copies.CHECKPOINTS)
     store.below("step-00000010").delete(STATE)

@@ -163,7 +163,7 @@ def test_checkpoints_are_referenced_and_the_last_ones_are_there(run: Run, reside
     kept = checkpoint.every(resident.home / ".cifar_ray" / "runs" / "first" / "checkpoints")
     assert kept[-2:] == [Path(entry["path"]) for entry in entries[-2:]]
     manifest = checkpoint.read_manifest(kept[-1])
-    assert manifest["files"][checkpoint.WEIGHTS]["sha256"] == entries[-1]["weights_sha256"]
+    assert manifest.weights.sha256 == entries[-1]["weights_sha256"]
     assert run.data.tags["cifar_ray.weights_sha256"] == entries[-1]["weights_sha256"]
 
 
@@ -244,7 +244,7 @@ def test_torchrun_comes_to_the_same_weights(run: Run, resident: Person) -> None:
 
 WITHOUT = """
 import sys
-for name in ("ray", "mlflow", "tyro", "rich", "yaml", "safetensors", "sklearn", "psutil", "pandas", "pyarrow"):
+for name in ("ray", "mlflow", "tyro", "rich", "yaml", "sklearn", "psutil", "pandas", "pyarrow"):
     sys.modules[name] = None  # an import of it fails
 import runpy
 sys.argv = ["cifar_ray.training", "--model", "vit", "--epochs", "nonsense"]
@@ -252,7 +252,7 @@ runpy.run_module("cifar_ray.training", run_name="__main__")
 """
 
 
-def test_training_needs_torch_torchvision_and_torchmetrics_alone() -> None:
+def test_training_needs_torch_torchvision_torchmetrics_and_safetensors_alone() -> None:
     """Its whole import, up to where it reads its flags, with everything else out of reach."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (2, "error: --epochs must be a whole number, got 'nonsense'\n")

@@ -23,7 +23,7 @@ BELOW = {
     "ports": {"strict"},
     "strategies": {"config", "data", "models", "place", "strict"},
     "training": {"config", "data", "files", "models", "place", "strategies", "strict", "topology"},
-    "storage": {"files", "strict", "training"},
+    "storage": {"config", "files", "strict", "training"},
     "tracking": {"config", "data", "ports", "reporting", "strict", "sweeps", "sweeptext", "training"},
     "reporting": {"files", "strict"},
     "clusterfile": {"reporting", "strict"},

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from cifar_ray import config as configs
 from cifar_ray import models
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
-from tests.helpers import Recorder, Stopped, train_here
+from tests.helpers import Recorder, Stopped, forge, train_here
 
 
 def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
@@ -83,6 +84,24 @@ def test_a_run_interrupted_twice_equals_an_uninterrupted_one(
     recorder = Recorder()
     parts = train_here(config, digits, tmp_path / "parts", recorder)
     assert recorder.steps == list(range(13, 23))
+    assert parts.weights_sha256 == whole.weights_sha256
+
+
+def test_a_checkpoint_that_was_given_another_rate_is_passed_over(
+    small: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    config = replace(small, checkpoint_every=4)
+    whole = train_here(config, digits, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_here(config, digits, tmp_path / "parts", Recorder(stop_after=13))
+    newest = checkpoint.every(tmp_path / "parts")[-1]
+    forge(newest, config=configs.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
+    parts = train_here(config, digits, tmp_path / "parts", recorder := Recorder())
+    (begun,) = recorder.begun
+    assert begun.step == 11
+    assert begun.skipped == (
+        f"checkpoint {newest} was made with lr 0.15, and this run has {config.lr}; take another run name",
+    )
     assert parts.weights_sha256 == whole.weights_sha256
 
 

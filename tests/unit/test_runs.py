@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray import config as configs
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import preflight, runs
+from cifar_ray.orchestration import preflight, runs, trainer
 from cifar_ray.strict import ConfigError
-from tests.helpers import resolved, train_here
+from cifar_ray.training import checkpoint
+from cifar_ray.training.errors import CheckpointError
+from tests.helpers import forge, resolved, train_here
 
 
 @pytest.fixture
@@ -47,6 +50,23 @@ def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: Trai
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         runs.open_existing(folder.address, folder.key)
+
+
+def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
+    config: TrainConfig, digits: Dataset
+) -> None:
+    folder, _ = runs.create(config)
+    train_here(config, digits, Path(folder.address) / "checkpoints")
+    older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
+    written = (Path(folder.address) / "config.yaml").read_bytes()
+    forge(newest, config=configs.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
+    continued, kept = trainer._look(folder)
+    assert continued == replace(config, run_name=None)
+    assert [saved.path for saved in kept] == [older, newest]
+    assert (Path(folder.address) / "config.yaml").read_bytes() == written
+    forge(older, config=configs.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
+        trainer._look(folder)
 
 
 @pytest.mark.parametrize(
