@@ -39,7 +39,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("own", "does not see"), ("sealed", "cannot write to (Read-only file system)")]
+    ("name", "problem"),
+    [
+        ("own", "does not see"),
+        pytest.param("sealed", "cannot write to (Read-only file system)", marks=pytest.mark.extended),
+    ],
 )
 def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person, name: str, problem: str) -> None:
     folder = cluster.home / name
@@ -52,6 +56,7 @@ def test_a_node_that_cannot_use_the_folder_is_named(cluster: Person, name: str, 
     assert [experiment.name for experiment in cluster.mlflow.search_experiments()] == ["Default"]
 
 
+@pytest.mark.extended
 def test_a_sweep_asks_first_as_well(cluster: Person) -> None:
     words = [*WORDS[1:-2], "--name", "apart", "--grid", "seed=1", "--storage", str(cluster.home / "own")]
     done = cluster.runs("sweep", *words, timeout=400)
@@ -60,6 +65,7 @@ def test_a_sweep_asks_first_as_well(cluster: Person) -> None:
     assert list((cluster.home / "own").iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_store_that_all_nodes_reach_is_taken(cluster: Person) -> None:
     """The nodes are told where the store is; keys are their own."""
     with stores.s3() as variables:

@@ -163,6 +163,7 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
     assert iterations(user, "elastic") == LOGGED
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, head: Head, one_worker: str) -> None:
     head.add("third")
@@ -177,6 +178,7 @@ def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, h
     assert "cifar_ray.preemptions" not in user.run_named("shrunk").data.tags
 
 
+@pytest.mark.extended
 def test_a_run_on_a_node_that_is_taken_away_goes_on_on_another(user: Person, head: Head, one_worker: str) -> None:
     """Google's notice, a fixed topology: the run waits for another node."""
     head.add("fourth")
@@ -205,6 +207,7 @@ def placement(user: Person, name: str) -> set[object]:
     }
 
 
+@pytest.mark.extended
 def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> None:
     with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
         head.until_nodes(1)

@@ -83,6 +83,7 @@ def under_way(temporary: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.extended
 def test_the_gradients_cross_both_links_and_nothing_remains(temporary: Path) -> None:
     done = subprocess.run(
         [*COMMAND, *SMALL], capture_output=True, text=True, timeout=300, env={**os.environ, "TMPDIR": str(temporary)}
@@ -100,6 +101,7 @@ def test_the_gradients_cross_both_links_and_nothing_remains(temporary: Path) -> 
     assert leftovers(temporary) == []
 
 
+@pytest.mark.extended
 def test_sigterm_leaves_nothing(temporary: Path, under_way: subprocess.Popen[str]) -> None:
     under_way.send_signal(signal.SIGTERM)
     assert under_way.wait(60) == 128 + signal.SIGTERM

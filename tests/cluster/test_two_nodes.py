@@ -60,6 +60,7 @@ def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> No
     assert person.leftovers() == []
 
 
+@pytest.mark.extended
 def test_a_topology_that_does_not_fit_is_refused_before_anything_is_recorded(person: Person) -> None:
     for extra, lacking in (
         ([], "2x9 needs 2 nodes with 9 CPUs each, but the cluster has 1 node "),
@@ -121,6 +122,7 @@ def test_a_node_that_leaves_is_replaced_by_another(person: Person, head: Head) -
     assert [point.step for point in person.mlflow.get_metric_history(run_id, "test/accuracy")] == list(range(1, 11))
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(person: Person, head: Head) -> None:
     hold = "a = ray.remote(lambda: __import__('time').sleep(600)).remote(); print('held', flush=True); ray.get(a)"

@@ -144,7 +144,7 @@ def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", BOTH)
+@pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("hogwild", marks=pytest.mark.extended)])
 def test_through_ray(strategy: str, resident: Person) -> None:
     options = ["--max-staleness", "4"] if strategy == "parameter_server" else []
     words = ["--strategy", strategy, "--topology", "1x2", "--epochs", "10", "--run-name", strategy, *options]
@@ -164,6 +164,7 @@ def test_through_ray(strategy: str, resident: Person) -> None:
         assert run.data.params["max_staleness"] == "4"
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_run_goes_on_when_a_worker_is_killed(resident: Person) -> None:
     """The other worker waits in the server for the one that is killed."""

@@ -53,6 +53,7 @@ def test_the_digits_are_swept_and_reported(person: Person) -> None:
     assert "±" in page
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_the_paper_grid_runs(person: Person) -> None:
@@ -66,6 +67,7 @@ def test_the_paper_grid_runs(person: Person) -> None:
     assert "not those of a cluster" in done.stdout
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_strategies_are_compared(person: Person) -> None:
     """The settings of its sweep with two strategies, on digits; a pipeline of one worker is skipped."""
@@ -94,6 +96,7 @@ def test_the_digits_are_learned(person: Person) -> None:
     assert float(accuracy[1]) > 95
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem != "digits"], ids=lambda file: file.stem)
 def test_a_file_trains(file: Path, person: Person) -> None:

@@ -89,7 +89,11 @@ def undisturbed(resident: Person) -> str:
 
 
 @pytest.mark.parametrize(
-    ("seed", "where"), [(2, ()), (3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"))]
+    ("seed", "where"),
+    [
+        (2, ()),
+        pytest.param(3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"), marks=pytest.mark.extended),
+    ],
 )
 def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
     seed: int, where: tuple[str, ...], person: Person, undisturbed: str
@@ -167,6 +171,7 @@ def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(pers
     wait_for_nothing_left(person)
 
 
+@pytest.mark.extended
 def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None:
     done = person.runs(*LONG, "--lr", "1e30", "--warmup-epochs", "0")
     assert done.returncode == 1
@@ -176,6 +181,7 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None
     assert person.run_named("victim").info.status == "FAILED"
 
 
+@pytest.mark.extended
 def test_a_run_under_way_is_not_resumed_beside_itself(person: Person) -> None:
     with person.starts(*LONG, "--epochs", "100000") as run:
         run.until("epoch 1/")
@@ -196,6 +202,7 @@ def test_an_interruption_before_the_first_step_leaves_the_name_free(person: Pers
     wait_for_nothing_left(person)
 
 
+@pytest.mark.extended
 def test_a_reader_that_goes_away_does_not_end_the_run(person: Person) -> None:
     command = subprocess.Popen(
         person.command(*LONG), stdout=subprocess.PIPE, env=person.environment, cwd=person.home, start_new_session=True
@@ -207,6 +214,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(person: Person) -> None:
     assert_complete(person)
 
 
+@pytest.mark.extended
 def test_damaged_checkpoints_are_passed_over_and_said_when_none_is_left(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
         run.until("epoch 4/30")
@@ -296,6 +304,7 @@ def test_a_tracking_server_that_goes_away_and_comes_back_has_everything(
     assert_complete(person)
 
 
+@pytest.mark.extended
 def test_a_tracking_server_that_stays_away_does_not_stop_training(
     person: Person, server: Server, undisturbed: str
 ) -> None:

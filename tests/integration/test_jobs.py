@@ -209,6 +209,7 @@ def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, 
     assert sentence.endswith("has ended there (STOPPED); `cifar-ray submit -- resume long` continues it")
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
     resident: Person, cluster: Cluster, work: Path

@@ -114,6 +114,7 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
     assert user.runs("predict", "victim", str(tmp_path / "image.png")).returncode == 0
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_sweep_goes_on_from_the_store_alone(user: Person) -> None:
     words = [*DIGITS, "--model", "simple_cnn", "--epochs", "1", "--storage", f"s3://{stores.BUCKET}/sweeps"]
@@ -177,6 +178,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", tmp_path / "disk"], check=True)
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_disk_that_fills_up_fails_the_run_truthfully(person: Person, disk: Path) -> None:
     (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - 50_000))

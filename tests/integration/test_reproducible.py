@@ -38,7 +38,11 @@ def last(folder: Path, step: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "precision", "steps"),
-    [(SMALL_RESNET, "bf16", 30), (SMALL_VIT, "fp32", 30), (VGG, "fp32", 20)],
+    [
+        (SMALL_RESNET, "bf16", 30),
+        pytest.param(SMALL_VIT, "fp32", 30, marks=pytest.mark.extended),
+        pytest.param(VGG, "fp32", 20, marks=pytest.mark.extended),
+    ],
     ids=["resnet-bf16", "vit-fp32", "vgg11-fp32"],
 )
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(

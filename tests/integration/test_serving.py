@@ -368,6 +368,7 @@ def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(
         service.predict(b"")
 
 
+@pytest.mark.extended
 def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
     trained: Person, files: list[Path], predictions: list[dict[str, float]]
 ) -> None:

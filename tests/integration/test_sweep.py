@@ -149,6 +149,7 @@ def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> 
     assert person.mlflow.search_runs(["0"], "") == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.allowed_cpus() < 2, reason="needs two CPUs to run two runs at once")
 def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -> None:
@@ -179,6 +180,7 @@ def test_asha_stops_the_run_that_falls_behind(person: Person) -> None:
     assert len(epochs(person, slow)) < 4
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_values_drawn_at_random(person: Person) -> None:
     drawn = ["--search", "random", "--samples", "2", "--grid", "lr=loguniform:0.01:0.1", "weight_decay=0,0.001"]
@@ -190,7 +192,7 @@ def test_values_drawn_at_random(person: Person) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
 def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> None:
     words = [*SMALL, "--epochs", "30", "--checkpoint-every", "10", "--grid", "topology=1x1,1x2"]
     with person.starts("sweep", "--name", "victim", *words) as driver:
