@@ -83,9 +83,7 @@ def test_weak_scaling_is_against_the_fewest_workers_of_the_column() -> None:
 
 
 def test_of_several_with_the_fewest_workers_the_speed_up_is_against_the_one_on_the_fewest_nodes() -> None:
-    runs = study(
-        trial("2x1", images_per_s=100.0), trial("1x2", images_per_s=160.0), trial("2x2", images_per_s=240.0)
-    )
+    runs = study(trial("2x1", images_per_s=100.0), trial("1x2", images_per_s=160.0), trial("2x2", images_per_s=240.0))
     rows = dict(table(runs, "speed_up").rows)
     entry = rows["2x2 (4 CPU workers)"][0]
     assert (entry.text, entry.note.split(";")[0]) == ("1.50 times", "against 1x2 (2 CPU workers)")
