@@ -216,7 +216,12 @@ def _explain(error: BaseException) -> int:
 
     if isinstance(error, CheckpointError):
         return _complain(str(error), 2)
-    failures = (("attempt", "RunFailedError"), ("jobserver", "JobServerError"), ("serving", "ServingFailedError"))
+    failures = (
+        ("attempt", "RunFailedError"),
+        ("cluster", "NotStartedError"),
+        ("jobserver", "JobServerError"),
+        ("serving", "ServingFailedError"),
+    )
     for module, name in failures:
         known = sys.modules.get(f"cifar_ray.orchestration.{module}")
         if known is not None and isinstance(error, getattr(known, name)):

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from cifar_ray.strict import ConfigError
+
+_SCRATCH, _SCRATCH_LOCK = "cifar_ray-", ".lock"
+_SETTLED_S = 10.0  # between making a lock and taking it
 
 
 def absolute(key: str, path: str) -> Path:
@@ -61,6 +70,51 @@ def hold(path: Path, refusal: Exception, wait_s: float = 0.0) -> FileLock:
     except Timeout:
         raise refusal from None
     return held
+
+
+@contextmanager
+def scratch(above: str | None = None) -> Iterator[Path]:
+    """Context manager: a temporary folder of this process, removed at the end.
+
+    Removes first what processes that were killed have left: the lock on such a folder is free.
+
+    Args:
+        above: the folder to make it in; the usual one for temporary files by default.
+    """
+    above = above or tempfile.gettempdir()
+    _clear(Path(above))
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=above))
+    with hold(folder / _SCRATCH_LOCK, BlockingIOError(f"{folder} is in use")):
+        try:
+            yield folder
+        finally:
+            _empty(folder)
+
+
+def _clear(above: Path) -> None:
+    """Remove this user's scratch folders that no process holds. Those without a lock may be in use; they stay."""
+    for folder in above.glob(f"{_SCRATCH}*"):
+        lock = folder / _SCRATCH_LOCK
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if time.time() - lock.stat().st_mtime < _SETTLED_S:
+                continue
+            with hold(lock, BlockingIOError(f"{folder} is in use")):
+                _empty(folder)
+        except OSError:
+            continue
+
+
+def _empty(folder: Path) -> None:
+    """Remove a folder, its lock last: while a process that is about to end still writes there, the lock stays."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _SCRATCH_LOCK:
+            path.unlink(missing_ok=True)
+    if [path.name for path in folder.iterdir()] == [_SCRATCH_LOCK]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(path: Path, algorithm: str) -> str:

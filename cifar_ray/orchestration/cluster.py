@@ -6,13 +6,16 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
+from ray._common.utils import get_default_ray_temp_dir, get_default_system_temp_dir
 from ray._private import ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
@@ -21,6 +24,7 @@ from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
+from cifar_ray import files
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import forkserver
 from cifar_ray.strict import ConfigError
@@ -29,7 +33,14 @@ from cifar_ray.training import hardware
 
 _CONNECT_TIMEOUT_S = 5.0
 _GREETING_TIMEOUT_S = 20.0
+_START_S = 120  # for each part of a Ray that is started here; Ray's own 30 s are too short for a busy machine
+_STARTS = 2
+_LONGEST_REASON = 200
 _OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
+
+
+class NotStartedError(RuntimeError):
+    """Ray did not come up on this machine; the sentence says why."""
 
 
 @contextmanager
@@ -37,7 +48,8 @@ def session(config: TrainConfig) -> Iterator[None]:
     """A connection to Ray, closed at the end unless it was there before.
 
     Raises:
-        ConfigError: when no cluster answers at the address, or this machine cannot start the nodes.
+        ConfigError: when no cluster answers at the address, or this machine has too few CPUs for the nodes.
+        NotStartedError: when Ray does not come up here.
     """
     head = address(config)
     if is_made_up(config) and (head or ray.is_initialized()):
@@ -163,6 +175,8 @@ def _settings_to_start() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         "RAY_prestart_worker_first_driver": "0",  # a Python per CPU, none of which is a copy of the fork server
+        "RAY_gcs_server_port_wait_time_s": str(_START_S),
+        "RAY_agent_register_timeout_ms": str(1000 * _START_S),
     }
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -206,33 +220,91 @@ def _loopback() -> Iterator[None]:
 @contextmanager
 def _local(config: TrainConfig) -> Iterator[None]:
     """Ray on this machine, for this process alone; it ends with the process, however that ends."""
-    sizes: dict[str, Any] = {
-        "num_cpus": cpus_per_node(config),
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    with forkserver.running() as runtime_env:
-        yield from _started(config, sizes, runtime_env)
-
-
-def _started(config: TrainConfig, sizes: dict[str, Any], runtime_env: dict[str, str]) -> Iterator[None]:
-    if config.local_nodes == 1:
+    with files.scratch(get_default_system_temp_dir()) as folder, forkserver.running(folder) as runtime_env:
+        sizes: dict[str, Any] = {
+            "num_cpus": cpus_per_node(config),
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+        with _patience():
+            stop = _started(config, sizes, folder, runtime_env)
         try:
-            ray.init(address="local", **sizes, **_quiet(config), runtime_env=runtime_env)
             yield
         finally:
+            stop()
+
+
+def _started(
+    config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]
+) -> Callable[[], None]:
+    """Start Ray and connect to it, and once more if that fails.
+
+    Returns:
+        What ends it.
+
+    Raises:
+        NotStartedError: when it fails again.
+    """
+    for left in reversed(range(_STARTS)):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            return _start(config, sizes, folder, runtime_env)
+        except BaseException as error:
+            # Ray keeps no account of what a start that failed has brought up.
             ray.shutdown()
-        return
+            for process in set(psutil.Process().children(recursive=True)) - before:
+                with suppress(psutil.Error):
+                    process.kill()
+            if not isinstance(error, Exception):
+                raise
+            if not left:
+                reason = " ".join(str(error).split())[:_LONGEST_REASON]
+                raise NotStartedError(
+                    f"Ray did not start on this machine, {_STARTS} times in a row; it may be too busy, "
+                    f"or short of memory. Ray says: {reason}"
+                ) from error
+    raise AssertionError("the last failure was raised")
+
+
+def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]) -> Callable[[], None]:
+    if config.local_nodes == 1:
+        ray.init(address="local", **sizes, **_quiet(config), runtime_env=runtime_env, _temp_dir=str(folder))
+        return ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
-    cluster = Cluster(initialize_head=True, head_node_args=sizes)
-    try:
-        for _ in range(config.local_nodes - 1):
-            cluster.add_node(**sizes)
-        ray.init(address=cluster.address, **_quiet(config), runtime_env=runtime_env)
-        yield
-    finally:
+    ray_utils.try_to_create_directory(get_default_ray_temp_dir())  # Cluster notes its address there
+    cluster = Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
+    for _ in range(config.local_nodes - 1):
+        cluster.add_node(**sizes)
+    ray.init(address=cluster.address, **_quiet(config), runtime_env=runtime_env)
+
+    def stop() -> None:
         ray.shutdown()
         cluster.shutdown()
+
+    return stop
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Context manager: have Ray wait longer for a node that it starts; no setting says how long."""
+    before = services.get_node
+
+    def get_node(address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                return before(address, node_id)
+            except RuntimeError:  # it is not there yet, or never will be
+                ended = any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children())
+                if ended or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = before
 
 
 def cpus_per_node(config: TrainConfig) -> int:

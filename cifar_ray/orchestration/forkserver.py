@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +44,11 @@ _LENGTH_BYTES = 4
 
 
 @contextlib.contextmanager
-def running() -> Iterator[dict[str, str]]:
+def running(folder: Path) -> Iterator[dict[str, str]]:
     """A server for the time of a Ray session; it ends with this process, however that ends.
+
+    Args:
+        folder: for its socket.
 
     Yields:
         The ``runtime_env`` with which Ray's workers are its copies; empty where forking is not safe.
@@ -54,28 +56,27 @@ def running() -> Iterator[dict[str, str]]:
     if sys.platform != "linux":
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="cifar_ray-", ignore_cleanup_errors=True) as folder:
-        address = str(Path(folder) / "socket")
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
-        listener.listen(64)  # who asks while the server imports waits for its end
-        with (
-            listener,
-            subprocess.Popen(
-                [sys.executable, "-m", "cifar_ray.orchestration.forkserver", str(listener.fileno())],
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
-                start_new_session=True,  # a Ctrl-C in the terminal is for the driver
-            ) as server,
-        ):
-            listener.close()  # it is the server's now, and gone when the server is
-            try:
-                yield {"py_executable": shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])}
-            finally:
-                server.kill()
+    address = str(folder / "socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)  # who asks while the server imports waits for its end
+    with (
+        listener,
+        subprocess.Popen(
+            [sys.executable, "-m", "cifar_ray.orchestration.forkserver", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
+            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+        ) as server,
+    ):
+        listener.close()  # it is the server's now, and gone when the server is
+        try:
+            yield {"py_executable": shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])}
+        finally:
+            server.kill()
 
 
 def main(descriptor: int) -> None:

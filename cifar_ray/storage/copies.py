@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cifar_ray import files
 from cifar_ray.config import TrainConfig
 from cifar_ray.storage import Folder, LocalFolder, ObjectFolder, StorageError, persistently, reason
 from cifar_ray.strict import ConfigError
@@ -118,8 +118,8 @@ def reading(folder: Folder, wanted: str = "last", record: TrainConfig | None = N
         return
     assert isinstance(folder, ObjectFolder)
     store = folder.below(CHECKPOINTS)
-    with tempfile.TemporaryDirectory(prefix="cifar_ray-") as temporary:
-        path = Path(temporary)
+    with files.scratch() as temporary:
+        path = temporary / CHECKPOINTS
         try:
             fetch(store, path, wanted, record)
         except OSError as error:
@@ -139,14 +139,14 @@ def file(folder: Folder, name: str) -> Iterator[Path]:
         yield folder.path / name
         return
     assert isinstance(folder, ObjectFolder)
-    with tempfile.TemporaryDirectory(prefix="cifar_ray-") as temporary:
+    with files.scratch() as temporary:
         try:
-            folder.download(name, Path(temporary))
+            folder.download(name, temporary)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise ConfigError("", f"{folder.address}/{name} cannot be read: {reason(error)}") from None
-        yield Path(temporary) / name
+        yield temporary / name
 
 
 def fetch(store: ObjectFolder, path: Path, wanted: str = "last", record: TrainConfig | None = None) -> None:

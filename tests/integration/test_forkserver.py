@@ -31,9 +31,9 @@ if "stay" in sys.argv:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[list[str]]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The command that stands for Python."""
-    with forkserver.running() as environment:
+    with forkserver.running(tmp_path_factory.mktemp("forkserver")) as environment:
         yield shlex.split(environment["py_executable"])
 
 
@@ -92,11 +92,11 @@ def test_without_a_server_python_is_started(script: str, tmp_path: Path) -> None
 
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
     driver = (
-        "import sys, time; from cifar_ray.orchestration import forkserver\n"
-        "with forkserver.running() as environment:\n"
+        "import pathlib, sys, time; from cifar_ray.orchestration import forkserver\n"
+        "with forkserver.running(pathlib.Path(sys.argv[1])) as environment:\n"
         "    print(environment['py_executable'], flush=True); time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", driver], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", driver, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         (server,) = psutil.Process(process.pid).children()

@@ -36,6 +36,7 @@ BELOW = {
         "config",
         "console",
         "data",
+        "files",
         "models",
         "place",
         "ports",

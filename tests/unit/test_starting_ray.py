@@ -1,0 +1,93 @@
+"""A Ray that is slow to come up, or does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray._private import services
+
+from cifar_ray import cli
+from cifar_ray.config import TrainConfig
+from cifar_ray.orchestration import cluster
+
+TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
+
+
+class Starts:
+    """Stands in for ``ray.init``: leaves a process behind and fails, until the given try."""
+
+    def __init__(self, succeeds: int) -> None:
+        self.succeeds = succeeds
+        self.left: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, **_: Any) -> None:
+        self.left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        if len(self.left) < self.succeeds:
+            raise Exception(TOO_LATE)
+
+
+def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(ray, "init", starts)
+    try:
+        cluster._started(TrainConfig(), {}, folder, {})
+    finally:
+        for process in starts.left[: starts.succeeds - 1]:
+            assert process.wait(10) == -9
+        for process in starts.left:
+            process.kill()
+            process.wait()
+
+
+def test_a_start_that_failed_is_cleaned_up_and_tried_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starts = Starts(succeeds=2)
+    started(starts, monkeypatch, tmp_path)
+    assert len(starts.left) == 2
+
+
+def test_a_second_failure_ends_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = Starts(succeeds=4)
+
+    def run(_: Any) -> int:
+        started(starts, monkeypatch, tmp_path)
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "train", (run, ""))
+    assert cli.main(["train"]) == 1
+    assert len(starts.left) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: Ray did not start on this machine, 2 times in a row")
+    assert "timed out during startup" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("tries", "comes"), [(1000, True), (5000, False)])
+def test_ray_waits_for_its_node_as_long_as_a_busy_machine_needs(
+    monkeypatch: pytest.MonkeyPatch, tries: int, comes: bool
+) -> None:
+    """The clock stands in for a load that nobody wants in a test: a try takes a tenth of a second."""
+    asked, now = [0], [0.0]
+
+    def get_node(address: str, node_id: str) -> dict[str, str]:
+        asked[0] += 1
+        if asked[0] < tries:
+            raise RuntimeError("no such node")
+        return {"node_id": node_id}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cluster.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(cluster.psutil.Process, "children", lambda _: [])
+    with cluster._patience():
+        if comes:
+            assert services.get_node("address", "id") == {"node_id": "id"}
+        else:
+            with pytest.raises(RuntimeError, match="no such node"):
+                services.get_node("address", "id")
+    assert services.get_node is get_node
