@@ -380,7 +380,7 @@ def _check(config: TrainConfig) -> None:
 
     for name, kind in strict.field_types(TrainConfig).items():
         if dataclasses.is_dataclass(kind) and not isinstance(getattr(config, name), typing.cast(type, kind)):
-            raise ConfigError(name, f"must be a {kind.__name__}, got {getattr(config, name)!r}")  # type: ignore[union-attr]
+            raise ConfigError(name, f"must be a {kind.__name__}, got {strict.brief(getattr(config, name))}")  # type: ignore[union-attr]
     flat = strict.flatten(strict.to_plain(config))
     for key, kind in strict.flat_types(TrainConfig).items():
         strict.check(key, flat[key], kind)
@@ -396,11 +396,15 @@ def _check(config: TrainConfig) -> None:
     if config.seed >= 2**63:
         raise ConfigError("seed", f"must be below 2**63, got {config.seed}")
     if min(config.resnet.blocks) < 1:
-        raise ConfigError("resnet.blocks", f"must be at least 1 in every stage, got {flat['resnet.blocks']}")
+        raise ConfigError(
+            "resnet.blocks", f"must be at least 1 in every stage, got {strict.brief(flat['resnet.blocks'])}"
+        )
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
     if config.run_name is not None and not re.fullmatch(NAME, config.run_name):
-        raise ConfigError("run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {config.run_name!r}")
+        raise ConfigError(
+            "run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {strict.brief(config.run_name)}"
+        )
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
     try:
@@ -488,7 +492,8 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     if version != CONFIG_VERSION:
         raise ConfigError(
             "version",
-            f"must be {CONFIG_VERSION}, got {version!r}: the file was written by another version of cifar_ray",
+            f"must be {CONFIG_VERSION}, got {strict.brief(version)}: "
+            "the file was written by another version of cifar_ray",
         )
     return strict.build(TrainConfig, values)
 

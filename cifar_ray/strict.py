@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LONGEST = 80
+_MOST = 2**64  # a whole number beyond it is a mistake, and may have too many digits to be shown
+_MOST_VALUES = 100_000  # of a YAML file
 
 
 class ConfigError(ValueError):
@@ -83,10 +85,10 @@ def build(cls: type[T], values: Mapping[str, Any], base: T | None = None, prefix
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in known:
-            raise ConfigError("", f"unknown key '{key}'{suggestion(str(name), known)}")
+            raise ConfigError("", f"unknown key {brief(key)}{suggestion(str(name), known)}")
         if dataclasses.is_dataclass(known[name]):
             if not isinstance(value, Mapping):
-                raise ConfigError(key, f"must be a mapping of its options, got {value!r}")
+                raise ConfigError(key, f"must be a mapping of its options, got {brief(value)}")
             inner = getattr(base, name) if base is not None else None
             fresh[name] = build(known[name], value, inner, f"{key}.")
         else:
@@ -106,7 +108,7 @@ def convert(key: str, value: Any, kind: Any) -> Any:
     if inner is not kind and (value is None or value == "None"):
         return None
     origin, options = typing.get_origin(inner), typing.get_args(inner)
-    refusal = ConfigError(key, f"must be {_expected(inner)}, got {value!r}")
+    refusal = ConfigError(key, f"must be {_expected(inner)}, got {brief(value)}")
     if origin is typing.Literal:
         if value in options:
             return value
@@ -130,7 +132,7 @@ def check(key: str, value: Any, kind: Any) -> None:
         ConfigError: naming ``key`` and what it may be.
     """
     if isinstance(convert(key, value, kind), str) != isinstance(value, str):
-        raise ConfigError(key, f"must be {_expected(_without_none(kind))}, got {value!r}")
+        raise ConfigError(key, f"must be {_expected(_without_none(kind))}, got {brief(value)}")
 
 
 def _without_none(kind: Any) -> Any:
@@ -154,9 +156,10 @@ def _as_bool(value: Any) -> bool:
 
 
 def _as_int(value: Any) -> int:
-    if isinstance(value, str):
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else _refuse()
+    number = int(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        _refuse()
+    return number if abs(number) < _MOST else _refuse()
 
 
 def _as_float(value: Any) -> float:
@@ -187,7 +190,7 @@ def one_of(options: Iterable[Any]) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
-    near = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word[:_LONGEST].replace("-", "_"), list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
@@ -195,29 +198,54 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: when it cannot be read, is not a mapping, or has a key twice; the sentence names the file.
+        ConfigError: when it cannot be read, is not a mapping, has a key twice, or holds too much; the sentence
+            names the file.
     """
     import yaml
 
-    class UniqueKeys(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):
+        def get_single_node(self) -> Any:
+            root = super().get_single_node()
+            if _values(root, {}) > _MOST_VALUES:
+                raise ValueError(f"it holds more than {_MOST_VALUES:,} values, its aliases (*) written out")
+            return root
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [name.value for name, _ in node.value]
-            for position, name in enumerate(names):
-                if name in names[:position]:
-                    raise ValueError(f"it has the key '{name}' twice")
+            names: set[str] = set()
+            for name, _ in node.value:
+                if str(name.value) in names:
+                    raise ValueError(f"it has the key {brief(name.value)} twice")
+                names.add(str(name.value))
             return super().construct_mapping(node, deep)
 
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeys)  # noqa: S506  it is a SafeLoader
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)  # noqa: S506  it is a SafeLoader
     except OSError as error:
         raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError("", f"cannot read config file {path}: it is not UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = " ".join(str(error.problem).split())[:_LONGEST]
+        raise ConfigError("", f"cannot read config file {path}: {problem}{line}") from None
+    except (AttributeError, KeyError):  # PyYAML's own, for a `!!timestamp` or `!!bool` that is none
+        raise ConfigError("", f"cannot read config file {path}: a value is not what its tag (!!) says") from None
     except (yaml.YAMLError, ValueError, IndexError, RecursionError) as error:
-        raise ConfigError("", f"cannot read config file {path}: {' '.join(str(error).split())}") from None
+        raise ConfigError("", f"cannot read config file {path}: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(values, dict | None):
         raise ConfigError("", f"{path} must be a mapping of keys to values")
     return values or {}
+
+
+def _values(node: Any, known: dict[int, float]) -> float:
+    """How many values a YAML node holds with every alias written out; no number is enough for one within itself."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    return known[id(node)]
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -279,7 +307,7 @@ def parse_flags(cls: type, words: Sequence[str]) -> dict[str, Any]:
             given.append(words[position])
             position += 1
         if negated and given:
-            raise ConfigError("", f"{flag} takes no value, got {given[0]!r}")
+            raise ConfigError("", f"{flag} takes no value, got {brief(given[0])}")
         if kinds[key] is bool and not given:
             given = ["false" if negated else "true"]
         many = typing.get_origin(kinds[key]) is tuple

@@ -234,7 +234,7 @@ def _check(sweep: SweepConfig) -> None:
     import re
 
     if not re.fullmatch(NAME, sweep.name):
-        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {sweep.name!r}")
+        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {strict.brief(sweep.name)}")
     for key, least in (("seeds", 1), ("samples", 1), ("max_concurrent", 1)):
         value = getattr(sweep, key)
         if value is not None and value < least:
@@ -288,4 +288,4 @@ def check_field(key: str, name: str) -> None:
     """Refuse what is no field of a run, naming ``key``, where it was given."""
     known = strict.flat_types(TrainConfig)
     if name not in known:
-        raise ConfigError(key, f"has {name!r}, which is no field of a run{strict.suggestion(name, known)}")
+        raise ConfigError(key, f"has {strict.brief(name)}, which is no field of a run{strict.suggestion(name, known)}")

@@ -26,7 +26,7 @@ def load(path: str | Path) -> dict[str, Any]:
     values = strict.read_yaml(path)
     version = values.pop("version", SWEEP_VERSION)
     if version != SWEEP_VERSION:
-        raise ConfigError("", f"{path}: version must be {SWEEP_VERSION}, got {version!r}")
+        raise ConfigError("", f"{path}: version must be {SWEEP_VERSION}, got {strict.brief(version)}")
     return values
 
 
@@ -53,7 +53,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
         merged.setdefault("name", Path(file).stem)
     shared = merged.get("train") or {}
     if not isinstance(shared, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {shared!r}")
+        raise ConfigError("train", f"must be a mapping of fields to values, got {strict.brief(shared)}")
     shared = strict.flatten(shared)
     flat = strict.flatten(flags)
     for given, other in (BATCHES, BATCHES[::-1]):
@@ -74,16 +74,20 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     shared = values.pop("train", {})
     grids = [grids] if isinstance(grids, Mapping) else grids
     if not isinstance(grids, list) or not all(isinstance(axes, Mapping) for axes in grids):
-        raise ConfigError("grid", f"must be a mapping of fields to lists of values, or a list of such, got {grids!r}")
+        raise ConfigError(
+            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {strict.brief(grids)}"
+        )
     if not isinstance(shared, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {shared!r}")
+        raise ConfigError("train", f"must be a mapping of fields to values, got {strict.brief(shared)}")
     if "name" not in values:
         raise ConfigError("name", "must be given")
     kinds = {name: kind for name, kind in strict.field_types(SweepConfig).items() if name not in ("grid", "train")}
     plain = {}
     for key, value in values.items():
         if key not in kinds:
-            raise ConfigError("", f"unknown key '{key}'{strict.suggestion(str(key), [*kinds, 'grid', 'train'])}")
+            raise ConfigError(
+                "", f"unknown key {strict.brief(key)}{strict.suggestion(str(key), [*kinds, 'grid', 'train'])}"
+            )
         plain[key] = strict.convert(key, value, kinds[key])
     return SweepConfig(grid=tuple(_axes(axes) for axes in grids), train=_typed(shared), **plain)
 
@@ -112,7 +116,7 @@ def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(values, Mapping) and len(values) == 1 and next(iter(values)) in RANGES:
             kind, ends = next(iter(values.items()))
             if not isinstance(ends, list) or len(ends) != 2:
-                raise ConfigError("grid", f"must have two numbers for the range of {key}, got {ends!r}")
+                raise ConfigError("grid", f"must have two numbers for the range of {key}, got {strict.brief(ends)}")
             low, high = (strict.convert(key, end, float) for end in ends)
             flat[key] = Range(str(kind), low, high)
         elif isinstance(values, Mapping):
@@ -146,7 +150,7 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {word!r}")
+            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {strict.brief(word)}")
         if name in axes:
             raise ConfigError("grid", f"must name every field once, and {name} comes twice")
         kind, *ends = text.split(":")

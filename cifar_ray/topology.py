@@ -45,7 +45,9 @@ def parse(text: str) -> Topology:
     """
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if match is None:
-        raise ValueError(f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text!r}")
+        raise ValueError(
+            f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text[:80]!r}"
+        )
     return Topology(int(match[1]), int(match[2]))
 
 
@@ -57,14 +59,14 @@ def parse_range(text: str) -> tuple[Topology, Topology]:
     """
     parts = text.split(":")
     if len(parts) != 2:
-        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text!r}")
+        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text[:80]!r}")
     try:
         low, high = map(parse, parts)
     except ValueError as error:
         raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2; each {error}") from None
     if low.nodes > high.nodes or low.workers_per_node > high.workers_per_node:
         raise ValueError(
-            f"must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2, got {text!r}"
+            f"must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2, got {text[:80]!r}"
         )
     return low, high
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -42,7 +43,7 @@ class Outer:
         ({"fast": 1}, "fast must be true or false, got 1"),
         ({"inner": {"sizes": []}}, "inner.sizes must be a list of whole numbers, got []"),
         ({"inner": {"sizes": [1, "b"]}}, "inner.sizes must be a whole number, got 'b'"),
-        ({"rate": 10**400}, f"rate must be a finite number, got {10**400}"),
+        ({"rate": 10**400}, "rate must be a finite number, got 1" + "0" * 37 + "..." + "0" * 39),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(values: dict[str, object], sentence: str) -> None:
@@ -85,6 +86,82 @@ def test_a_mistake_in_flags_is_one_sentence(words: list[str], sentence: str) -> 
 def test_a_mistake_travels_between_processes() -> None:
     error = pickle.loads(pickle.dumps(ConfigError("batch_size", "must be at least 1, got 0")))
     assert (error.key, str(error)) == ("batch_size", "batch_size must be at least 1, got 0")
+
+
+def bomb(*levels: int) -> str:
+    """A mapping of a few lines in which every value is the one before, several times."""
+    lines = ["a0: &a0 x"]
+    for level, times in enumerate(levels):
+        lines.append(f"a{level + 1}: &a{level + 1} [{', '.join([f'*a{level}'] * times)}]")
+    return "\n".join([*lines, f"rate: *a{len(levels)}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (bomb(10, 10, 10, 10, 10), "it holds more than 100,000 values, its aliases (*) written out"),
+        ("rate: &a [*a, *a]", "it holds more than 100,000 values, its aliases (*) written out"),
+        ("rate: &a {b: *a}", "it holds more than 100,000 values, its aliases (*) written out"),
+        ("rate: !!timestamp soon", "a value is not what its tag (!!) says"),
+        ("fast: !!bool soon", "a value is not what its tag (!!) says"),
+        ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
+        ("name: 1\nname: 2", "it has the key 'name' twice"),
+        ("? [a]\n: 1\n", "found unhashable key in line 1"),
+    ],
+)
+def test_yaml_that_is_hostile_or_wrong_is_one_sentence(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        strict.read_yaml(file)
+    assert str(caught.value) == f"cannot read config file {file}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("count: 2026-01-01", "count must be a whole number, got datetime.date(2026, 1, 1)"),
+        ("name: !!timestamp 2026-01-01", "name must be text, got datetime.date(2026, 1, 1)"),
+        ("inner: 2026-01-01", "inner must be a mapping of its options, got datetime.date(2026, 1, 1)"),
+        ("count: 0x" + "f" * 5000, "count must be a whole number, got a number of thousands of digits"),
+        ("rate: 0x" + "f" * 5000, "rate must be a finite number, got a number of thousands of digits"),
+    ],
+)
+def test_a_value_of_a_kind_that_yaml_alone_has_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        strict.build(Outer, strict.read_yaml(tmp_path / "config.yaml"))
+    assert str(caught.value) == sentence
+
+
+def test_aliases_that_repeat_a_little_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(bomb(10, 10, 10, 5))
+    read = strict.read_yaml(tmp_path / "config.yaml")
+    assert read["rate"][4][9][9][9] == "x"
+
+
+LONG = "x" * 1000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": [LONG] * 1000},
+        {"rate": {LONG: [LONG] * 1000}},
+        {"count": LONG},
+        {"mode": LONG},
+        {"inner": LONG},
+        {"inner": {"sizes": [LONG]}},
+        {"inner": {LONG: 1}},
+        {LONG: 1},
+        {("a", LONG): 1},
+    ],
+)
+def test_no_sentence_repeats_more_than_80_characters_of_a_value(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        strict.build(Outer, values)
+    around = {"must be a whole number, got ", "must be a mapping of its options, got ", "unknown key "}
+    assert len(str(caught.value)) <= 80 + max(map(len, around)) + len("inner.sizes ")
 
 
 def test_flatten_joins_nested_keys() -> None:
