@@ -143,7 +143,7 @@ class Console:
         rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
         rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
         rows.append(("", ""))
-        rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in PHASES]
+        rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
         rows.append(("training per epoch", f"{times['time/epoch_mean_s']:.2f} s"))
         if "time/iteration_mean_s" in times:
             parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))

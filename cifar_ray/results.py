@@ -91,7 +91,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
-    """Evaluate a run's model on every test image, in this process, with the run's precision.
+    """Evaluate a run's model on every test image, in this process, in float32 as training does.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -105,7 +105,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = Evaluator(dataset, Place(device=device), snapshot.config.precision)(model.to(device))
+    evaluation = Evaluator(dataset, Place(device=device))(model.to(device))
     return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
 
 

@@ -159,6 +159,15 @@ def stop_on_ranks(config: TrainConfig, folder: Path, asked_after: int) -> list[t
     return _on_ranks(config, _stop, folder, asked_after)
 
 
+def checkpoints_on_ranks(config: TrainConfig, folder: Path, fails_at: int) -> list[tuple[list[int], str]]:
+    """The loop in one process per worker, where rank 0 is slow to write its checkpoints and fails at one of them.
+
+    Returns:
+        How many checkpoints were complete when this rank began each step, and what has ended it, of every rank.
+    """
+    return _on_ranks(config, _save, folder, fails_at)
+
+
 def traffic_on_ranks(config: TrainConfig, steps: int) -> list[tuple[float, float]]:
     """What the profiler sees each rank hand to gloo in a step: messages and bytes, as means over ``steps``.
 
@@ -296,6 +305,29 @@ def _stop(config: TrainConfig, place: Place, folder: Path, asked_after: int) -> 
     except StoppedError as stop:
         return stop.step, recorder
     return 0, recorder
+
+
+def _save(config: TrainConfig, place: Place, folder: Path, fails_at: int) -> tuple[list[int], str]:
+    class Slow(Recorder):
+        def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+            time.sleep(0.5)
+            if saved.step == fails_at:
+                raise OSError("no room")
+            (folder / f"kept-{saved.step}").touch()
+
+    found = []
+    pieces = TrainLoader.pieces
+
+    def told(self: TrainLoader, epoch: int, step: int) -> Iterator[Piece]:
+        found.append(len(list(folder.glob("kept-*"))))
+        return pieces(self, epoch, step)
+
+    with mock.patch.object(TrainLoader, "pieces", told):
+        try:
+            train_here(config, data.load(config.dataset), folder, Slow(), place)
+        except OSError as error:
+            return found, str(error)
+    return found, ""
 
 
 def _train_at_own_pace(
@@ -446,4 +478,4 @@ def _train_apart(
 def _evaluate(config: TrainConfig, place: Place) -> Evaluation:
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
-    return Evaluator(dataset, place, "fp32")(models.build(config, dataset.spec))
+    return Evaluator(dataset, place)(models.build(config, dataset.spec))

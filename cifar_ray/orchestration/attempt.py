@@ -189,7 +189,7 @@ def run(
         recoverable = unplaced or (last_failure is not None and not last_failure.final)
         raise RunFailedError(_reason(fitting.error, last_failure), recoverable) from fitting.error
     assert fitting.outcome is not None, "rank 0 returns the outcome"
-    return fitting.outcome
+    return fitting.outcome.at(time.time()) if isinstance(fitting.outcome, Outcome) else fitting.outcome
 
 
 def _end(controller: Any, inbox: Inbox) -> None:

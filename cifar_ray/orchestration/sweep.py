@@ -36,8 +36,7 @@ from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import hardware
-from cifar_ray.training.clock import PHASES
-from cifar_ray.training.observer import EpochRecord, Launch
+from cifar_ray.training.observer import PHASES, EpochRecord, Launch
 
 _POLL_S = 0.1
 _STORE_PATIENCE_S = 60.0
@@ -302,13 +301,13 @@ class _Sweep:
                 before = trial.times.get("time/training_s", 0.0)
                 trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
             if isinstance(event, Begun):
-                self._begin(trial)
+                self._begin(trial, event.at)
             elif isinstance(event, Ended):
                 self._ended(trial, event)
             elif trial.work is not None:
                 trial.work.listen(event)
 
-    def _begin(self, trial: Trial) -> None:
+    def _begin(self, trial: Trial, at: float) -> None:
         assert trial.config is not None
         assert trial.folder is not None
         assert self._record is not None
@@ -318,22 +317,22 @@ class _Sweep:
             trial.config,
             self._datasets[trial.config.dataset],
             trial.folder,
-            self._open_record(trial),
+            self._open_record(trial, at),
             RunView(self._board, trial.index),
         )
 
-    def _open_record(self, trial: Trial) -> RunRecord:
+    def _open_record(self, trial: Trial, begun: float) -> RunRecord:
         """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
         end = time.monotonic() + _STORE_PATIENCE_S
         while True:
             try:
-                return self._record_of(trial)
+                return self._record_of(trial, begun)
             except ConfigError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(1)
 
-    def _record_of(self, trial: Trial) -> RunRecord:
+    def _record_of(self, trial: Trial, begun: float) -> RunRecord:
         assert trial.config is not None
         assert trial.folder is not None
         assert self._record is not None
@@ -341,7 +340,9 @@ class _Sweep:
             return RunRecord.reopen(self._client, trial.config, trial.run_id)
         tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
         dataset, folder = self._datasets[trial.config.dataset], trial.folder
-        return RunRecord.create(self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, tags)
+        return RunRecord.create(
+            self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
+        )
 
     def _ended(self, trial: Trial, event: Ended) -> None:
         if event.outcome is None:

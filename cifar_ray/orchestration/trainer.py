@@ -55,7 +55,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
                 with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
                     config, placement = places.place(config)
                     preflight.check_storage(folder.place, config)
-                    record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
+                    record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
                     work = Work(config, dataset, folder, record, console)
                     return _run(work, placement, console, check, Launch(begun, data_s), places)
         finally:

@@ -29,7 +29,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Begun:
-    """A trial's process has taken it up."""
+    """A trial's process has taken it up, when ``time.time()`` was ``at``."""
+
+    at: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any]
             metrics = event.row.metrics
             ray.tune.report({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
 
-    tell(Begun())
+    tell(Begun(begun))
     try:
         config, placement = attempt.with_device(config)
         launch = Launch(begun, 0.0)

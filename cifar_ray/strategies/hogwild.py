@@ -38,7 +38,6 @@ class Hogwild(Asynchronous):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._paused = False
         self._before = 0
         self._staleness = torch.zeros(2, dtype=torch.float64)
         self._staleness_max = torch.zeros(1, dtype=torch.float64)
@@ -62,10 +61,6 @@ class Hogwild(Asynchronous):
         return torch.frombuffer(memory, dtype=torch.float32, count=layout.size(self.model))
 
     def gradients(self, pieces: Iterable[Piece]) -> Tensor:
-        if self._paused:
-            self.barrier()  # rank 0 may still be writing the weights to a checkpoint
-            self.parts.mark("communication")
-            self._paused = False
         self._before = self._done()
         return super().gradients(pieces)
 
@@ -83,14 +78,13 @@ class Hogwild(Asynchronous):
         return [loss if steps else None for steps, loss in zip(self._steps.tolist(), self._losses.tolist())]
 
     def publish(self) -> None:
-        self._paused = True
         self.barrier()  # the last step is in the weights
         average([*state_tensors(self.optimizer), *self.model.buffers()])
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, state)  # every rank writes the same
         self._steps[self.rank] = 0
-        self._paused = True
+        self.barrier()  # every rank has written them before the first step
 
     def figures(self) -> dict[str, float]:
         total, most = self._staleness.clone(), self._staleness_max.clone()

@@ -57,6 +57,7 @@ class RunRecord:
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self._started_ms = run.info.start_time
+        self._ended: float | None = None
         self._checkpoints = artifacts.CheckpointList()
         self._guard = Guard(self.uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
@@ -70,9 +71,10 @@ class RunRecord:
         key: str,
         folder: str,
         dataset: Dataset,
+        begun: float,
         tags: Mapping[str, str] | None = None,
     ) -> RunRecord:
-        """A new run, with ``tags`` beside its own.
+        """A new run, which began when ``time.time()`` was ``begun``, with ``tags`` beside its own.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -82,7 +84,8 @@ class RunRecord:
         try:
             experiment = store.experiment_id(client, config.experiment)
             try:
-                run = client.create_run(experiment, tags={**known, **_tags(config), **(tags or {})}, run_name=name)
+                every = {**known, **_tags(config), **(tags or {})}
+                run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:
                 # The request may have arrived though its answer did not.
                 found = store.find_key(client, key)
@@ -193,6 +196,7 @@ class RunRecord:
 
     def result(self, outcome: Outcome, dataset: Dataset, load: Callable[[], Classifier]) -> None:
         """The outcome: final figures, confusion matrix, per-class table, and the model, which ``load`` reads."""
+        self._ended = outcome.ended
         for row in outcome.history:  # what was lost on its way here
             self.row(row)
         last = outcome.epochs
@@ -209,13 +213,15 @@ class RunRecord:
     def end(self, status: str) -> bool:
         """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.
 
+        In MLflow, a run with a result ended when the result was there, and any other ends now.
+
         Returns:
             Whether that was done. If not, the store did not answer; the guard goes on trying to end the run
             for some minutes, and never as FINISHED, since its record is not complete.
         """
         if status == "FINISHED":
             self._sink.call(_forget_failure)
-        return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
+        return self._guard.conclude(self._sink.close(status, _PATIENCE_S, self._ended), status)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -71,28 +71,30 @@ class Sink:
         """Run ``job(client, run_id)`` in its turn. It may be repeated."""
         self._jobs.put(job)
 
-    def close(self, status: str, patience_s: float) -> bool:
+    def close(self, status: str, patience_s: float, ended: float | None = None) -> bool:
         """Write what is left and end the run with ``status``, however long that takes.
 
         Args:
             status: FINISHED, FAILED or KILLED.
             patience_s: seconds after which a store that does not answer is given up.
+            ended: ``time.time()`` at which the run ended; when this is written, if None.
 
         Returns:
             Whether the status was written; ``refused`` tells whether all the rest was.
         """
-        ended = threading.Event()
+        written = threading.Event()
+        end_ms = None if ended is None else round(1000 * ended)
 
         def end(client: MlflowClient, run_id: str) -> None:
-            client.set_terminated(run_id, status)
-            ended.set()
+            client.set_terminated(run_id, status, end_ms)
+            written.set()
 
         self.call(end)
         self._jobs.put(None)
         self._deadline = time.monotonic() + patience_s
         self._closing.set()
         self._thread.join()
-        return ended.is_set()
+        return written.is_set()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

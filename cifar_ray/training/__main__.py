@@ -90,7 +90,7 @@ def main(words: list[str], begun: float) -> Outcome:
         name = config.run_name or f"{config.model}-{config.dataset}-{config.topology}-seed{config.seed}"
         folder = files.storage(config.storage) / name / "checkpoints"
         place = Place(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
-        outcome = fit(config, dataset, folder, place, Printer(rank), launch)
+        outcome = fit(config, dataset, folder, place, Printer(rank), launch).at(time.time())
         if rank == 0:
             for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
                 print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))

@@ -7,6 +7,8 @@ steps are recorded as CUDA events and read when the steps pause, so nothing wait
 A step is split further: data (the batch is taken and augmented), forward, backward, communication (waiting for
 other ranks, as far as it is not hidden behind the backward pass), optimizer. What is in none of them, such as the
 record of a logged iteration, counts to the iteration alone.
+
+The wall clock runs from the start of the command. It continues over interruptions as the phases do.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import torch
 from torch import Tensor
 
 from cifar_ray.strategies.stopwatch import moment, seconds_between
+from cifar_ray.training.observer import PHASES
 
-PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _STEP, _OTHER = "step", "other"
 
@@ -31,10 +33,13 @@ class Clock:
 
     Attributes:
         seconds: phase -> seconds so far, in this process and those that it continues.
+        begun: ``time.time()`` at which the run would have begun had it never been interrupted.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, begun: float) -> None:
+        """Start the wall clock at ``begun``, when the command began."""
         self._device = device
+        self.begun = begun
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._iterations: list[float] = []
         self._parts: dict[str, float] = {}
@@ -73,15 +78,17 @@ class Clock:
         self._wait()
         marks, self._marks = self._marks, []
         begin = before = marks[0][1]
+        parts: dict[str, float] = {}  # of the step that has not ended yet
         for part, mark in marks[1:]:
-            counts = not self._fresh
             if part == _STEP:
                 lap = seconds_between(begin, mark)
                 self.seconds["training"] += lap
-                self._iterations += [lap] if counts else []
-                self._fresh, begin = False, mark
-            elif part != _OTHER and counts:
-                self._parts[part] = self._parts.get(part, 0.0) + seconds_between(before, mark)
+                if not self._fresh:
+                    self._iterations.append(lap)
+                    _add(self._parts, parts)
+                self._fresh, begin, parts = False, mark, {}
+            elif part != _OTHER:
+                _add(parts, {part: seconds_between(before, mark)})
             before = mark
 
     def parts(self) -> dict[str, float]:
@@ -105,8 +112,12 @@ class Clock:
 
     def state(self) -> dict[str, Any]:
         """Everything that a later process continues from."""
-        iterations = torch.tensor(self._iterations, dtype=torch.float32)
-        return {"seconds": dict(self.seconds), "iterations": iterations, "parts": dict(self._parts)}
+        return {
+            "seconds": dict(self.seconds),
+            "iterations": torch.tensor(self._iterations, dtype=torch.float32),
+            "parts": dict(self._parts),
+            "wall_s": time.time() - self.begun,
+        }
 
     def restore(self, state: dict[str, Any], same_workers: bool) -> None:
         """Continue from :meth:`state`; what this process has measured so far is added.
@@ -115,14 +126,19 @@ class Clock:
             state: as an earlier process has saved it.
             same_workers: whether it ran on as many workers, so that its iterations compare with those to come.
         """
-        for name, seconds in state["seconds"].items():
-            self.seconds[name] += seconds
+        _add(self.seconds, state["seconds"])
+        self.begun -= state.get("wall_s", sum(state["seconds"].values()))  # it was not kept once
         saved: Tensor = state["iterations"]
         if same_workers and "parts" in state:  # a step was not split once
             self._iterations = saved.tolist() + self._iterations
-            for part, seconds in state["parts"].items():
-                self._parts[part] = self._parts.get(part, 0.0) + seconds
+            _add(self._parts, state["parts"])
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _add(sums: dict[str, float], more: dict[str, float]) -> None:
+    """Add each number to the sum of its name."""
+    for name, seconds in more.items():
+        sums[name] = sums.get(name, 0.0) + seconds

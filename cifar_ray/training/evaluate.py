@@ -1,4 +1,8 @@
-"""Test metrics, counted over every test sample exactly once at any world size."""
+"""Test metrics, counted over every test sample exactly once at any world size.
+
+Always in float32, whatever training computes in: the figures are those of the model as it is saved, exported and
+served.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ from torchmetrics.classification import (
 
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
-from cifar_ray.place import Place, autocast
+from cifar_ray.place import Place
+from cifar_ray.training import hardware
 
 _RATES = {
     "precision": MulticlassPrecision,
@@ -54,8 +59,8 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on a data set's test images, each rank on its own share."""
 
-    def __init__(self, dataset: Dataset, place: Place, precision: str) -> None:
-        self._dataset, self._place, self._precision = dataset, place, precision
+    def __init__(self, dataset: Dataset, place: Place) -> None:
+        self._dataset, self._place = dataset, place
         classes = dataset.spec.num_classes
         rates = {f"{name}_macro": metric(classes, average="macro") for name, metric in _RATES.items()}
         rates |= {f"{name}_each": metric(classes, average="none") for name, metric in _RATES.items()}
@@ -99,7 +104,7 @@ class Evaluator:
         model.eval()
         device = self._place.device
         for images, labels in evaluation_batches(self._dataset.test, self._dataset.spec, rank, world_size, device):
-            with autocast(self._precision, device):
+            with hardware.plain_float32():
                 logits = model(images)
             yield logits, labels
         model.train(was_training)

@@ -7,7 +7,8 @@ import os
 import platform
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -89,6 +90,17 @@ def agree_on_precision(choice: str, place: Place) -> str:
 def use_precision(precision: str) -> None:
     """Have ``fp32`` mean float32: by itself, cuDNN rounds the inputs of convolutions to TF32."""
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Context manager: float32 means float32, whatever :func:`use_precision` has said."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def describe(device: torch.device) -> str:

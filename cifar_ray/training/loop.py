@@ -56,6 +56,7 @@ def fit(
             )
             clock.mark("other")
             leaving = job.stopper.agreed()
+            clock.mark("communication")
             if job.step % steps != 0 and (leaving or record.due(job)):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
                 with clock.phase("training"):

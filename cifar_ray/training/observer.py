@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+"""What a run's wall time is cut into; what is in none of them is called other."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Outcome:
         epochs: epochs done.
         metrics: the last epoch's figures; those of the best epoch start with ``best/``.
         times: seconds by phase, iteration times, and images per second.
+        begun: ``time.time()`` at which the run would have begun had it never been interrupted.
         weights_sha256: SHA-256 of the final checkpoint's weights file.
         checkpoint: folder of the final checkpoint.
         per_class: metric name -> one number per class, of the last epoch.
@@ -137,8 +141,20 @@ class Outcome:
     epochs: int
     metrics: dict[str, float]
     times: dict[str, float]
+    begun: float
     weights_sha256: str
     checkpoint: str
     per_class: dict[str, list[float]]
     confusion: list[list[int]]
     history: tuple[Row, ...]
+
+    @property
+    def ended(self) -> float:
+        """``time.time()`` at which the result was there; after :meth:`at`."""
+        return self.begun + self.times["time/wall_s"]
+
+    def at(self, now: float) -> Outcome:
+        """The same with the wall time, when the result is there at ``now``, and what of it is in no phase."""
+        wall = now - self.begun
+        phases = sum(self.times[f"time/{phase}_s"] for phase in PHASES)
+        return replace(self, times={**self.times, "time/wall_s": wall, "time/other_s": wall - phases})

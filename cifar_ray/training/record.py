@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,20 +43,33 @@ def due(job: Job) -> bool:
 
 
 def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
-    """Write a checkpoint of this moment, on rank 0.
+    """Write a checkpoint of this moment, on rank 0. The other ranks wait for it, so that no step of theirs does.
 
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
-        CheckpointError: when there is no room for the checkpoint.
-        OSError: when it cannot be written for another reason.
+        CheckpointError: on rank 0, when there is no room for the checkpoint.
+        OSError: on rank 0, when it cannot be written for another reason; on the others, when rank 0 has failed.
     """
-    total = _sum_losses(job)
-    if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
-        raise DivergedError(job.step)
-    state = job.strategy.state()
-    if job.place.rank != 0:
-        return
-    snapshot = Snapshot(
+    with job.clock.phase("checkpoint"):
+        total = _sum_losses(job)
+        if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
+            raise DivergedError(job.step)
+        state = job.strategy.state()
+    with job.clock.phase("checkpoint"), _meeting(job):
+        if job.place.rank == 0:
+            observer.checkpoint_ready(checkpoint.save(_snapshot(job, state, total, accuracy), job.folder))
+
+
+def _snapshot(job: Job, state: dict[str, Any], total: float, accuracy: float | None) -> Snapshot:
+    """All of the run after ``job.step`` steps.
+
+    Args:
+        job: at the end of a step.
+        state: the optimizer's.
+        total: sum of all ranks' losses since the epoch began.
+        accuracy: on the test set, from 0 to 1, when an epoch ends here.
+    """
+    return Snapshot(
         config=job.config,
         step=job.step,
         epoch=job.step // job.loader.steps_per_epoch,
@@ -66,8 +81,24 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         epoch_loss=total / job.place.world_size,
         history=job.history,
     )
-    with job.clock.phase("checkpoint"):
-        observer.checkpoint_ready(checkpoint.save(snapshot, job.folder))
+
+
+@contextmanager
+def _meeting(job: Job) -> Iterator[None]:
+    """Context manager: every rank leaves it after rank 0 has, and fails when rank 0 does.
+
+    Raises:
+        OSError: on the other ranks, when rank 0 has failed.
+    """
+    done = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
+    try:
+        yield
+        done.fill_(1)
+    finally:
+        if job.place.world_size > 1:
+            dist.broadcast(done, src=0)
+    if not done.item():
+        raise OSError(f"rank 0 could not write the checkpoint of step {job.step}")
 
 
 def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observer) -> None:
@@ -119,6 +150,7 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
             **job.strategy.figures(),
         },
         times=times,
+        begun=job.clock.begun,
         weights_sha256=digest,
         checkpoint=path,
         per_class=evaluation.per_class,

@@ -91,7 +91,7 @@ def prepare(
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(place.device).to(memory_format=torch.channels_last).train()
-    clock = Clock(place.device)
+    clock = Clock(place.device, launch.begun)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
     make_optimizer = partial(optimizer.build, config=config)
     parts = strategies.Parts(config, place, model, make_optimizer, criterion, clock.mark, server)
@@ -106,7 +106,7 @@ def prepare(
         model=model,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset, place, precision),
+        evaluator=Evaluator(dataset, place),
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(place, asked),

@@ -9,6 +9,7 @@ import pytest
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.helpers import (
+    checkpoints_on_ranks,
     evaluate_on_ranks,
     exchanges_on_ranks,
     resolved,
@@ -120,6 +121,16 @@ def test_a_damaged_checkpoint_is_passed_over_by_all_ranks_alike(tmp_path: Path) 
     assert whole[0] is not None
     assert rest[0] is not None
     assert rest[0].weights_sha256 == whole[0].weights_sha256
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "hogwild"])
+def test_no_rank_takes_a_step_while_rank_0_writes_and_none_is_left_waiting(strategy: str, tmp_path: Path) -> None:
+    """The wait for a checkpoint is in no step; when it cannot be written, every rank ends."""
+    wanted = config("1x2", strategy=strategy, epochs=1, checkpoint_every=4)
+    (first, reason), (second, consequence) = checkpoints_on_ranks(wanted, tmp_path, fails_at=12)
+    warm_ups = 2 if strategy == "ddp" else 1
+    assert first == second == [0] * (warm_ups + 4) + [1] * 4 + [2] * 4
+    assert (reason, consequence) == ("no room", "rank 0 could not write the checkpoint of step 12")
 
 
 def test_accumulation_comes_to_the_losses_of_one_large_batch(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     monkeypatch.setattr(places, "_PAUSES_S", (0.0,))
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
-    record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits)
+    record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
         Work(small, digits, gone, record, console).listen(Started(configs.to_mapping(small), 0, 10))

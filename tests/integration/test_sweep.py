@@ -90,6 +90,9 @@ def test_where_the_time_went_is_recorded(swept: tuple[Person, str]) -> None:
         whole = sum(run.data.metrics[f"time/{phase}_s"] for run in runs)
         assert metrics[f"sweep/{phase}_s"] == pytest.approx(whole)
         assert whole > 0
+    for run in runs:
+        lasted = run.info.end_time - run.info.start_time
+        assert lasted == pytest.approx(1000 * run.data.metrics["time/wall_s"], abs=2)
     outside = 1 - metrics["sweep/training_s"] / metrics["sweep/wall_s"]
     assert metrics["sweep/share_outside_training"] == pytest.approx(outside)
 

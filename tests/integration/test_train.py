@@ -118,6 +118,19 @@ def test_mlflow_has_metrics_once_per_epoch_and_logged_iteration(run: Run, reside
     assert metrics["images_per_s"] == pytest.approx(64 / metrics["time/iteration_mean_s"])
 
 
+def test_the_wall_time_is_that_of_mlflow_and_what_its_phases_add_up_to(
+    run: Run, finished: subprocess.CompletedProcess[str]
+) -> None:
+    times = run.data.metrics
+    parts = ("startup", "data", "training", "evaluation", "checkpoint", "other")
+    assert times["time/wall_s"] == pytest.approx(sum(times[f"time/{part}_s"] for part in parts))
+    assert run.info.end_time - run.info.start_time == pytest.approx(1000 * times["time/wall_s"], abs=2)
+    shown = dict(
+        line.split(maxsplit=1) for line in finished.stdout.splitlines() if line.startswith(("other ", "wall "))
+    )
+    assert shown == {name: f"{times[f'time/{name}_s']:.2f} s" for name in ("other", "wall")}
+
+
 def test_mlflow_has_the_load_of_the_node(run: Run) -> None:
     names = {name.split("/")[-1] for name in run.data.metrics if name.startswith("system/")}
     assert {"cpu_utilization_percentage", "system_memory_usage_megabytes"} <= names

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from sklearn import metrics
 from torch import nn
 
+from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.place import Place
+from cifar_ray.training import classifier
 from cifar_ray.training.evaluate import Evaluator
+from tests.helpers import train_here
 
 
 class Noisy(nn.Module):
@@ -33,7 +39,7 @@ class Noisy(nn.Module):
 
 def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
     model = Noisy(digits)
-    evaluation = Evaluator(digits, Place(), "fp32")(model)
+    evaluation = Evaluator(digits, Place())(model)
     truth, predicted = digits.test.labels, model.logits.argmax(1).numpy()
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, predicted, average="macro")
     confusion = metrics.confusion_matrix(truth, predicted)
@@ -59,7 +65,7 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
 def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     model = Noisy(digits).train()
     before = model.norm.running_mean.clone()  # type: ignore[union-attr]
-    evaluator = Evaluator(digits, Place(), "fp32")
+    evaluator = Evaluator(digits, Place())
     first = evaluator(model)
     model.position = 0
     assert evaluator(model) == first
@@ -67,11 +73,35 @@ def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     assert torch.equal(model.norm.running_mean, before)  # type: ignore[arg-type]
 
 
+def test_figures_are_those_of_the_saved_model_in_float32(
+    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where training computes in bfloat16, and lets cuDNN round to TF32."""
+    rounding = []
+    forward = nn.Flatten.forward
+
+    def seen(self: nn.Flatten, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            rounding.append((torch.backends.cudnn.allow_tf32, x.dtype))
+        return forward(self, x)
+
+    monkeypatch.setattr(nn.Flatten, "forward", seen)
+    outcome = train_here(replace(small, precision="bf16"), digits, tmp_path)
+    assert set(rounding) == {(False, torch.float32)}
+    assert torch.backends.cudnn.allow_tf32  # for training again
+    with torch.inference_mode():
+        probabilities = classifier.load(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
+    labels = digits.test.labels
+    loss = nn.functional.nll_loss(probabilities.double().log(), torch.from_numpy(labels))
+    assert outcome.metrics["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert outcome.confusion == metrics.confusion_matrix(labels, probabilities.argmax(1)).tolist()
+
+
 def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
     """Each rank alone, without a process group: their counts are those of one worker."""
-    whole = Evaluator(digits, Place(), "fp32")(Noisy(digits))
+    whole = Evaluator(digits, Place())(Noisy(digits))
     model = Noisy(digits)
-    parts = [Evaluator(digits, Place(rank, 3), "fp32")(model) for rank in range(3)]
+    parts = [Evaluator(digits, Place(rank, 3))(model) for rank in range(3)]
     total = np.sum([part.confusion for part in parts], axis=0)
     assert total.tolist() == whole.confusion
     assert [part.images for part in parts] == [120, 120, 120]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,13 @@ from cifar_ray import config as configs
 from cifar_ray import models
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset, augment, order
+from cifar_ray.place import Place
+from cifar_ray.strategies.ddp import DDP
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import PHASES, EpochRecord, Launch, Row, SavedCheckpoint
 from tests.helpers import Recorder, Stopped, forge, train_here
 
 
@@ -162,6 +168,102 @@ def test_times_add_up(small: TrainConfig, digits: Dataset, tmp_path: Path) -> No
     assert times["images_per_s"] == pytest.approx(128 / times["time/iteration_mean_s"])
     assert times["time/iteration_median_s"] <= times["time/iteration_p95_s"]
     assert all(times[f"time/{phase}_s"] > 0 for phase in ("startup", "training", "evaluation", "checkpoint"))
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A time that stands still but for the seconds that this function is told."""
+    now = [1_000_000.0]
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return advance
+
+
+def test_every_second_is_in_its_phase(
+    small: TrainConfig,
+    digits: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    passing: Callable[[float], None],
+) -> None:
+    """One worker, 11 steps, checkpoints after the 4th, the 8th and the last; each thing takes a time of its own."""
+
+    def slow(of: type, name: str, seconds: float) -> None:
+        function = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *arguments: (passing(seconds), function(*arguments))[1])
+
+    class Slow(Recorder):
+        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+            passing(10)
+
+        def epoch_done(self, record: EpochRecord) -> None:
+            passing(200)
+
+        def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+            passing(3000)
+
+    def asked() -> bool:
+        passing(40_000)
+        return False
+
+    slow(DDP, "step", 1)
+    slow(DDP, "state", 500_000)
+    slow(DDP, "publish", 6_000_000)
+    slow(Evaluator, "__call__", 70_000_000)
+    launch = Launch(time.time(), data_s=5.0)
+    passing(12)  # 5 of them with the data set
+    config = replace(small, epochs=1, checkpoint_every=4)
+    times = fit(config, digits, tmp_path, Place(), Slow(), launch, None, asked).at(time.time()).times
+    assert {name: round(seconds, 3) for name, seconds in times.items() if name[5:-2] in (*PHASES, "wall", "other")} == {
+        "time/startup_s": 7,
+        "time/data_s": 5,
+        # After three steps nothing of a stretch follows.
+        "time/training_s": 11 * 1 + 8 * 10 + 8 * 40_000 + 3 * 6_000_000,
+        "time/evaluation_s": 70_000_000,
+        "time/checkpoint_s": 3 * 503_000,
+        "time/other_s": 3 * 10 + 3 * 40_000 + 200,
+        "time/wall_s": 12 + 11 + 11 * 40_010 + 3 * 6_503_000 + 70_000_000 + 200,
+    }
+    # The first step does not count as an iteration; the agreement to stop is communication.
+    parts = {name[10:-2]: seconds for name, seconds in times.items() if name.startswith("time/step_")}
+    assert parts == {"data": 0, "forward": 0, "backward": 0, "communication": 8 * 40_000 / 10, "optimizer": 1}
+
+
+def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_process(
+    small: TrainConfig, digits: Dataset, tmp_path: Path, passing: Callable[[float], None]
+) -> None:
+    class Slow(Recorder):
+        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+            passing(1)
+            super().step_done(epoch, step, row)
+
+    def train(stop_after: int | None) -> dict[str, float]:
+        launch = Launch(time.time(), 0.0)
+        passing(50)
+        recorder = Slow(stop_after)
+        return (
+            fit(replace(small, checkpoint_every=4), digits, tmp_path, Place(), recorder, launch).at(time.time()).times
+        )
+
+    with pytest.raises(Stopped):
+        train(stop_after=6)  # two of its steps are lost
+    passing(10_000)  # the pause
+    times = train(stop_after=None)
+    assert times["time/wall_s"] == pytest.approx(50 + 4 + 50 + 18)
+    assert times["time/startup_s"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("values", [{"accumulate": 4, "batch_size": 32}, {"topology": "2x2", "batch_size": 32}])
+def test_an_epochs_throughput_counts_the_images_of_all_workers(
+    small: TrainConfig, values: dict[str, object], digits: Dataset, tmp_path: Path
+) -> None:
+    train_here(replace(small, epochs=1, **values), digits, tmp_path, recorder := Recorder())  # type: ignore[arg-type]
+    figures = recorder.epochs[0].row.metrics
+    assert figures["epoch_images_per_s"] == pytest.approx(11 * 128 / figures["epoch_s"])
 
 
 def test_only_one_process_trains_into_a_folder(

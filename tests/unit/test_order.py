@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifar_ray.data import order
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset, order
+from cifar_ray.data.loader import Feed, TrainLoader
 
 
 def test_hash_is_splitmix64() -> None:
@@ -73,3 +75,24 @@ def test_step_seeds_differ_by_seed_step_and_rank() -> None:
     assert len(set(seeds)) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert order.step_seeds(0, range(95, 100), 1) == order.step_seeds(0, range(100), 1)[95:]
+
+
+def test_every_piece_of_every_step_on_every_rank_has_a_dropout_seed_of_its_own(
+    small: TrainConfig, digits: Dataset
+) -> None:
+    """They do not depend on the order in which the loader is asked."""
+
+    def seeds(rank: int, epochs: tuple[int, ...]) -> dict[tuple[int, int, int], int]:
+        loader = TrainLoader(small, digits, Feed(rank, shares=2, pieces=2), torch.device("cpu"))
+        return {
+            (epoch, step, 2 * rank + piece): given.seed
+            for epoch in epochs
+            for step in (0, 1, 10)
+            for piece, given in enumerate(loader.pieces(epoch, step))
+        }
+
+    every = {**seeds(0, (0, 1, 2)), **seeds(1, (0, 1, 2))}
+    assert len(every) == len(set(every.values())) == 3 * 3 * 4
+    assert every == {**seeds(0, (2, 0, 1)), **seeds(1, (1, 2, 0))}
+    for (epoch, step, piece), seed in every.items():
+        assert seed == order.step_seeds(small.seed, range(11 * epoch + step, 11 * epoch + step + 1), piece)[0]

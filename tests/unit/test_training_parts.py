@@ -60,7 +60,7 @@ def test_both_optimizers_are_built_as_configured() -> None:
 def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 12.0, 20.0, 25.0, 26.0, 28.0, 40.0, 43.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Clock(CPU)
+    clock = Clock(CPU, 0.0)
     with clock.phase("evaluation"):  # 10 to 12
         pass
     clock.start()  # 20
@@ -78,26 +78,72 @@ def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyP
 
 
 def test_a_clock_continues_from_its_state() -> None:
-    first = Clock(CPU)
+    first = Clock(CPU, 0.0)
     first.seconds["training"] = 5.0
     first.start()
     for _ in range(3):
         first.lap()
     first.stop()
-    second = Clock(CPU)
+    second = Clock(CPU, 0.0)
     second.seconds["startup"] = 1.0
     second.restore(first.state(), same_workers=True)
     assert second.seconds["training"] == first.seconds["training"]
     assert second.seconds["startup"] == 1.0
-    assert second.iterations().keys() == {"iteration_mean_s", "iteration_median_s", "iteration_p95_s"}
-    elsewhere = Clock(CPU)
+    assert second.iterations() == first.iterations() != {}
+    elsewhere = Clock(CPU, 0.0)
     elsewhere.restore(first.state(), same_workers=False)  # on other workers, other iterations
     assert elsewhere.seconds == first.seconds
     assert elsewhere.iterations() == {}
 
 
+def test_the_parts_of_a_step_continue_over_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each iteration of each process counts once, but for the first; what follows the last is of none."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def measured(*iterations: tuple[float, float]) -> Clock:
+        nonlocal now
+        clock = Clock(CPU, 0.0)
+        clock.start()
+        for data_s, forward_s in iterations:
+            now += data_s
+            clock.mark("data")
+            now += forward_s
+            clock.mark("forward")
+            clock.lap()
+        now += 64
+        clock.mark("communication")
+        clock.stop()
+        return clock
+
+    first = measured((8, 8), (1, 2), (2, 6))
+    assert first.parts() == {"data": 1.5, "forward": 4.0}
+    second = measured((8, 8), (6, 7))
+    second.restore(first.state(), same_workers=True)
+    assert second.parts() == {"data": 3.0, "forward": 5.0}  # of (1, 2), (2, 6) and (6, 7)
+    assert second.iterations()["iteration_mean_s"] == 8.0
+    elsewhere = measured((8, 8), (6, 7))
+    elsewhere.restore(first.state(), same_workers=False)
+    assert elsewhere.parts() == {"data": 6.0, "forward": 7.0}
+
+
+def test_the_wall_clock_continues_over_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 130.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    first = Clock(CPU, begun=100.0)
+    state = first.state()  # after 30 s; what follows is lost
+    now = 1005.0
+    second = Clock(CPU, begun=1000.0)
+    second.restore(state, same_workers=True)
+    assert now - second.begun == 35.0
+    third = Clock(CPU, begun=1000.0)
+    old = {name: value for name, value in state.items() if name != "wall_s"}  # as checkpoints were
+    third.restore({**old, "seconds": {"training": 20.0, "startup": 4.0}}, same_workers=True)
+    assert now - third.begun == 29.0
+
+
 def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:
-    clock = Clock(CPU)
+    clock = Clock(CPU, 0.0)
     clock.start()
     clock.lap()
     clock.stop()
