@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchvision import datasets as tv
 
 from cifar_ray import data
@@ -82,6 +83,20 @@ def test_a_damaged_or_missing_file_is_named_with_what_to_do(real: Path, name: st
     path.unlink()
     with pytest.raises(ConfigError, match=f"data set {name} is incomplete: {path} is missing"):
         data.load(name, str(real))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("left", ["zeros", "garbage"])
+def test_what_an_old_torchvision_has_left_is_not_read(real: Path, left: str) -> None:
+    processed = real / "MNIST" / "processed"
+    processed.mkdir()
+    for name, size in (("training.pt", 60_000), ("test.pt", 10_000)):
+        if left == "zeros":
+            empty = torch.zeros(size, 28, 28, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64)
+            torch.save(empty, processed / name)
+        else:
+            (processed / name).write_bytes(b"garbage")
+    assert data.load("mnist", str(real)).digest == "095e115afcf39b4e"
 
 
 def test_no_network_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
