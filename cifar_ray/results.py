@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from cifar_ray import data, storage, tracking
 from cifar_ray.config import WhichCheckpoint
-from cifar_ray.data import SPECS, imagefiles
+from cifar_ray.data import SPECS, DatasetSpec, imagefiles
 from cifar_ray.place import Place
 from cifar_ray.storage import copies
 from cifar_ray.strict import ConfigError
@@ -20,6 +20,8 @@ from cifar_ray.tracking import store
 from cifar_ray.training import checkpoint, classifier, hardware
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
+
+_AT_ONCE = 256  # images in one forward pass
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,16 @@ def predict(
     """
     if not images:
         raise ConfigError("", "there is no image to classify; name at least one file after the run")
-    opened = [_open(image) for image in images]
+    for image in images:
+        with _named(image):
+            imagefiles.check(image)
     found = find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
     model = classifier.Classifier(classifier.restore(found.address, snapshot), spec).eval()
+    scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
-        probabilities = model(imagefiles.batch(spec, opened))
+        probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])
     return [Prediction(image, ranked(names, row)) for image, row in zip(images, probabilities, strict=True)]
 
 
@@ -137,8 +142,25 @@ def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float
     return [(names[index], probabilities[index].item()) for index in probabilities.argsort(descending=True).tolist()]
 
 
-def _open(path: Path) -> Image.Image:
+def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
+    """Image files as the input of a model of that data set: uint8, (N, 32, 32, 3).
+
+    One after the other is decoded and scaled, since a decoded photo takes tens of megabytes.
+
+    Raises:
+        ConfigError: naming a file that is not an image.
+    """
+    scaled = []
+    for path in paths:
+        with _named(path):
+            scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
+    return torch.cat(scaled)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Within it, what is said of an image names its file."""
     try:
-        return imagefiles.read(path)
+        yield
     except imagefiles.ImageError as error:
         raise ConfigError("", f"cannot read image {path}: {error}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,23 +29,16 @@ class ImageError(ValueError):
     """Why an image cannot be read, in words that follow the image's name."""
 
 
-def read(source: Path | BinaryIO) -> Image.Image:
-    """The decoded image, the first one if there are several, as grey (``L``, ``1``) or ``RGB``.
-
-    Raises:
-        ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
-            numbers (modes ``I`` and ``F``) in place of shades.
-    """
+@contextmanager
+def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
+    """An image that is about to be decoded; what goes wrong within it is an :class:`ImageError`."""
     try:
-        image = Image.open(source, formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise Image.DecompressionBombError
-        image.load()
-        if image.mode.startswith("I;16"):
-            # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
-            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        if image.mode not in ("1", "L", "I", "F"):
-            return image.convert("RGB")
+        with Image.open(source, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            yield image
+    except ImageError:
+        raise
     except Image.DecompressionBombError:
         raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read") from None
     except UnidentifiedImageError:
@@ -53,9 +47,33 @@ def read(source: Path | BinaryIO) -> Image.Image:
         raise ImageError(error.strerror or "it is truncated or damaged") from None
     except Exception:  # on damaged files the decoders raise whatever comes
         raise ImageError("it is truncated or damaged") from None
-    if image.mode in ("I", "F"):
-        raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
-    return image
+
+
+def check(source: Path) -> None:
+    """Refuse what its first bytes already tell to be no image that is read; nothing is decoded.
+
+    Raises:
+        ImageError: as :func:`read`.
+    """
+    with _open(source):
+        pass
+
+
+def read(source: Path | BinaryIO) -> Image.Image:
+    """The decoded image, the first one if there are several, as grey (``L``, ``1``) or ``RGB``.
+
+    Raises:
+        ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
+            numbers (modes ``I`` and ``F``) in place of shades.
+    """
+    with _open(source) as image:
+        image.load()
+        if image.mode.startswith("I;16"):
+            # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
+            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.mode in ("I", "F"):
+            raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
+        return image.copy() if image.mode in ("1", "L") else image.convert("RGB")
 
 
 def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from cifar_ray import results
 from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
+from cifar_ray.strict import ConfigError
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -90,8 +93,23 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
     assert refused > 10
 
 
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path) -> None:
+    photo, side = tmp_path / "photo.bmp", 3_000
+    Image.new("RGB", (side, side), (0, 128, 255)).save(photo)
+    one = results.pixels(digits.spec, [photo])
+    before = peak_mib()
+    assert torch.equal(results.pixels(digits.spec, [photo] * 12), one.expand(12, -1, -1, -1))
+    assert peak_mib() - before < 4 * 3 * side**2 / 2**20  # 12 of them decoded are three times as much
+
+
 def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
+    no_store = f"sqlite:///{tmp_path}/none.db"
     (tmp_path / "folder").mkdir()
+    (tmp_path / "whole.png").write_bytes(encoded(image, "PNG"))
     (tmp_path / "half.png").write_bytes(encoded(image, "PNG")[:-40])
     Image.new("1", (20_000, 10_000)).save(tmp_path / "huge.png")
     for name, reason in (
@@ -103,3 +121,10 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
         with pytest.raises(ImageError) as caught:
             read(tmp_path / name)
         assert str(caught.value) == reason
+        with pytest.raises(ConfigError) as told:  # before the run is looked for, or else before anything is classified
+            results.predict("nobody", [tmp_path / "whole.png", tmp_path / name], "last", no_store, print)
+        sentence = f"there is no run 'nobody' in {no_store}; a run is named by its name or MLflow id"
+        assert str(told.value) == (sentence if name == "half.png" else f"cannot read image {tmp_path / name}: {reason}")
+    with pytest.raises(ConfigError) as told:
+        results.pixels(SPECS["digits"], [tmp_path / "whole.png", tmp_path / "half.png"])
+    assert str(told.value) == f"cannot read image {tmp_path / 'half.png'}: it is truncated or damaged"
