@@ -94,7 +94,7 @@ class ServeCommand:
     """
 
     run: Positional[str]
-    """The run's name or MLflow id."""
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
     """The newest checkpoint, or the one with the highest test accuracy."""

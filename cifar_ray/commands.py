@@ -27,7 +27,7 @@ class ResumeCommand:
     """
 
     run: Positional[str]
-    """The run's name or MLflow id."""
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
 
     topology: str | None = None
     """NODESxWORKERS, if another than before; the global batch stays the same."""
@@ -143,7 +143,7 @@ class EvaluateCommand:
     """Evaluate a run's model on every test image."""
 
     run: Positional[str]
-    """The run's name or MLflow id."""
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
     """The newest checkpoint, or the one with the highest test accuracy."""
@@ -160,7 +160,7 @@ class PredictCommand:
     """Classify image files with a run's model."""
 
     run: Positional[str]
-    """The run's name or MLflow id."""
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
 
     images: Positional[tuple[Path, ...]]
     """Image files of any size and common format."""

@@ -7,11 +7,13 @@ YAML file, and of the parameters that MLflow shows.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from cifar_ray import strict
 from cifar_ray.strict import ConfigError
@@ -374,10 +376,47 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
 
 
+_INSTEAD = {
+    "tracking_uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
+    "for a server; a database has a way of its own, such as ~/.pgpass",
+    "storage": "keys belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS",
+    "address": "Ray reads its token from RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token",
+}
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_USER = re.compile(r"[^/?#]*@")
+_PASSWORD = re.compile(r"[^/?#@]*:(?!\d+([/?#]|$)).*@", re.DOTALL)
+_SECRET_OPTION = re.compile(r"(passw|passphrase|pwd|token|secret|credential|api_?key|access_?key)\w*=", re.IGNORECASE)
+
+
+def check_address(key: str, address: str | None) -> None:
+    """Refuse an address with a secret in it, without repeating it: addresses are shown, recorded, and seen by ``ps``.
+
+    A database's may name a user; in any other, a user may be a token.
+
+    Args:
+        key: ``tracking_uri``, ``storage`` or ``address``.
+        address: a URI, or what is none and has no secret.
+
+    Raises:
+        ConfigError: saying where the secret belongs.
+    """
+    scheme, separator, rest = (address or "").partition("://")
+    if not separator:
+        if key != "address":
+            return  # a path
+        scheme, rest = "", scheme
+    named = re.split("[?#]", rest, maxsplit=1)
+    options = unquote(named[1]) if len(named) > 1 else ""
+    if scheme.partition("+")[0] in _DATABASES:
+        secret = _PASSWORD.match(rest) or _SECRET_OPTION.search(options)
+    else:
+        secret = _PASSWORD.match(rest) or _USER.match(rest) or options
+    if secret:
+        raise ConfigError(key, f"must not have a user, password or token in it; {_INSTEAD[key]}")
+
+
 def _check(config: TrainConfig) -> None:
     """Refuse impossible values, each in a sentence that names the field and what it may be."""
-    import re
-
     for name, kind in strict.field_types(TrainConfig).items():
         if dataclasses.is_dataclass(kind) and not isinstance(getattr(config, name), typing.cast(type, kind)):
             raise ConfigError(name, f"must be a {kind.__name__}, got {strict.brief(getattr(config, name))}")  # type: ignore[union-attr]
@@ -405,6 +444,8 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError(
             "run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {strict.brief(config.run_name)}"
         )
+    for key in _INSTEAD:
+        check_address(key, flat[key])
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cifar_ray.place import Place
 from cifar_ray.storage import copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
+from cifar_ray.tracking.store import KnownRun
 from cifar_ray.training import checkpoint, classifier, hardware
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -59,15 +61,41 @@ class Found:
         address: where it is.
         snapshot: what is in it.
         weights_sha256: SHA-256 of its weights file.
+        run: the run.
     """
 
     address: str
     snapshot: Snapshot
     weights_sha256: str
+    run: KnownRun
 
 
 Note = Callable[[str], None]
 """Is told what a person should know beside the result."""
+
+
+def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
+    """A run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the usual storage.
+
+    Raises:
+        ConfigError: when there is no such run, or several of that name.
+    """
+    uri = store.resolve_uri(tracking_uri)
+    try:
+        return store.open_run(uri, run)[1]
+    except store.AmbiguousRunError:
+        raise
+    except ConfigError as unknown:
+        try:
+            place = storage.at(run) if "/" in run else storage.at(None).below(run)
+            key = json.loads(place.read(storage.DESCRIPTION))["key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise unknown from None
+    with suppress(ConfigError):  # the store does not answer
+        if known := store.with_key(uri, key):
+            return known
+    note(f"MLflow at {uri} does not have run {place.name!r}, which is in {place.address}")
+    return KnownRun("", place.name, key, place.address, "")
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
@@ -78,7 +106,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         ConfigError: when there is no such run.
     """
     tracking.quieten(verbose=False)
-    _, known = store.open_run(store.resolve_uri(tracking_uri), run)
+    known = find_run(run, tracking_uri, note)
     kept = storage.at(known.folder).below(copies.CHECKPOINTS)
     with copies.reading(storage.at(known.folder), which) as here:
         newest = checkpoint.latest(here)
@@ -89,7 +117,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
             note(f"passed over: {problem.replace(str(here), kept.address)}")
         path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
         digest = checkpoint.read_manifest(path).weights.sha256
-        return Found(kept.below(path.name).address, snapshot, digest)
+        return Found(kept.below(path.name).address, snapshot, digest, known)
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:

@@ -95,6 +95,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         other = next((key for key in strict.flatten(given) if key not in alone), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
+        configs.check_address("tracking_uri", given.get("tracking_uri"))
         return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"))
     config = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file) if file else {}, given, file))
     return SweepRequest(config, config.name, file)

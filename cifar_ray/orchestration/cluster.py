@@ -24,6 +24,7 @@ from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 
+from cifar_ray import config as configs
 from cifar_ray import files
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import forkserver
@@ -102,6 +103,7 @@ def _notices_kept_back(config: TrainConfig) -> Iterator[None]:
 def address(config: TrainConfig) -> str | None:
     """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``."""
     chosen = config.address or os.environ.get("RAY_ADDRESS")
+    configs.check_address("address", chosen)
     return None if chosen in (None, "", "local") else chosen
 
 

@@ -18,7 +18,7 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.training import classifier
 from cifar_ray.training.classifier import Classifier
 
-_DESCRIPTION, _CONFIG = "run.json", "config.yaml"
+_CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def create(config: TrainConfig) -> tuple[RunFolder, Held]:
         if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
             raise taken
         folder.write_config(config)
-        folder.place.write(_DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
+        folder.place.write(storage.DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
         undo.pop_all()  # the lock is the caller's now
     return folder, held
 
@@ -141,7 +141,7 @@ def reopen(place: Folder) -> RunFolder:
         ConfigError: when it is gone or damaged.
     """
     try:
-        return RunFolder(place, json.loads(place.read(_DESCRIPTION))["key"])
+        return RunFolder(place, json.loads(place.read(storage.DESCRIPTION))["key"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         raise _damaged(place) from None
     except OSError as error:
@@ -155,7 +155,7 @@ def is_half_made(place: Folder) -> bool:
         ConfigError: when the folder cannot be read.
     """
     try:
-        return not {_DESCRIPTION, copies.CHECKPOINTS}.intersection(place.names())
+        return not {storage.DESCRIPTION, copies.CHECKPOINTS}.intersection(place.names())
     except OSError as error:
         raise _unreadable(place, error) from None
 

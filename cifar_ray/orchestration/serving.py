@@ -26,7 +26,6 @@ from cifar_ray.data import SPECS
 from cifar_ray.orchestration import cluster
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
 from cifar_ray.strict import ConfigError
-from cifar_ray.tracking import store
 from cifar_ray.training import classifier
 
 _APPLICATION = "cifar_ray"
@@ -53,7 +52,7 @@ def serve(
     """Serve a run's model until SIGINT or SIGTERM, and leave nothing of it running.
 
     Args:
-        run: its name or MLflow id.
+        run: its name, MLflow id or folder.
         which: the newest checkpoint, or the one with the highest test accuracy.
         host: where to listen: an address of this machine or, on a cluster, of its head.
         port: from 1 to 65535.
@@ -113,13 +112,12 @@ def _load(
 ) -> tuple[Any, classifier.Classifier]:
     """What is told of the model, and the model."""
     tracking.quieten(verbose=False)
-    _, known = store.open_run(store.resolve_uri(tracking_uri), run)
     found = results.find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
     config = snapshot.config
     served = endpoint.Served(
-        run=known.name,
-        run_id=known.run_id,
+        run=found.run.name,
+        run_id=found.run.run_id,
         model=config.model,
         dataset=config.dataset,
         checkpoint=found.address.rpartition("/")[2],

@@ -412,7 +412,7 @@ class _Sweep:
         if status != "FINISHED":
             self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
         if not self._record.end(status):
-            self._board.line(f"MLflow at {self._record.uri} does not answer; the sweep's own record is not complete")
+            self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
 
     def _tell_figures(self) -> None:
         assert self._record is not None

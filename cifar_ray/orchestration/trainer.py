@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from cifar_ray import config as configs
-from cifar_ray import data, tracking
+from cifar_ray import data, results, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.console import Console
 from cifar_ray.data import Dataset
@@ -66,8 +66,10 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
 def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
     """Continue a run at the step after its newest usable checkpoint, in the same MLflow run.
 
+    One that MLflow has lost is recorded in a new MLflow run, with all figures that its checkpoints have.
+
     Args:
-        run: its name or MLflow id.
+        run: its name, MLflow id or folder.
         changes: ``TrainConfig`` fields that say where it runs and is found; all others stay as they were.
         begun: as for :func:`train`.
 
@@ -83,11 +85,15 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     begun = begun or time.time()
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
-    client, known = store.open_run(store.resolve_uri(changes.get("tracking_uri")), run)
+    notes: list[str] = []
+    known = results.find_run(run, changes.get("tracking_uri"), notes.append)
     if known.status == "FINISHED":
         return None
+    client = store.connect(store.resolve_uri(changes.get("tracking_uri")))
     folder = runs.open_existing(known.folder, known.key)
     with signals(), folder.lock() as held, Console() as console:
+        for note in notes:
+            console.line(note)
         before, kept = _look(folder)
         config = _moved(before, changes)
         dataset, data_s = _read(config, console)
@@ -95,7 +101,10 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
             config, placement = places.place(config)
             preflight.check_storage(folder.place, config)
-            record = RunRecord.reopen(client, config, known.run_id)
+            if known.run_id:
+                record = RunRecord.reopen(client, config, known.run_id)
+            else:  # the store was lost
+                record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             work = Work(config, dataset, folder, record, console)

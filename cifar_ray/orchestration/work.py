@@ -139,7 +139,7 @@ class Work:
             self._on_failed(event)
         if record.trouble and not self._trouble_told:
             self._trouble_told = True
-            view.line(f"MLflow does not answer ({record.trouble}); training goes on, and it is tried again")
+            view.line(f"MLflow takes nothing ({record.trouble}); training goes on, and it is tried again")
 
     def workers_by_node(self) -> Counter[str]:
         """Node id -> workers that have reported from there since they last started."""
@@ -185,12 +185,15 @@ class Work:
             self.record.failed(reason)
         if not self.record.end(status):
             resume = f"cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}"
+            why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
-                f"MLflow at {self.record.uri} does not answer ({self.record.trouble}); "
-                f"`{resume}` completes its record when it is back"
+                f"MLflow at {self.record.uri} does not take the run's record ({why}); "
+                f"the checkpoints have it, and `{resume}` writes it when the store is back"
             )
-        for refused in self.record.refused:
-            self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}")
+            return
+        for refused, times in Counter(self.record.refused).items():
+            often = f" ({times} times)" if times > 1 else ""
+            self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}{often}")
 
     def result(self, outcome: Outcome) -> TrainResult:
         """The finished run in plain values."""

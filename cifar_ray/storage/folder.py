@@ -14,6 +14,9 @@ from typing import Protocol
 from cifar_ray import files
 
 LOCK = ".driver.lock"
+DESCRIPTION = "run.json"
+"""Name of the file that identifies a run, in its folder."""
+
 _LONGEST_REASON = 200
 _PAUSES_S = (1.0, 2.0, 4.0)
 

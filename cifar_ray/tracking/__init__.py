@@ -18,9 +18,9 @@ os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
 
 
 def quieten(verbose: bool) -> None:
-    """Have MLflow and its database tools speak of errors only, unless ``verbose``."""
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)
+    """Have MLflow and its database tools be silent, unless ``verbose``: what they log, they also raise."""
+    for name in ("mlflow", "alembic", "sqlalchemy"):
+        logging.getLogger(name).setLevel(logging.INFO if verbose else logging.CRITICAL)
     if not verbose:
         # torch's own remark on how it exports a model to MLflow; it concerns nobody who trains.
         warnings.filterwarnings("ignore", module="torch.export", category=UserWarning)

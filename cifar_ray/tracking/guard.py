@@ -92,13 +92,15 @@ def _ended(uri: str, run_id: str, session: str, status: str) -> bool:
     """Try to end the run; True when that is done, or not called for any more."""
     from mlflow import MlflowClient  # a second and 100 MB, spent only now
 
-    from cifar_ray.tracking.store import SESSION_TAG
+    from cifar_ray.tracking import store
 
+    if not store.exists(uri):  # MLflow would make an empty one
+        return False
     try:
         client = MlflowClient(tracking_uri=uri)
         run = client.get_run(run_id)
         # A later driver may have taken the run over already.
-        if run.info.status == "RUNNING" and run.data.tags.get(SESSION_TAG) == session:
+        if run.info.status == "RUNNING" and run.data.tags.get(store.SESSION_TAG) == session:
             client.set_terminated(run_id, status)
     except Exception:  # whatever keeps the store from answering
         return False

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
 _PATIENCE_S = 30.0
 _CONFIG_FILE = "config.yaml"
+_UNKEPT_FILE = "rows_after_checkpoint.json"
 _HOMES = {
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
     "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -59,6 +61,8 @@ class RunRecord:
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._checkpoints = artifacts.CheckpointList()
+        self._held: list[Row] = []
+        self._covered = {"iteration": 0, "epoch": 0}
         self._guard = Guard(self.uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
 
@@ -158,20 +162,35 @@ class RunRecord:
         self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))
 
     def started(self, event: Started) -> None:
-        """The loop runs; rows that this store lacks are made up for."""
+        """The loop runs; rows that this store lacks are made up for, and those of steps that were lost are dropped."""
         config = configs.from_mapping(event.config)
         self._sink.params({"precision": config.precision, "device": config.device})
         self._sink.tags({"cifar_ray.hardware": event.hardware})
         self.config_file(config)
+        self._held.clear()
+        self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
         for row in event.history:
-            self.row(row)
+            self._write(row)
 
     def row(self, row: Row) -> None:
-        """Figures of an iteration or an epoch."""
+        """Figures of an iteration or an epoch, written once a checkpoint has them.
+
+        Later ones may have to be computed again, on other workers to another value, and MLflow cannot take one back.
+        """
+        if row.step <= self._covered[row.kind]:
+            self._write(row)
+        else:
+            self._held.append(row)
+
+    def _write(self, row: Row) -> None:
         self._sink.metrics(row.step, row.timestamp_ms, finite(row.metrics))
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
-        """A reference to a checkpoint; the files stay where they are."""
+        """A reference to a checkpoint, whose files stay where they are, and the rows that it has."""
+        self._covered = {"iteration": saved.step, "epoch": saved.epoch}
+        held, self._held = self._held, []
+        for row in held:
+            self.row(row)
         self._checkpoints.add(
             {
                 "step": saved.step,
@@ -197,10 +216,12 @@ class RunRecord:
     def result(self, outcome: Outcome, dataset: Dataset, load: Callable[[], Classifier]) -> None:
         """The outcome: final figures, confusion matrix, per-class table, and the model, which ``load`` reads."""
         self._ended = outcome.ended
+        self._held.clear()
         for row in outcome.history:  # what was lost on its way here
-            self.row(row)
+            self._write(row)
         last = outcome.epochs
-        final = {**outcome.times, **{k: v for k, v in outcome.metrics.items() if not k.startswith("test/")}}
+        written = {name for row in outcome.history if (row.kind, row.step) == ("epoch", last) for name in row.metrics}
+        final = {**outcome.times, **{name: value for name, value in outcome.metrics.items() if name not in written}}
         now = Row.now("epoch", last, finite(final))
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
         address = self._address(Path(outcome.checkpoint))
@@ -221,6 +242,9 @@ class RunRecord:
         """
         if status == "FINISHED":
             self._sink.call(_forget_failure)
+        elif self._held:
+            rows = {"rows": [asdict(row) for row in self._held]}
+            self._sink.call(lambda client, run_id: client.log_dict(run_id, rows, _UNKEPT_FILE))
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S, self._ended), status)
 
 

@@ -11,9 +11,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from cifar_ray.tracking import store
+
 _BATCH = 1000  # MLflow's limit of metrics in one request
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
-_TRIES = 3  # of a job that fails though the store answers
+_TRIES = 3  # of a job that fails though the store takes others
+_LONGEST_S, _LOOK_S = 300.0, 0.5
+_TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
+_RETRIED_TAG = "cifar_ray.retried_ms"
 
 Job = Callable[[MlflowClient, str], None]
 
@@ -21,9 +26,10 @@ Job = Callable[[MlflowClient, str], None]
 class Sink:
     """Everything that is recorded of one run passes through here, in order.
 
-    A store that stops answering is tried again until :meth:`close`; what could not be written by then is
-    lost to MLflow but not to the run, whose checkpoints hold every row. What fails though the store answers,
-    such as an artifact for which it has no room, is given up after a few tries and does not hold up the rest.
+    A store that takes nothing, because it is away, locked or read-only, is tried again until :meth:`close`; what
+    could not be written by then is lost to MLflow but not to the run, whose checkpoints hold every row. What fails
+    though the store takes other things, such as an artifact for which it has no room, is given up after a few tries
+    and does not hold up the rest.
 
     Attributes:
         trouble: why the store cannot be written to just now; empty when it can.
@@ -35,17 +41,21 @@ class Sink:
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._metrics: list[Metric] = []
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._given_up = threading.Event(), threading.Event()
         self._deadline = float("inf")
         self._written: dict[str, set[int]] = {}
         self._read_back = False
+        self._doubtful = False  # the last try has failed, and the store has not taken anything since
         self.trouble = ""
         self.refused: list[str] = []
         self._thread = threading.Thread(target=self._run, daemon=True, name="mlflow-sink")
         self._thread.start()
 
     def metrics(self, step: int, timestamp_ms: int, values: dict[str, float]) -> None:
-        """Record figures of one moment; one that is recorded already under this step is left alone."""
+        """Record figures of one moment.
+
+        One that is written already under this step is left alone; of several that wait, the last is written.
+        """
         points = [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
         with self._lock:
             self._metrics += points
@@ -72,11 +82,13 @@ class Sink:
         self._jobs.put(job)
 
     def close(self, status: str, patience_s: float, ended: float | None = None) -> bool:
-        """Write what is left and end the run with ``status``, however long that takes.
+        """Write what is left and end the run with ``status``.
+
+        A store that is slow but takes everything is waited for, up to five minutes in all.
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            patience_s: seconds after which a store that does not answer is given up.
+            patience_s: seconds, for all that is left together, after which a store that takes nothing is given up.
             ended: ``time.time()`` at which the run ended; when this is written, if None.
 
         Returns:
@@ -91,42 +103,50 @@ class Sink:
 
         self.call(end)
         self._jobs.put(None)
-        self._deadline = time.monotonic() + patience_s
+        now = time.monotonic()
+        self._deadline = now + patience_s
         self._closing.set()
-        self._thread.join()
+        self._thread.join(patience_s)
+        # One request to a locked database or a silent server may take longer than there is patience.
+        while self._thread.is_alive() and not self._doubtful and time.monotonic() < now + _LONGEST_S:
+            self._thread.join(_LOOK_S)
+        self._given_up.set()
         return written.is_set()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if not self._insist(job):
+            if self._given_up.is_set() or not self._insist(job):
                 return
 
     def _insist(self, job: Job) -> bool:
-        """Do one job, trying again while the store is away. False when the time to close is over."""
+        """Do one job, trying again while the store takes nothing. False when the time to close is over."""
         pause, failed_while_there = _FIRST_RETRY_S, 0
         while True:
             try:
                 job(self._client, self._run_id)
-                self.trouble = ""
+                self.trouble, self._doubtful = "", False
                 return True
             except Exception as error:  # tracking must not end a run, whatever happens to it
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                there = self._answers()
-                failed_while_there += there
-                if _is_refusal(error) or failed_while_there >= _TRIES:
-                    self.refused.append(reason)
-                    return True
-                self.trouble = "" if there else reason
-            if not there and time.monotonic() + pause > self._deadline:
+                self._doubtful = True
+                reason, refused = store.reason(error), _is_refusal(error)
+                there = self._takes_writes()
+            late = time.monotonic() + pause > self._deadline
+            failed_while_there += there
+            if refused or (there and (late or failed_while_there >= _TRIES)):
+                self.refused.append(reason)
+                self._doubtful = False
+                return True
+            self.trouble, self._doubtful = "" if there else reason, not there
+            if late:
                 return False
             self._closing.wait(pause) if not self._closing.is_set() else time.sleep(pause)
             pause = _FIRST_RETRY_S if self._closing.is_set() else min(2 * pause, _LAST_RETRY_S)
 
-    def _answers(self) -> bool:
-        """Whether the store knows the run just now."""
-        try:
-            self._client.get_run(self._run_id)
-        except Exception:  # whatever keeps it from answering
+    def _takes_writes(self) -> bool:
+        """Whether the store takes a tag of the run just now; a locked or deleted database still answers reads."""
+        try:  # with another value each time: MLflow does not write one that is there already
+            self._client.set_tag(self._run_id, _RETRIED_TAG, str(time.time_ns() // 1_000_000))
+        except Exception:  # whatever keeps it from that
             return False
         return True
 
@@ -150,13 +170,14 @@ class Sink:
             del self._metrics[:count]
 
     def _unwritten(self, client: MlflowClient, points: Iterable[Metric]) -> list[Metric]:
-        """Those whose step has no value yet: a resumed run repeats rows that an earlier process wrote."""
+        """Those whose step has no value yet, the last of each: a resumed run repeats rows that were written before."""
         if not self._read_back:
             for name in client.get_run(self._run_id).data.metrics:
                 steps = {point.step for point in client.get_metric_history(self._run_id, name)}
                 self._written.setdefault(name, set()).update(steps)
             self._read_back = True
-        return [point for point in points if point.step not in self._written.get(point.key, ())]
+        last = {(point.key, point.step): point for point in points}
+        return [point for point in last.values() if point.step not in self._written.get(point.key, ())]
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -164,4 +185,4 @@ def _is_refusal(error: Exception) -> bool:
     if not isinstance(error, MlflowException):
         return False
     status = error.get_http_status_code()
-    return 400 <= status < 500 and status not in (408, 429)
+    return 400 <= status < 500 and status not in _TRY_AGAIN

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from cifar_ray.config import check_address
 from cifar_ray.strict import ConfigError
 
 Client = MlflowClient
@@ -43,7 +43,7 @@ _REMOTE_TIMEOUT_S = 9.0
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run found in the tracking store."""
+    """A run found in the tracking store, or by its folder: then it has neither id nor status."""
 
     run_id: str
     name: str
@@ -52,23 +52,22 @@ class KnownRun:
     status: str
 
 
+class AmbiguousRunError(ConfigError):
+    """Several runs have the name that was given."""
+
+
 def resolve_uri(given: str | None) -> str:
     """The tracking URI: the one given, ``MLFLOW_TRACKING_URI``, or SQLite at one place in the home folder.
 
     Raises:
         ConfigError: when it is relative, since it would then mean another place in every process, or has a
-            password in it, which would be shown wherever the address is.
+            secret in it.
     """
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
+    check_address("tracking_uri", uri)
     scheme = uri.split(":", 1)[0] if "://" in uri else ""
-    if _has_password(uri):
-        raise ConfigError(
-            "tracking_uri",
-            "must not have a password in it; give it to a server as MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, and to a database in the way of its own, such as ~/.pgpass",
-        )
     if not scheme or scheme == "file" or (scheme.startswith("sqlite") and _sqlite_path(uri) is None):
         raise ConfigError(
             "tracking_uri", f"must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
@@ -99,8 +98,13 @@ def connect(uri: str) -> MlflowClient:
 
 def refusal(uri: str, error: Exception) -> ConfigError:
     """What to say of a store that has raised."""
-    reason = " ".join(str(_root(error)).split())[:200]
-    return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason})")
+    return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason(error)})")
+
+
+def reason(error: Exception) -> str:
+    """Why a store has raised, in few words."""
+    root = _root(error)
+    return " ".join(str(root).split())[:200] or type(root).__name__
 
 
 def _ask(uri: str) -> MlflowClient:
@@ -170,6 +174,21 @@ def find_key(client: MlflowClient, key: str) -> Run | None:
     return runs[0] if runs else None
 
 
+def with_key(uri: str, key: str) -> KnownRun | None:
+    """The run with this key in a store that may not be there.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    if not exists(uri):
+        return None
+    try:
+        found = find_key(connect(uri), key)
+    except MlflowException as error:
+        raise refusal(uri, error) from None
+    return _known(found) if found else None
+
+
 def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
     """A run by its name or MLflow id, and the client of its store, which is not made when it is not there.
 
@@ -190,7 +209,8 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     """A run of this program by its name or MLflow id.
 
     Raises:
-        ConfigError: when there is none, or several of that name, or the store does not answer.
+        AmbiguousRunError: when there are several of that name.
+        ConfigError: when there is none, or the store does not answer.
     """
     try:
         matches = _matching(client, run)
@@ -200,7 +220,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         raise _no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
         ids = ", ".join(_told_apart(match) for match in matches)
-        raise ConfigError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
+        raise AmbiguousRunError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
     return _known(matches[0])
 
 
@@ -290,13 +310,6 @@ def _sqlite_path(uri: str) -> Path | None:
     """The file of an absolute SQLite URI; None for any other URI."""
     match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)
     return Path(match[1]) if match else None
-
-
-def _has_password(uri: str) -> bool:
-    try:
-        return urlsplit(uri).password is not None
-    except ValueError:  # it is no address at all, and refused as such
-        return False
 
 
 def _safe(name: str) -> str:

@@ -2,24 +2,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException, get_error_code
 
+from cifar_ray import config as configs
+from cifar_ray import results, tracking
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration import runs
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.run import finite
-from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.run import RunRecord, finite
+from cifar_ray.tracking.sink import Sink, _is_refusal
+from cifar_ray.training import classifier
+from cifar_ray.training.observer import Row, SavedCheckpoint, Started
+from tests.helpers import train_here
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +51,36 @@ def client(database: str) -> MlflowClient:
 @pytest.fixture
 def run_id(client: MlflowClient) -> str:
     return client.create_run(store.experiment_id(client, "test")).info.run_id
+
+
+@pytest.fixture
+def own(database: str, tmp_path: Path) -> MlflowClient:
+    """A store of the test's own, whose file it may harm."""
+    shutil.copy(database.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    return store.connect(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def file_of(client: MlflowClient) -> Path:
+    return Path(client.tracking_uri.removeprefix("sqlite:///"))
+
+
+@contextlib.contextmanager
+def away(client: MlflowClient) -> Iterator[None]:
+    """Within it, the database's file is elsewhere: reads are answered by what is open, writes fail."""
+    file = file_of(client)
+    moved = file.rename(file.with_suffix(".away"))
+    try:
+        yield
+    finally:
+        moved.rename(file)
+
+
+@contextlib.contextmanager
+def locked(client: MlflowClient) -> Iterator[None]:
+    """Within it, another process writes into the database."""
+    with contextlib.closing(sqlite3.connect(file_of(client), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def history(client: MlflowClient, run_id: str, name: str) -> list[tuple[int, float]]:
@@ -63,12 +107,13 @@ def test_a_relative_store_is_refused(uri: str) -> None:
     )
 
 
-@pytest.mark.parametrize("uri", ["https://me:secret@host:5000", "postgresql://me:secret@host/mlflow"])
-def test_a_password_in_the_address_is_refused_and_not_repeated(uri: str) -> None:
-    with pytest.raises(ConfigError, match="must not have a password in it") as caught:
-        store.resolve_uri(uri)
-    assert "secret" not in str(caught.value)
-    assert store.resolve_uri("postgresql://me@host/mlflow") == "postgresql://me@host/mlflow"
+@pytest.mark.parametrize("uri", ["https://me:secret@host:5000", "http://secret@host", "http://host?token=secret"])
+def test_a_secret_in_the_address_is_refused_and_not_repeated(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for given in (uri, None):
+        with pytest.raises(ConfigError, match="must not have a user, password or token in it") as caught:
+            store.resolve_uri(given)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.fixture
@@ -154,6 +199,155 @@ def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClien
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
+def test_what_is_recorded_twice_at_once_is_there_once(client: MlflowClient, run_id: str) -> None:
+    """Of several values that wait for the store, the last is that of the steps that count."""
+    sink, there = Sink(client, run_id), threading.Event()
+    sink.call(lambda client, run_id: assert_set(there))
+    sink.metrics(1, 1000, {"loss": 0.5})
+    sink.metrics(1, 2000, {"loss": 0.4})
+    there.set()
+    assert sink.close("FINISHED", patience_s=20)
+    assert history(client, run_id, "loss") == [(1, 0.4)]
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+def test_what_was_written_of_many_figures_is_not_written_again(
+    client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flaky = MlflowClient(client.tracking_uri)
+    write, failed, again = flaky.log_batch, threading.Event(), threading.Event()
+
+    def fail_once(run_id: str, metrics: list, **others: object) -> None:
+        if not failed.is_set() and len(metrics) < 1000:  # the second part of the first batch
+            failed.set()
+            assert_set(again)
+            raise ConnectionError("gone just now")
+        write(run_id, metrics=metrics, **others)
+
+    monkeypatch.setattr(flaky, "log_batch", fail_once)
+    sink = Sink(flaky, run_id)
+    sink.metrics(1, 1, {f"m{index}": 1.0 for index in range(1200)})
+    assert_set(failed)
+    sink.metrics(1, 2, {"m0": 2.0})
+    again.set()
+    assert sink.close("FINISHED", patience_s=60)
+    assert history(client, run_id, "m0") == [(1, 1.0)]
+    assert len(client.get_run(run_id).data.metrics) == 1200
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
+def test_what_a_server_refuses_is_not_tried_again(status: int) -> None:
+    assert _is_refusal(MlflowException("no", get_error_code(status)))
+
+
+@pytest.mark.parametrize("status", [408, 429, 499, 500, 502, 503, 504])
+def test_what_a_server_is_too_busy_for_is_tried_again(status: int) -> None:
+    assert not _is_refusal(MlflowException("later", get_error_code(status)))
+    assert not _is_refusal(ConnectionError("gone"))
+
+
+@pytest.fixture
+def config(small: TrainConfig) -> TrainConfig:
+    return replace(small, device="cpu")
+
+
+def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
+    return RunRecord.create(client, config, "mine", "k", str(folder), digits)
+
+
+def started(config: TrainConfig, step: int, *history: Row) -> Started:
+    return Started(configs.to_mapping(config), step, steps_per_epoch=30, history=history)
+
+
+def loss(step: int, value: float) -> Row:
+    return Row.now("iteration", step, {"train/loss": value})
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_mlflow_has_what_led_to_the_final_weights_and_has_it_once(
+    there: bool, own: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    record = begin(own, config, digits, tmp_path)
+    kept = [loss(5, 0.5), loss(10, 0.4)]
+    with contextlib.nullcontext() if there else away(own):
+        record.started(started(config, 0))
+        for row in kept:
+            record.row(row)
+        record.checkpoint(SavedCheckpoint(tmp_path / "step-00000012", 12, 0, "a"))
+        record.row(loss(15, 9.9))  # of steps that are lost
+        record.row(loss(20, 9.9))
+        if there:
+            wait_for(lambda: history(own, record.run_id, "train/loss") == [(5, 0.5), (10, 0.4)])
+        record.started(started(config, 12, *kept))
+        record.row(loss(15, 0.3))
+    record.row(loss(20, 0.2))
+    record.checkpoint(SavedCheckpoint(tmp_path / "step-00000030", 30, 1, "b", 0.9))
+    record.row(Row.now("epoch", 1, {"test/accuracy": 0.9}))
+    record.row(loss(35, 9.9))  # no checkpoint has it
+    assert record.end("KILLED")
+    assert history(own, record.run_id, "train/loss") == [(5, 0.5), (10, 0.4), (15, 0.3), (20, 0.2)]
+    assert history(own, record.run_id, "test/accuracy") == [(1, 0.9)]
+    left = artifacts_of(own, record.run_id)["rows_after_checkpoint.json"]
+    assert '"step": 35' in left.read_text()
+
+
+def artifacts_of(client: MlflowClient, run_id: str) -> dict[str, Path]:
+    return {
+        file.path: Path(client.download_artifacts(run_id, file.path))
+        for file in client.list_artifacts(run_id)
+        if not file.is_dir
+    }
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_every_figure_of_a_finished_run_is_there_once(
+    own: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    outcome = train_here(config, digits, tmp_path / "checkpoints")
+    record = begin(own, config, digits, tmp_path)
+    with away(own):  # so that all comes to be written at once
+        record.result(outcome, digits, lambda: classifier.load(Path(outcome.checkpoint)))
+    assert record.end("FINISHED")
+    data = own.get_run(record.run_id).data.metrics
+    assert {"epoch_s", "train/epoch_loss", "train/loss", "time/training_s", "best/accuracy"} <= set(data)
+    for name in data:
+        points = own.get_metric_history(record.run_id, name)
+        assert max(Counter(point.step for point in points).values()) == 1, name
+    (last,) = (row for row in outcome.history if (row.kind, row.step) == ("epoch", outcome.epochs))
+    point = own.get_metric_history(record.run_id, "epoch_s")[-1]
+    assert point.timestamp == last.timestamp_ms  # the epoch's, not the result's
+
+
+@pytest.mark.parametrize("harm", [away, pytest.param(locked, marks=pytest.mark.slow)])  # each try of one takes 20 s
+def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
+    harm: Callable[[MlflowClient], AbstractContextManager[None]],
+    own: MlflowClient,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It answers reads."""
+    tracking.quieten(verbose=False)
+    run_id = own.create_run(store.experiment_id(own, "test")).info.run_id
+    sink, tries = Sink(own, run_id), []
+    with harm(own):
+        for index in range(10):
+            sink.call(lambda client, run_id: tries.append(run_id))
+            sink.tags({f"never{index}": "seen"})
+        assert not sink.close("FINISHED", patience_s=2)
+        assert len(tries) == 1  # nothing after the first that fails
+        assert sink.refused == []
+    assert "Traceback" not in capsys.readouterr().err
+    assert own.get_run(run_id).info.status == "RUNNING"
+
+
 def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) -> None:
     for value in ("1x2", "1x4"):
         sink = Sink(client, run_id)
@@ -181,12 +375,13 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
     """What cannot be written is tried again, in its place, until it can be."""
     asked = threading.Semaphore(0)
 
-    def away(*_: object) -> None:
+    def refuse(*_: object) -> None:
         asked.release()
         raise ConnectionError("connection refused")
 
     flaky = MlflowClient(client.tracking_uri)
-    monkeypatch.setattr(flaky, "get_run", away)
+    for name in ("get_run", "set_tag"):
+        monkeypatch.setattr(flaky, name, refuse)
     calls = []
 
     def job(client: MlflowClient, run_id: str) -> None:
@@ -210,10 +405,10 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
 def test_a_store_that_stays_away_is_given_up_at_the_end(
     client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = MlflowClient(client.tracking_uri)
-    for name in ("get_run", "log_batch", "set_terminated"):
-        monkeypatch.setattr(away, name, absent)
-    sink = Sink(away, run_id)
+    gone = MlflowClient(client.tracking_uri)
+    for name in ("log_batch", "set_tag", "set_terminated"):
+        monkeypatch.setattr(gone, name, absent)
+    sink = Sink(gone, run_id)
     sink.tags({"never": "seen"})
     assert not sink.close("FINISHED", patience_s=0.5)
     assert sink.trouble == "still away"
@@ -235,7 +430,7 @@ def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: M
     sink = Sink(client, run_id)
     sink.call(job)
     sink.metrics(1, 1, {"loss": 0.5})
-    assert sink.close("FINISHED", patience_s=0.5)
+    assert sink.close("FINISHED", patience_s=20)
     assert (len(calls), sink.refused) == (3, ["no space left on device"])
     assert history(client, run_id, "loss") == [(1, 0.5)]
     assert client.get_run(run_id).info.status == "FINISHED"
@@ -329,13 +524,13 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     file = Path(database.removeprefix("sqlite:///"))
     guard = Guard(database, run_id, "s1")
-    away = file.rename(file.with_suffix(".away"))
+    moved = file.rename(file.with_suffix(".away"))
     file.mkdir()  # what answers is no database
     guard.hand_over("FAILED")
     time.sleep(8)
     assert not guard.wait(0)
     file.rmdir()
-    away.rename(file)
+    moved.rename(file)
     assert status_within(client, run_id, "FAILED", 60)
     assert guard.wait(30)
 
@@ -358,3 +553,37 @@ def test_a_guard_leaves_a_run_alone_that_another_driver_has_taken_over(
     guard._starter.stdin.close()
     assert guard.wait(30)
     assert client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
+    home: Path, config: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    config = replace(config, run_name="mine")
+    folder, held = runs.create(config)
+    held.release()
+    train_here(config, digits, Path(folder.address) / "checkpoints")
+    uri, notes = f"sqlite:///{tmp_path}/lost.db", []
+    for named in ("mine", folder.address):
+        assert results.find_run(named, uri, notes.append) == store.KnownRun("", "mine", folder.key, folder.address, "")
+    assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
+    scored = results.evaluate("mine", "last", None, uri, notes.append)
+    assert scored.recorded_accuracy == scored.metrics["accuracy"]
+    assert not (tmp_path / "lost.db").exists()
+    for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):
+        with pytest.raises(ConfigError, match=f"there is no run '{absent}' in {uri}"):
+            results.find_run(absent, uri, notes.append)
+
+
+def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
+    home: Path, own: MlflowClient, config: TrainConfig
+) -> None:
+    folder, held = runs.create(replace(config, run_name="mine"))
+    held.release()
+    tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
+    made = [own.create_run(store.experiment_id(own, "test"), run_name="renamed", tags=tags).info.run_id]
+    for named in ("mine", folder.address, "renamed"):
+        assert results.find_run(named, own.tracking_uri, pytest.fail).run_id == made[0]
+    for _ in range(2):
+        own.create_run(store.experiment_id(own, "test"), run_name="mine", tags={store.KEY_TAG: "k"})
+    with pytest.raises(ConfigError, match="there are 2 runs named 'mine'"):
+        results.find_run("mine", own.tracking_uri, pytest.fail)

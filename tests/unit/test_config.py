@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
@@ -35,6 +36,52 @@ FLAGS_OTHERS_RELY_ON = [
     "max-failures",
     "verbose",
 ]
+
+
+@pytest.mark.parametrize(
+    ("key", "address"),
+    [
+        ("tracking_uri", "http://SECRET@host:5000"),
+        ("tracking_uri", "https://me:SECRET@host"),
+        ("tracking_uri", "https://me:SEC/RET@host"),
+        ("tracking_uri", "http://host:5000?token=SECRET"),
+        ("tracking_uri", "http://host:5000/#SECRET"),
+        ("tracking_uri", "postgresql://me:SECRET@host/mlflow"),
+        ("tracking_uri", "postgresql+psycopg2://host/mlflow?user=me&password=SECRET"),
+        ("tracking_uri", "mysql://host/mlflow?passwd=SECRET"),
+        ("tracking_uri", "mssql+pyodbc:///?odbc_connect=DRIVER%3DODBC%3BPWD%3DSECRET"),
+        ("storage", "s3://KEY:SEC/RET@bucket/runs"),
+        ("storage", "s3://SECRET@bucket/runs"),
+        ("storage", "s3://bucket/runs?secret_key=SECRET"),
+        ("address", "ray://me:SECRET@head:10001"),
+        ("address", "SECRET@head:6379"),
+        ("address", "head:6379?token=SECRET"),
+    ],
+)
+def test_an_address_with_a_secret_is_refused_and_not_repeated(key: str, address: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{key}: '{address}'\n")
+    for make in (lambda: TrainConfig(**{key: address}), lambda: configs.load(tmp_path / "run.yaml")):
+        with pytest.raises(ConfigError, match=f"{key} must not have a user, password or token in it; ") as caught:
+            make()
+        assert not re.search("SEC/?RET(?!_ACCESS)", str(caught.value))
+    assert ("MLFLOW_TRACKING_TOKEN" in str(caught.value)) == (key == "tracking_uri")
+
+
+@pytest.mark.parametrize(
+    ("key", "address"),
+    [
+        ("tracking_uri", "http://127.0.0.1:5000/mlflow"),
+        ("tracking_uri", "http://[::1]:5000"),
+        ("tracking_uri", "sqlite:////home/me@work/mlflow.db?timeout=5"),
+        ("tracking_uri", "postgresql+psycopg2://me@host:5432/mlflow?sslmode=require&passfile=/home/me/.pgpass"),
+        ("storage", "/home/me:you@work/runs"),
+        ("storage", "s3://bucket/runs"),
+        ("address", "10.0.0.5:6379"),
+        ("address", "auto"),
+    ],
+)
+def test_an_address_without_a_secret_is_taken(key: str, address: str) -> None:
+    assert getattr(TrainConfig(**{key: address}), key) == address
 
 
 def test_the_flags_that_others_rely_on_exist() -> None:
