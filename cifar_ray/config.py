@@ -408,10 +408,10 @@ def check_address(key: str, address: str | None) -> None:
     named = re.split("[?#]", rest, maxsplit=1)
     options = unquote(named[1]) if len(named) > 1 else ""
     if scheme.partition("+")[0] in _DATABASES:
-        secret = _PASSWORD.match(rest) or _SECRET_OPTION.search(options)
+        secret = _SECRET_OPTION.search(options) is not None
     else:
-        secret = _PASSWORD.match(rest) or _USER.match(rest) or options
-    if secret:
+        secret = bool(_USER.match(rest) or options)
+    if secret or _PASSWORD.match(rest):
         raise ConfigError(key, f"must not have a user, password or token in it; {_INSTEAD[key]}")
 
 

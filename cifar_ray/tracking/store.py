@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -19,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.config import check_address
 from cifar_ray.strict import ConfigError
 
-Client = MlflowClient
+Client: TypeAlias = MlflowClient
 """What speaks to a store."""
 
 KEY_TAG = "cifar_ray.key"

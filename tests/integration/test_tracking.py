@@ -577,13 +577,13 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
 def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
     home: Path, own: MlflowClient, config: TrainConfig
 ) -> None:
-    folder, held = runs.create(replace(config, run_name="mine"))
+    folder, held = runs.create(replace(config, run_name="ours"))
     held.release()
     tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
     made = [own.create_run(store.experiment_id(own, "test"), run_name="renamed", tags=tags).info.run_id]
-    for named in ("mine", folder.address, "renamed"):
+    for named in ("ours", folder.address, "renamed"):
         assert results.find_run(named, own.tracking_uri, pytest.fail).run_id == made[0]
     for _ in range(2):
-        own.create_run(store.experiment_id(own, "test"), run_name="mine", tags={store.KEY_TAG: "k"})
-    with pytest.raises(ConfigError, match="there are 2 runs named 'mine'"):
-        results.find_run("mine", own.tracking_uri, pytest.fail)
+        own.create_run(store.experiment_id(own, "test"), run_name="ours", tags={store.KEY_TAG: "k"})
+    with pytest.raises(ConfigError, match="there are 2 runs named 'ours'"):
+        results.find_run("ours", own.tracking_uri, pytest.fail)
