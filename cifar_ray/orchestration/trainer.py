@@ -104,7 +104,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
             if known.run_id:
                 record = RunRecord.reopen(client, config, known.run_id)
             else:  # the store was lost
-                record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset)
+                record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             work = Work(config, dataset, folder, record, console)

@@ -255,7 +255,7 @@ def config(small: TrainConfig) -> TrainConfig:
 
 
 def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
-    return RunRecord.create(client, config, "mine", "k", str(folder), digits)
+    return RunRecord.create(client, config, "mine", "k", str(folder), digits, time.time())
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:
