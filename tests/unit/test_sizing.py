@@ -14,13 +14,14 @@ import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration import attempt, autoscaler, preflight, segments
+from cifar_ray.orchestration import attempt, autoscaler, cluster, preflight, segments
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.autoscaler import Demand
 from cifar_ray.orchestration.events import Stopped
 from cifar_ray.orchestration.sizing import Sizing
 from cifar_ray.storage import LocalFolder
 from cifar_ray.strict import ConfigError
+from cifar_ray.topology import Node
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
 
@@ -96,6 +97,16 @@ class Places(Sizing):
     def place(self, config: TrainConfig, held: Any = None, patient: bool = False) -> tuple[TrainConfig, list[str]]:
         self.held.append(Counter(held))
         return config, [next(node for node in self.nodes if node not in self.unfit)]
+
+
+def test_an_elastic_run_is_not_placed_on_a_node_found_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "second")]
+    monkeypatch.setattr(cluster, "free_nodes", lambda cpus, gpus: nodes)
+    places = Sizing(lambda _: None, lambda: None, demand=Asked([]))
+    assert set(places.place(config("2x1", "1x1:2x1"))[1]) == {"first", "second"}
+    places.unfit.add("first")
+    found, placement = places.place(config("2x1", "1x1:2x1"))
+    assert (found.topology, placement) == ("1x1", ["second"])
 
 
 def work(config: TrainConfig, folder: Path) -> Any:
