@@ -87,12 +87,16 @@ class Person:
 
     def leftovers(self) -> list[str]:
         """Processes that this person's commands have left running."""
+        return [words[:100] for words in self.processes().values()]
+
+    def processes(self) -> dict[int, str]:
+        """Processes that this person's commands have started: pid -> command line."""
         mine = f"HOME={self.home}".encode()
-        found = []
+        found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if mine in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                    found.append(" ".join(process.cmdline())[:100])
+                    found[process.pid] = " ".join(process.cmdline())
         return found
 
 

@@ -31,6 +31,7 @@ _POLL_S = 0.2
 _PLACEMENT_TRY_S = 15.0
 _COLLECTIVE_TIMEOUT_S = 600
 _CONTROLLER_START_S = 5.0
+_LONGEST_REASON = 200
 
 Listener = Callable[[Any], None]
 
@@ -45,6 +46,10 @@ class RunFailedError(RuntimeError):
     def __init__(self, sentence: str, recoverable: bool = False) -> None:
         self.recoverable = recoverable
         super().__init__(sentence)
+
+
+class RayLostError(RunFailedError):
+    """Ray itself has ended under the run; nothing can be asked of it any more."""
 
 
 class TooSmallError(ConfigError):
@@ -167,9 +172,13 @@ def run(
     last_failure: WorkersFailed | None = None
     controller: Any = None
 
+    asked = False
+
     def look() -> None:
+        nonlocal asked
         check()
-        if leave is not None and leave():
+        asked = asked or (leave is not None and leave())
+        if asked:  # again and again: a mailbox that was lost and has started again does not know
             inbox.ask_to_stop()
 
     try:
@@ -181,6 +190,8 @@ def run(
             elif isinstance(event, Started):
                 last_failure = None
             listen(event)
+    except RayLostError:
+        raise
     except BaseException:
         _end(controller, inbox)
         raise
@@ -266,8 +277,9 @@ def _reason(error: BaseException, failure: WorkersFailed | None) -> str:
     cause = getattr(error, "controller_failure", None)
     if isinstance(cause, NotPlacedError):
         return str(cause)
-    text = str(error)
     if failure is not None:
         return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failure.reasons.items()))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    if isinstance(error, ray.exceptions.RayActorError):  # workers that die are told of as a failure
+        return "Ray Train's controller has died: its process was killed, or its node has left"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_REASON] if lines else type(error).__name__

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 from ray._common.utils import get_default_ray_temp_dir, get_default_system_temp_dir
-from ray._private import ray_constants, services
+from ray._private import parameter, ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
+from ray._private.node import Node as RayNode
 from ray._private.state import available_resources_per_node
 from ray._private.state import state as global_state
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
@@ -36,6 +40,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _GREETING_TIMEOUT_S = 20.0
 _START_S = 120  # for each part of a Ray that is started here; Ray's own 30 s are too short for a busy machine
 _STARTS = 2
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _LONGEST_REASON = 200
 _OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
 
@@ -45,8 +50,12 @@ class NotStartedError(RuntimeError):
 
 
 @contextmanager
-def session(config: TrainConfig) -> Iterator[None]:
+def session(config: TrainConfig) -> Iterator[Callable[[], str]]:
     """A connection to Ray, closed at the end unless it was there before.
+
+    Yields:
+        What tells, now and then, which process of a Ray started here has ended; an empty string when none has. Ray
+        itself waits for it, and ends this process after a minute.
 
     Raises:
         ConfigError: when no cluster answers at the address, or this machine has too few CPUs for the nodes.
@@ -62,19 +71,19 @@ def session(config: TrainConfig) -> Iterator[None]:
         yield from _session(config, head)
 
 
-def _session(config: TrainConfig, head: str | None) -> Iterator[None]:
+def _session(config: TrainConfig, head: str | None) -> Iterator[Callable[[], str]]:
     if ray.is_initialized():
-        yield
+        yield str
     elif head:
         with token():
             try:
                 _join(head, config)
-                yield
+                yield str
             finally:
                 ray.shutdown()
     else:
-        with _settings(_settings_to_start()), _loopback(), _local(config):
-            yield
+        with _settings(_settings_to_start()), _loopback(), _local(config) as ended:
+            yield ended
 
 
 @contextmanager
@@ -220,7 +229,7 @@ def _loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _local(config: TrainConfig) -> Iterator[None]:
+def _local(config: TrainConfig) -> Iterator[Callable[[], str]]:
     """Ray on this machine, for this process alone; it ends with the process, however that ends."""
     with files.scratch(get_default_system_temp_dir()) as folder, forkserver.running(folder) as runtime_env:
         sizes: dict[str, Any] = {
@@ -229,20 +238,25 @@ def _local(config: TrainConfig) -> Iterator[None]:
             "include_dashboard": False,
         }
         with _patience():
-            stop = _started(config, sizes, folder, runtime_env)
+            head, stop = _started(config, sizes, folder, runtime_env)
         try:
-            yield
+            yield partial(_ended, head)
         finally:
-            stop()
+            if _ended(head):
+                # Ray's own shutdown would wait for it, and end this process after a minute.
+                atexit.unregister(ray.shutdown)
+                _kill(psutil.Process().children(recursive=True))
+            else:
+                stop()
 
 
 def _started(
     config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]
-) -> Callable[[], None]:
+) -> tuple[RayNode, Callable[[], None]]:
     """Start Ray and connect to it, and once more if that fails.
 
     Returns:
-        What ends it.
+        Its head, and what ends it.
 
     Raises:
         NotStartedError: when it fails again.
@@ -254,9 +268,7 @@ def _started(
         except BaseException as error:
             # Ray keeps no account of what a start that failed has brought up.
             ray.shutdown()
-            for process in set(psutil.Process().children(recursive=True)) - before:
-                with suppress(psutil.Error):
-                    process.kill()
+            _kill(set(psutil.Process().children(recursive=True)) - before)
             if not isinstance(error, Exception):
                 raise
             if not left:
@@ -268,10 +280,12 @@ def _started(
     raise AssertionError("the last failure was raised")
 
 
-def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]) -> Callable[[], None]:
+def _start(
+    config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]
+) -> tuple[RayNode, Callable[[], None]]:
     if config.local_nodes == 1:
         ray.init(address="local", **sizes, **_quiet(config), runtime_env=runtime_env, _temp_dir=str(folder))
-        return ray.shutdown
+        return ray_worker._global_node, ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
     ray_utils.try_to_create_directory(get_default_ray_temp_dir())  # Cluster notes its address there
     cluster = Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
@@ -283,13 +297,31 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env
         ray.shutdown()
         cluster.shutdown()
 
-    return stop
+    return cluster.head_node, stop
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _ended(head: RayNode) -> str:
+    """Which process the cluster cannot be without has ended, in words."""
+    for kind in (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET):
+        if any(info.process.poll() is not None for info in head.all_processes.get(kind, ())):
+            return f"Ray's {kind} process on this machine"
+    return ""
 
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """Context manager: have Ray wait longer for a node that it starts; no setting says how long."""
-    before = services.get_node
+    """Context manager: have Ray wait longer for a node that it starts; no setting says how long.
+
+    The node itself waits 15 s for its agents, two more Pythons, to tell their ports, and dies; it does not wait for
+    agents whose ports it is told.
+    """
+    before, params, start = services.get_node, parameter.RayParams, services.start_ray_process
 
     def get_node(address: str, node_id: str) -> Any:
         deadline = time.monotonic() + _START_S
@@ -302,11 +334,23 @@ def _patience() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    services.get_node = get_node
+    def with_ports(**given: Any) -> parameter.RayParams:
+        with ExitStack() as held:
+            taken = [held.enter_context(socket.create_server(("", 0))) for _ in _AGENT_PORTS]
+            ports = {name: each.getsockname()[1] for name, each in zip(_AGENT_PORTS, taken, strict=True)}
+        return params(**{**given, **ports})
+
+    def start_process(command: list[str], kind: str, **rest: Any) -> Any:
+        if kind == ray_constants.PROCESS_TYPE_RAYLET:  # Ray tells this port to the agent alone
+            told = re.search(r"--listen-port=(\d+)", " ".join(command))
+            command = [*command, f"--dashboard_agent_listen_port={told[1]}"] if told else command
+        return start(command, kind, **rest)
+
+    services.get_node, parameter.RayParams, services.start_ray_process = get_node, with_ports, start_process
     try:
         yield
     finally:
-        services.get_node = before
+        services.get_node, parameter.RayParams, services.start_ray_process = before, params, start
 
 
 def cpus_per_node(config: TrainConfig) -> int:

@@ -140,11 +140,15 @@ class Inbox:
 
 
 def open_mailbox(launch: Launch) -> Inbox:
-    """A new mailbox on the driver's node; it ends with the driver.
+    """A new mailbox on the driver's node; it ends with the driver. Ray starts it again when it is killed.
+
+    What it then held is lost to the display; rows of figures come again with the run's outcome. What is posted
+    meanwhile waits.
 
     Args:
         launch: what the driver has done so far. Workers that start ask for it; after a failure, what
             they are told begins with the failure.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Inbox(ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote(launch))
+    kept = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    return Inbox(kept.remote(launch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,11 @@ from types import FrameType
 
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import cluster
-from cifar_ray.orchestration.attempt import RunFailedError
+from cifar_ray.orchestration.attempt import RayLostError, RunFailedError
 from cifar_ray.storage import Held, Lease
+
+_PATIENCE = 2  # signals
+_SHOW_CURSOR = "\x1b[?25h"  # the display has hidden it
 
 
 class InterruptedRunError(BaseException):
@@ -26,7 +30,7 @@ class InterruptedRunError(BaseException):
 def session(
     config: TrainConfig, say: Callable[[str], None], locks: Sequence[Held] = ()
 ) -> Iterator[Callable[[], None]]:
-    """Ray for the run, and what to call now and then to be interrupted by a signal or the loss of a lock.
+    """Ray for the run, and what to call now and then to be interrupted by a signal or the loss of a lock or of Ray.
 
     An exception out of a signal handler is not safe inside Ray's compiled code.
 
@@ -41,10 +45,12 @@ def session(
         if pending:
             say("interrupted; stopping Ray")
             raise InterruptedRunError(pending[0])
+        if lost := ended():
+            raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
         check_locks(locks)
 
     # Twice, since Ray's compiled part sets a handler of its own when it starts.
-    with signals(pending), cluster.session(config), signals(pending):
+    with signals(pending), cluster.session(config) as ended, signals(pending):
         check()
         yield check
 
@@ -66,16 +72,20 @@ def check_locks(locks: Sequence[Held]) -> None:
 def signals(pending: list[int] | None = None) -> Iterator[None]:
     """Within it, SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread.
 
-    With a list, the first signal is only noted in it, and the second raises.
+    With a list, the first two are only noted in it, since an exception in the middle of Ray's code or of the clean-up
+    leaves a traceback; the third ends the process at once, as SIGKILL would, but with a sentence.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, _: FrameType | None) -> None:
-        if pending is None or pending:
+        if pending is None:
             raise InterruptedRunError(signum)
         pending.append(signum)
+        if len(pending) > _PATIENCE:
+            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}error: {InterruptedRunError(signum)}\n".encode())
+            os._exit(128 + signum)
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -28,8 +28,9 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
 _LONGEST_REASON = 160
-_FINAL = (ConfigError, CheckpointError, DivergedError, torch.OutOfMemoryError)
-"""Errors that the same run would meet again."""
+_FINAL = (ConfigError, CheckpointError, DivergedError)
+"""Errors that the same run would meet again, as it would memory that is too small."""
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class NotPlacedError(RuntimeError):
@@ -103,7 +104,7 @@ class Failures(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = {rank: getattr(error, "_base_exc", error) for rank, error in worker_exceptions.items()}
-        final = [cause for cause in causes.values() if isinstance(cause, _FINAL)]
+        final = [cause for cause in causes.values() if isinstance(cause, _FINAL) or _out_of_memory(cause)]
         reasons = {rank: _sentence(cause) for rank, cause in causes.items()}
         self._mailbox.post.remote(WorkersFailed(reasons, bool(final)))
         self._mailbox.relaunch.remote(time.time())
@@ -111,9 +112,16 @@ class Failures(UserCallback):
             raise final[0]  # an error out of this hook ends the run without another attempt
 
 
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation was refused; torch has a type of its own for a GPU's memory only."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _CPU_ALLOCATOR in str(error)
+
+
 def _sentence(error: BaseException) -> str:
     if isinstance(error, WorkerHealthCheckFailedError):
         return "its process has died or does not answer"
+    if _out_of_memory(error):
+        return "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
     return (
         first

@@ -172,6 +172,49 @@ def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(pers
 
 
 @pytest.mark.extended
+def the_process(person: Person, title: str) -> int:
+    """The pid of the one process of this person's whose command line contains ``title``."""
+    (pid,) = [pid for pid, words in person.processes().items() if title in words]
+    return pid
+
+
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -> None:
+    with person.starts(*LONG, "--topology", "1x1", "--epochs", "100000") as run:
+        run.until("epoch 1/")
+        os.kill(the_process(person, f"/{part} --"), signal.SIGKILL)
+        assert run.end() == 1
+        sentence = f"Ray's {part} process on this machine has ended: "
+        assert f"error: {sentence}" in run.output
+        assert "Traceback" not in run.output
+    run_now = person.run_named("victim")
+    assert run_now.info.status == "FAILED"
+    assert run_now.data.tags["cifar_ray.failure"].startswith(sentence)
+
+
+def test_a_mailbox_that_is_killed_starts_again(person: Person, undisturbed: str) -> None:
+    with person.starts(*LONG) as run:
+        run.until("epoch 2/30")
+        os.kill(the_process(person, "_Mailbox"), signal.SIGKILL)
+        assert run.end() == 0, run.output
+        assert "epoch 30/30" in run.output
+        assert "workers failed" not in run.output
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+
+
+def test_three_quick_signals_end_the_run_with_a_sentence(person: Person) -> None:
+    with person.starts(*LONG, "--topology", "1x1", "--epochs", "100000") as run:
+        run.until("starting the workers")
+        for _ in range(3):
+            run.kill(signal.SIGINT)
+            time.sleep(0.1)
+        assert run.end() == 130
+        assert "error: interrupted by SIGINT\n" in run.output
+        assert "Traceback" not in run.output
+    wait_for_status(person, "KILLED")
+
+
 def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None:
     done = person.runs(*LONG, "--lr", "1e30", "--warmup-epochs", "0")
     assert done.returncode == 1
