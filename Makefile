@@ -7,7 +7,7 @@ PIP := $(BIN)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart test test-all lint mutants clean
 
 # A small sweep over batch sizes and workers on this machine, and its report: scikit-learn's digits, no network.
 quickstart: $(VENV)/installed
@@ -26,6 +26,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Mistakes made on purpose, and how many of them the fast tests notice; hours for all of them. A part:
+# make mutants MUTANTS='--sample 20 config.py data/*'
+mutants: $(VENV)/installed
+	VIRTUAL_ENV=$(VENV) $(PIP) install --quiet --constraint constraints.txt --editable '.[dev,mutants]'
+	set -f; $(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
 # constraints.txt has the exact versions that the tests have passed with.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -1,0 +1,229 @@
+"""How many small mistakes the fast tests notice: mutants of the code, made by mutmut, against tests/unit.
+
+    make mutants                                             all mutants of all modules named in pyproject.toml
+    make mutants MUTANTS='--sample 20 config.py data/*'      at most 20 of each module, drawn with --seed
+
+docs/mutants.md has what came out. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant;
+here one session of pytest has collected the tests, and every mutant is a fork of it that runs only the tests that
+reach the changed function, the quickest first, until one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from mutmut.__main__ import create_mutants
+from mutmut.configuration import config
+from mutmut.mutation.data import SourceFileMutationData
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir, setup_source_paths, walk_mutatable_files
+
+MUTANTS = Path("mutants")
+PACKAGE = "cifar_ray"
+FACTOR, LEAST_S = 20, 60
+"""A mutant that takes longer than this many times its tests, and this many seconds, runs for ever."""
+
+VERDICTS = {os.EX_OK: "survived", 1: "killed"}
+
+
+@dataclass
+class Session:
+    """A plugin of pytest: has it collect the tests, and runs them in forks.
+
+    Attributes:
+        wanted: the mutants of each module.
+        found: mutant -> ``killed``, ``survived``, ``timeout``, or ``not reached`` by any test.
+    """
+
+    wanted: dict[str, list[str]]
+    processes: int
+    found: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+    reached: list[str] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed = self.failed or report.failed
+
+    def pytest_runtest_teardown(self) -> None:
+        self.reached = sorted(state()._stats)
+        state()._stats.clear()
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        import mlflow  # noqa: F401  # once, and not in every fork
+        from sklearn import datasets  # noqa: F401
+
+        tests = self._tests(session)
+        mutants = [mutant for module in self.wanted.values() for mutant in module]
+        running: dict[int, str] = {}
+        for number, mutant in enumerate(mutants):
+            items = tests.get(mutant.rpartition("__mutmut_")[0], [])
+            if not items:
+                self.found[mutant] = "not reached"
+                continue
+            while len(running) >= self.processes:
+                self._finish(running)
+            seconds = LEAST_S + FACTOR * sum(seconds for seconds, _ in items)
+            running[self._fork(mutant, [item for _, item in items], int(seconds))] = mutant
+            if number % 20 == 0:
+                print(f"{number} of {len(mutants)}", dict(Counter(self.found.values())), file=sys.stderr)
+        while running:
+            self._finish(running)
+        return True
+
+    def _tests(self, session: pytest.Session) -> dict[str, list[tuple[float, pytest.Item]]]:
+        """The tests that reach each function, with how long they take, the quickest first; none of them fails."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "reached.json"
+            process = os.fork()
+            if process == 0:
+                set_mutant_under_test("stats")
+                os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
+                rows = []
+                for number, item in enumerate(session.items):
+                    begin = time.perf_counter()
+                    self._run(item, session.items[number + 1] if number + 1 < len(session.items) else None)
+                    rows.append((time.perf_counter() - begin, self.reached))
+                    if self.failed:
+                        print(f"fails without any mutant: {item.nodeid}", file=sys.stderr)
+                        os._exit(1)
+                file.write_text(json.dumps(rows))
+                os._exit(0)
+            if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
+                pytest.exit("the tests must pass without a mutant", 1)
+            rows = json.loads(file.read_text())
+        found: dict[str, list[tuple[float, pytest.Item]]] = {}
+        for item, (seconds, functions) in sorted(zip(session.items, rows), key=lambda pair: pair[1][0]):
+            for function in functions:
+                found.setdefault(function, []).append((seconds, item))
+        return found
+
+    @staticmethod
+    def _run(item: pytest.Item, following: pytest.Item | None) -> None:
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _fork(self, mutant: str, items: list[pytest.Item], seconds: int) -> int:
+        sys.stderr.flush()
+        process = os.fork()
+        if process:
+            return process
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = self._folder(os.getpid(), make=True)
+        set_mutant_under_test(mutant)
+        try:
+            for item, following in zip(items, [*items[1:], None]):
+                self._run(item, following)
+                if self.failed:
+                    break
+        except BaseException:  # whatever a mutant does to pytest itself is noticed
+            os._exit(1)
+        os._exit(1 if self.failed else os.EX_OK)
+
+    def _finish(self, running: dict[int, str]) -> None:
+        process, status = os.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # what its tests have left running
+        shutil.rmtree(self._folder(process), ignore_errors=True)
+        code = os.waitstatus_to_exitcode(status)
+        mutant = running.pop(process)
+        self.found[mutant] = "timeout" if code == -signal.SIGALRM else VERDICTS.get(code, "killed")
+        if code == os.EX_OK:
+            print(mutant, "survived", file=sys.stderr)
+
+    @staticmethod
+    def _folder(process: int, make: bool = False) -> str:
+        folder = Path(tempfile.gettempdir()) / f"mutant-{process}"
+        if make:
+            folder.mkdir()
+        return str(folder)
+
+
+def main() -> None:
+    """Make the mutants, run them, and print a row for each module and the changes that survived."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("modules", nargs="*", help="files or patterns below cifar_ray/; all of pyproject.toml if none")
+    parser.add_argument("--sample", type=int, help="at most as many mutants of each module")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # the threads of a pool do not live on in a fork
+    os.environ["PY_IGNORE_IMPORTMISMATCH"] = "1"
+    if given.modules:
+        config().only_mutate = [f"{PACKAGE}/{module}" for module in given.modules]
+    shutil.rmtree(MUTANTS, ignore_errors=True)
+    MUTANTS.mkdir()
+    set_mutant_under_test("mutant_generation")
+    copy_src_dir()
+    copy_also_copy_files()
+    create_mutants(given.processes)
+    setup_source_paths()
+    set_mutant_under_test("")
+
+    every: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {}
+    for path in sorted(walk_mutatable_files()):
+        data = SourceFileMutationData(path=path)
+        data.load()
+        names = sorted(data.exit_code_by_key)
+        if names:
+            every[str(path)] = names
+            size = len(names) if given.sample is None else min(given.sample, len(names))
+            wanted[str(path)] = sorted(random.Random(f"{given.seed}{path}").sample(names, size))
+    session = Session(wanted, given.processes)
+    os.chdir(MUTANTS)
+    begin = time.perf_counter()
+    code = pytest.main(
+        ["-q", "-p", "no:cacheprovider", *config().pytest_add_cli_args_test_selection], plugins=[session]
+    )
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        sys.exit(code)
+    os.chdir("..")
+    _print(every, session, time.perf_counter() - begin)
+
+
+def _print(every: dict[str, list[str]], session: Session, seconds: float) -> None:
+    print(
+        "\n| module | mutants | tried | killed | survived | not reached | killed (%) |\n|---|---|---|---|---|---|---|"
+    )
+    total: Counter[str] = Counter()
+    for path, names in every.items():
+        found = Counter(session.found[mutant] for mutant in session.wanted[path])
+        found["killed"] += found.pop("timeout", 0)
+        found["mutants"] = len(names)
+        total += found
+        _row(path.removeprefix(f"{PACKAGE}/"), found)
+    _row("all", total)
+    print(f"\n{seconds:.0f} s")
+    for mutant, verdict in session.found.items():
+        if verdict in ("survived", "not reached"):
+            print(f"\n# {verdict}")
+            subprocess.run([Path(sys.executable).with_name("mutmut"), "show", mutant], check=False)
+
+
+def _row(name: str, found: Counter[str]) -> None:
+    tried = found["killed"] + found["survived"] + found["not reached"]
+    cells = [found["mutants"], tried, found["killed"], found["survived"], found["not reached"]]
+    print(f"| {name} | {' | '.join(map(str, cells))} | {100 * found['killed'] / tried:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
