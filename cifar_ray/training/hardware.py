@@ -77,10 +77,8 @@ def fast_at_bf16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
-def agree_on_precision(choice: str, place: Place) -> str:
+def agree_on_precision(place: Place) -> str:
     """``fp32`` or ``bf16`` for ``auto``: bf16 only where the hardware of every worker is fast at it."""
-    if choice != "auto":
-        return choice
     fast = torch.tensor(int(fast_at_bf16(place.device)), device=place.device)
     if place.world_size > 1:
         dist.all_reduce(fast, op=dist.ReduceOp.MIN)

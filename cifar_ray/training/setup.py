@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,10 @@ def prepare(
         ConfigError: when the config needs hardware that is not there.
     """
     hardware.set_threads(config.cpus_per_worker)
-    precision = hardware.agree_on_precision(config.precision, place)
+    found = _agree(folder, config, place)
+    precision: str = config.precision
+    if precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
+        precision = found[1].config.precision if found else hardware.agree_on_precision(place)
     hardware.use_precision(precision)
     decided: dict[str, Any] = {"precision": precision}
     config = dataclasses.replace(recipe.on_device(config, place.device.type), **decided)
@@ -115,7 +118,8 @@ def prepare(
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=place.device),
     )
-    _restore(job)
+    if found is not None:
+        _restore(job, *found)
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return job
@@ -133,13 +137,9 @@ def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str
     strategy.load(fresh, None)
 
 
-def _restore(job: Job) -> None:
+def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) -> None:
     """Continue from the newest usable checkpoint, the same one on every rank."""
     place = job.place
-    found = _agree(job.folder, job.config, place)
-    if found is None:
-        return
-    path, snapshot, skipped = found
     job.strategy.load(snapshot.weights, snapshot.optimizer)
     job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
     job.step = snapshot.step
