@@ -23,6 +23,10 @@ from cifar_ray.topology import parse as parse_topology
 CONFIG_VERSION = 1
 """The version of the YAML files written here. It changes when an old file would mean something else."""
 
+DEFAULT_GLOBAL_BATCH = 128
+"""Images per optimizer step over all workers when neither batch size is given. It stays when the workers change, and
+is what the models' learning rates are meant for."""
+
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "vit"]
 StrategyName = Literal[
@@ -149,11 +153,11 @@ class TrainConfig:
     """Optimizer steps in an epoch; all whole global batches when not given."""
 
     batch_size: int | None = None
-    """Images per worker and micro-batch; when not given, 128 or what --global-batch-size leaves. In a pipeline, all
-    of whose workers see every image, it is the global batch divided by the workers."""
+    """Images per worker and micro-batch; when not given, each worker's share of --global-batch-size. In a pipeline,
+    all of whose workers see every image, it is the global batch divided by the workers."""
 
     global_batch_size: int | None = None
-    """Images per optimizer step over all workers; may be given in place of --batch-size."""
+    """Images per optimizer step over all workers, in place of --batch-size; 128 when neither is given."""
 
     accumulate: int = 1
     """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
@@ -220,11 +224,13 @@ class TrainConfig:
     """Compute batch-norm statistics over all workers' images; needs GPUs."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the forward and backward pass. 'auto' is bf16 where the hardware is fast at it."""
+    """Arithmetic of the forward and backward pass. 'auto' is bf16 where the hardware is fast at it, decided once: a run
+    that goes on elsewhere keeps it."""
 
     # How it learns. None means: the model's documented default.
     optimizer: Literal["sgd", "adamw"] | None = None
-    """Optimizer; the model's own when not given."""
+    """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
+    none, --lr and --weight-decay are needed."""
 
     lr: float | None = None
     """Peak learning rate at --base-batch images per step; the model's own when not given."""
@@ -239,7 +245,8 @@ class TrainConfig:
     """Course of the learning rate after the warm-up; the model's own when not given."""
 
     warmup_epochs: float | None = None
-    """Epochs over which the learning rate rises from 0, linearly; the model's own when not given."""
+    """Epochs over which the learning rate rises from 0, linearly, --epochs at most; when not given, the model's own,
+    but a quarter of the run at most."""
 
     label_smoothing: float | None = None
     """Share of the target spread evenly over all classes; the model's own when not given."""
@@ -432,6 +439,10 @@ def _check(config: TrainConfig) -> None:
     for key in _BELOW_ONE:
         if flat[key] is not None and not 0 <= flat[key] < 1:
             raise ConfigError(key, f"must be at least 0 and below 1, got {flat[key]}")
+    if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
+        raise ConfigError(
+            "warmup_epochs", f"must be at most the run's {config.epochs} epochs, got {config.warmup_epochs:g}"
+        )
     if config.seed >= 2**63:
         raise ConfigError("seed", f"must be below 2**63, got {config.seed}")
     if min(config.resnet.blocks) < 1:

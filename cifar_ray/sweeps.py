@@ -76,7 +76,8 @@ class SweepConfig:
 
     hold: Literal["batch", "global_batch"] | None = None
     """What stays when the workers change: 'batch' per worker, so that the global batch grows with them, or
-    'global_batch', for which batch_size is that of a single worker. When not given: what the grid names."""
+    'global_batch', for which batch_size is that of a single worker. When not given: what the grid names, and the
+    global batch where it names none."""
 
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples combinations drawn at random."""
@@ -102,7 +103,7 @@ class SweepConfig:
         if self.hold is not None:
             return self.hold
         given = {name for axes in self.grid for name in axes} | set(self.train)
-        return "global_batch" if "global_batch_size" in given else "batch"
+        return "batch" if given.intersection(BATCHES) == {"batch_size"} else "global_batch"
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -259,6 +260,10 @@ def _check(sweep: SweepConfig) -> None:
     given = {name for axes in sweep.grid for name in axes} | set(sweep.train)
     if sweep.hold == "batch" and "global_batch_size" in given:
         raise ConfigError("hold", "must be global_batch where global_batch_size is given")
+    if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
+        raise ConfigError(
+            "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
+        )
     _ = sweep.base  # what all runs share is checked even where no cell can be made
 
 

@@ -1,4 +1,4 @@
-"""Architectures by name, each with the recipe that trains it."""
+"""Architectures by name, each with the recipes that train it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ __all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of the registry; ``layers`` takes such a model apart, by default a ``Sequential`` into its children."""
+    """One entry of the registry.
+
+    Attributes:
+        recipes: one for each optimizer that has been tried, first that of the model's own.
+        layers: takes such a model apart, by default a ``Sequential`` into its children.
+    """
 
     build: Callable[[TrainConfig, DatasetSpec], nn.Module]
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
     layers: Callable[[Any], list[nn.Module]] = list
 
 
 REGISTRY: dict[str, Architecture] = {
-    "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPE),
-    "resnet": Architecture(resnet.build, resnet.RECIPE),
-    "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPE),
-    "resnet50": Architecture(resnet50.build, resnet50.RECIPE, resnet50.layers),
-    "vgg11": Architecture(vgg11.build, vgg11.RECIPE),
-    "vit": Architecture(vit.build, vit.RECIPE, vit.layers),
+    "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPES),
+    "resnet": Architecture(resnet.build, resnet.RECIPES),
+    "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
+    "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
+    "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
+    "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
 }
 
 

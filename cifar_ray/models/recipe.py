@@ -1,4 +1,4 @@
-"""How a model is trained when nothing else is asked for."""
+"""How a model is trained with an optimizer when nothing else is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Recipe:
-    """Documented defaults of one model; each field stands for the ``TrainConfig`` field of that name."""
+    """Documented defaults of one model with one optimizer, each under the name of its ``TrainConfig`` field."""
 
     optimizer: Literal["sgd", "adamw"]
     lr: float

@@ -16,7 +16,10 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.recipe import Recipe
 
-RECIPE = Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0)
+RECIPES = (
+    Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0),
+    Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0),
+)
 
 
 class BasicBlock(nn.Module):

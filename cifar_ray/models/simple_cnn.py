@@ -13,7 +13,10 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.recipe import Recipe
 
-RECIPE = Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5)
+RECIPES = (
+    Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5),
+    Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5),
+)
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:

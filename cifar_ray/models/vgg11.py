@@ -13,7 +13,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.recipe import Recipe
 
-RECIPE = Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0)
+RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 

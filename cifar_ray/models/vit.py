@@ -17,7 +17,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.recipe import Recipe
 
-RECIPE = Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, label_smoothing=0.1)
+RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, label_smoothing=0.1),)
 
 
 class SelfAttention(nn.Module):

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.reporting.study import Point, Study, Trial, placement
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import parent, store
@@ -129,9 +129,12 @@ def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], he
         full.setdefault(key, _common(key, cells, default))
     nodes, workers = placement(full["topology"]) or (1, 1)
     steps = max(int(full.get("accumulate", "1")), 1)
+    others = _common("batch_size", cells, "")
+    if not others:
+        full.setdefault("global_batch_size", str(DEFAULT_GLOBAL_BATCH))
     if "batch_size" not in full and "global_batch_size" in full:
         full["batch_size"] = str(int(full["global_batch_size"]) // (nodes * workers * steps))
-    full.setdefault("batch_size", _common("batch_size", cells, "128"))
+    full.setdefault("batch_size", others)
     # With the global batch held, a batch size is that of a single worker.
     share = steps * (1 if held == "global_batch" else nodes * workers)
     full.setdefault("global_batch_size", str(int(full["batch_size"]) * share))

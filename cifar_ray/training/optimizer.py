@@ -45,7 +45,7 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float
     assert config.base_batch is not None
     peak = config.lr * (config.images_per_step / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch
-    warmup = min(config.warmup_epochs * steps_per_epoch, total)
+    warmup = config.warmup_epochs * steps_per_epoch
     if step < warmup:
         return peak * min((step + 1) / warmup, 1.0)
     if config.schedule == "constant":

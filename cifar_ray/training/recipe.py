@@ -15,8 +15,8 @@ from cifar_ray.data import SPECS, order
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
 
-DEFAULT_BATCH = 128
-"""Images per worker and micro-batch when neither batch size is given."""
+LONGEST_WARMUP = 0.25
+"""Share of a run that a model's own warm-up takes at most."""
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -28,13 +28,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
         ConfigError: when model, data set and batch do not go together.
     """
     spec = SPECS[config.dataset]
-    batch = config.batch_size
-    if batch is None and config.global_batch_size is not None:
-        batch = config.global_batch_size // (config.world_size * config.accumulate)
-    recipe = dataclasses.asdict(models.REGISTRY[config.model].recipe)
+    recipe = _recipe(config)
     resolved = dataclasses.replace(
         config,
-        batch_size=batch or DEFAULT_BATCH,
+        batch_size=config.batch_size or _share(config),
         global_batch_size=None,
         **{name: value for name, value in recipe.items() if getattr(config, name) is None},
     )
@@ -71,6 +68,36 @@ def resolve(config: TrainConfig) -> TrainConfig:
     return resolved
 
 
+def _recipe(config: TrainConfig) -> dict[str, Any]:
+    """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
+    recipes = {recipe.optimizer: recipe for recipe in models.REGISTRY[config.model].recipes}
+    own = next(iter(recipes))
+    chosen = config.optimizer or own
+    if chosen not in recipes and (config.lr is None or config.weight_decay is None):
+        raise ConfigError(
+            "optimizer",
+            f"must come with --lr and --weight-decay where it is {chosen}, which {config.model} has no "
+            f"recipe for; its own is {own}",
+        )
+    found = recipes.get(chosen, recipes[own])
+    warmup = min(found.warmup_epochs, LONGEST_WARMUP * config.epochs)
+    return {**dataclasses.asdict(found), "optimizer": chosen, "warmup_epochs": warmup}
+
+
+def _share(config: TrainConfig) -> int:
+    """Images per worker and micro-batch of a config that has no batch size, or a global one."""
+    images, ways = config.global_batch_size or configs.DEFAULT_GLOBAL_BATCH, config.world_size * config.accumulate
+    if images % ways:
+        example = max(images // ways, 1)
+        raise ConfigError(
+            "global_batch_size",
+            f"must be given where its default of {images} images cannot be shared equally by {config.world_size} "
+            f"workers x {config.accumulate} micro-batches, such as --global-batch-size {example * ways} or "
+            f"--batch-size {example}",
+        )
+    return images // ways
+
+
 def at(config: TrainConfig, wanted: Topology) -> TrainConfig:
     """A resolved config on another topology; the global batch stays what it was.
 
@@ -97,7 +124,7 @@ def command(config: TrainConfig) -> str:
     Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
     """
     config = widest(config)
-    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model, topology=config.topology))
+    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model))
     defaults = strict.flatten(strict.to_plain(usual))
     words = ["cifar-ray train"]
     for key, value in strict.flatten(strict.to_plain(config)).items():

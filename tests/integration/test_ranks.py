@@ -52,7 +52,7 @@ def test_losses_are_those_of_one_worker(topology: str, tmp_path: Path) -> None:
 def test_an_evaluation_counts_exactly_10000_images_at_any_world_size() -> None:
     reference = None
     for world_size in (1, 2, 3):
-        wanted = config(f"1x{world_size}", dataset="cifar10", global_batch_size=None)
+        wanted = config(f"1x{world_size}", dataset="cifar10")
         for evaluation in evaluate_on_ranks(wanted):
             assert evaluation.images == 10_000
             assert [sum(row) for row in evaluation.confusion] == [1000] * 10

@@ -61,7 +61,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "training, --strategy ddp",
         ),
         (
-            "train --strategy model_parallel --model simple_cnn --topology 1x5",
+            "train --strategy model_parallel --model simple_cnn --topology 1x5 --batch-size 16",
             "--topology must have at most 4 workers for --strategy model_parallel with this simple_cnn, one for each "
             "layer that has parameters, got 1x5",
         ),

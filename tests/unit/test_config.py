@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from cifar_ray import config as configs
-from cifar_ray import data, models, strategies
+from cifar_ray import data, models, strategies, strict
 from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
@@ -145,6 +145,88 @@ def test_batch_size_and_global_batch_size_say_the_same() -> None:
 def test_resolving_fills_in_the_models_recipe_and_keeps_what_was_given() -> None:
     resolved = recipe.resolve(TrainConfig(model="vit", lr=0.5))
     assert (resolved.optimizer, resolved.lr, resolved.batch_size) == ("adamw", 0.5, 128)
+    assert recipe.resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("values", "batch"),
+    [
+        ({}, 128),
+        ({"topology": "1x2"}, 64),
+        ({"topology": "2x4"}, 16),
+        ({"topology": "2x2", "accumulate": 2}, 16),
+        ({"topology": "1x2", "strategy": "gpipe"}, 64),
+    ],
+)
+def test_by_default_a_step_has_128_images_over_all_workers(values: dict[str, object], batch: int) -> None:
+    resolved = recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
+    assert (resolved.batch_size, resolved.images_per_step) == (batch, 128)
+
+
+@pytest.mark.parametrize(
+    ("values", "example"),
+    [
+        ({"topology": "1x3"}, "3 workers x 1 micro-batches, such as --global-batch-size 126 or --batch-size 42"),
+        (
+            {"topology": "1x2", "accumulate": 5},
+            "2 workers x 5 micro-batches, such as --global-batch-size 120 or --batch-size 12",
+        ),
+        ({"topology": "100x2"}, "200 workers x 1 micro-batches, such as --global-batch-size 200 or --batch-size 1"),
+    ],
+)
+def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
+    values: dict[str, object], example: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
+    sentence = "--global-batch-size must be given where its default of 128 images cannot be shared equally by "
+    assert caught.value.as_flag() == sentence + example
+
+
+@pytest.mark.parametrize("topology", ["1x1", "1x3"])
+def test_the_command_repeats_the_run(topology: str) -> None:
+    given = TrainConfig(topology=topology, epochs=1, optimizer="adamw", batch_size=8, seed=3)
+    told = recipe.command(recipe.resolve(given)).split()[2:]
+    again = configs.merge(TrainConfig(), strict.parse_flags(TrainConfig, told))
+    assert recipe.resolve(again) == recipe.resolve(given)
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0.25), (2, 0.5), (4, 1.0), (10, 1.0)])
+def test_a_models_warm_up_takes_a_quarter_of_the_run_at_most(epochs: int, warmup: float) -> None:
+    assert recipe.resolve(TrainConfig(epochs=epochs)).warmup_epochs == warmup
+    assert recipe.resolve(TrainConfig(epochs=epochs, warmup_epochs=0.9)).warmup_epochs == 0.9
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"warmup_epochs must be at most the run's 2 epochs, got 2.5"):
+        TrainConfig(epochs=2, warmup_epochs=2.5)
+    assert TrainConfig(epochs=2, warmup_epochs=2.0).warmup_epochs == 2
+
+
+@pytest.mark.parametrize("name", ["simple_cnn", "resnet", "resnet18"])
+def test_another_optimizer_comes_with_a_recipe_of_its_own(name: str) -> None:
+    own = recipe.resolve(TrainConfig(model=name))  # type: ignore[arg-type]
+    changed = recipe.resolve(TrainConfig(model=name, optimizer="adamw"))  # type: ignore[arg-type]
+    assert (own.optimizer, changed.optimizer) == ("sgd", "adamw")
+    # What trains with sgd is far too much for adamw, whose steps do not depend on the gradients' size.
+    assert changed.lr <= own.lr / 10  # type: ignore[operator]
+    assert changed.weight_decay >= 10 * own.weight_decay  # type: ignore[operator]
+    assert recipe.resolve(TrainConfig(model=name, optimizer="sgd")) == own  # type: ignore[arg-type]
+    assert recipe.resolve(TrainConfig(model=name, optimizer="adamw", lr=0.5)).lr == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "other", "own"), [("vit", "sgd", "adamw"), ("vgg11", "adamw", "sgd")])
+def test_an_optimizer_without_a_recipe_needs_its_rate_and_decay(name: str, other: str, own: str) -> None:
+    values = {"model": name, "optimizer": other}
+    for given in ({}, {"lr": 0.01}, {"weight_decay": 0.01}):
+        with pytest.raises(ConfigError) as caught:
+            recipe.resolve(TrainConfig(**values, **given))  # type: ignore[arg-type]
+        assert caught.value.as_flag() == (
+            f"--optimizer must come with --lr and --weight-decay where it is {other}, which {name} has no recipe for; "
+            f"its own is {own}"
+        )
+    resolved = recipe.resolve(TrainConfig(**values, lr=0.01, weight_decay=0.02))  # type: ignore[arg-type]
+    assert (resolved.optimizer, resolved.lr, resolved.weight_decay) == (other, 0.01, 0.02)
     assert recipe.resolve(resolved) == resolved
 
 

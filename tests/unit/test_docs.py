@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,13 +95,15 @@ def test_the_table_of_models_is_the_registry() -> None:
     table = rows("models.md", "`--model`")
     assert set(table) == set(models.REGISTRY)
     for name, (_, size, optimizer, lr, decay, warmup, smoothing) in table.items():
-        recipe = models.REGISTRY[name].recipe
+        recipe, *others = models.REGISTRY[name].recipes
         network = models.build(TrainConfig(model=name), SPECS["cifar10"])  # type: ignore[arg-type]
         assert int(size.replace(",", "")) == sum(parameter.numel() for parameter in network.parameters())
         assert optimizer == recipe.optimizer
         stated = (float(lr), float(decay), float(warmup.split()[0]), float(smoothing))
         assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
         assert (recipe.schedule, recipe.base_batch, recipe.momentum) == ("cosine", 128, 0.9)
+        other = replace(recipe, optimizer="adamw", lr=1e-3, weight_decay=0.05)  # as the text says
+        assert others == ([other] if name in ("simple_cnn", "resnet", "resnet18") else [])
 
 
 def test_the_table_of_data_sets_is_the_registry() -> None:

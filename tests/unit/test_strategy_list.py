@@ -46,7 +46,7 @@ REFUSED = [
     ({"strategy": "data_parallel", "topology": "1x2"}, "topology must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got 1x2"),
     ({"strategy": "data_parallel"}, "gpus_per_worker must be at least 2 for data_parallel, got 1; for one GPU, use ddp"),
     ({"strategy": "reproducible", "shards": 6}, "shards must be a power of two, got 6"),
-    ({"strategy": "reproducible", "topology": "1x3"}, "shards must be a multiple of the workers, so that each has as many, got 4 for 3"),
+    ({"strategy": "reproducible", "topology": "1x3", "batch_size": 16}, "shards must be a multiple of the workers, so that each has as many, got 4 for 3"),
     ({"strategy": "reproducible", "topology": "2x4"}, "shards must be a multiple of the workers, so that each has as many, got 4 for 8"),
     ({"strategy": "reproducible", "global_batch_size": 90, "topology": "1x2"}, "shards must divide the global batch of 90 images, got 4"),
     ({"strategy": "reproducible", "accumulate": 2}, "accumulate is for --strategy gather_scatter, "),

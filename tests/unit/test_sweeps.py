@@ -10,6 +10,7 @@ import pytest
 from cifar_ray import sweeps, sweeptext
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import Cell, Range, SweepConfig
+from cifar_ray.training import recipe
 
 
 def cells_of(**values: Any) -> list[Cell]:
@@ -27,6 +28,7 @@ def refusal(**values: Any) -> str:
     return caught.value.as_flag()
 
 
+PLACES = {"topology": ["1x1", "1x2"]}
 PAPER = {"batch_size": [16, 64], "topology": ["1x1", "1x2", "2x2"]}
 
 
@@ -99,6 +101,19 @@ def test_a_global_batch_on_an_axis_is_held() -> None:
     assert sweep.held == "global_batch"
 
 
+def test_a_held_global_batch_has_every_micro_batch_in_it() -> None:
+    grid = {"batch_size": [16], "accumulate": [1, 3], "topology": ["1x1", "1x2"]}
+    sizes = [cell.config.global_batch_size for cell in cells_of(grid=grid, hold="global_batch") if cell.config]
+    assert sizes == [16, 16, 48, 48]
+
+
+def test_where_no_batch_is_named_the_global_batch_is_held() -> None:
+    sweep = sweeptext.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}})
+    assert sweep.held == "global_batch"
+    sizes = [recipe.resolve(cell.config).images_per_step for cell in cells_of(grid=PLACES) if cell.config]
+    assert sizes == [128, 128]
+
+
 def test_values_that_do_not_go_together_say_so() -> None:
     cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
     assert cells[0].config is not None
@@ -122,6 +137,11 @@ def test_values_that_do_not_go_together_say_so() -> None:
             {"grid": {"storage": ["/a", "/b"]}},
             "--grid must not have storage, which is the same for all runs of a sweep",
         ),
+        (
+            {"grid": PLACES, "hold": "batch"},
+            "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)",
+        ),
+        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"grid": {"lr": {"uniform": [0.1, 1]}}}, "--grid must list the values of lr; ranges are for --search random"),
@@ -156,8 +176,8 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
     sweep = sweeptext.from_mapping(
         {
             "name": "s",
-            "grid": [{"lr": {"loguniform": [0.01, 0.1]}, "resnet": {"blocks": [[1, 1], [2, 2]]}}, {"batch_size": 8}],
-            "train": {"resnet": {"width": 8}, "epochs": 2},
+            "grid": [{"lr": {"loguniform": [0.01, 0.1]}, "resnet": {"blocks": [[1, 1], [2, 2]]}}, {"epochs": 2}],
+            "train": {"resnet": {"width": 8}, "batch_size": 8},
             "search": "random",
             "samples": 3,
         }

@@ -43,6 +43,18 @@ def test_scaling_follows_the_global_batch(rule: str, factor: float) -> None:
     assert optimizer.learning_rate(scaled, 10, 10) == pytest.approx(0.4 * factor)
 
 
+def test_scaling_counts_every_image_of_a_step() -> None:
+    once = config(lr_scaling="linear", base_batch=128, topology="1x2", batch_size=128)
+    thrice = config(lr_scaling="linear", base_batch=128, topology="1x2", batch_size=128, accumulate=3)
+    assert optimizer.learning_rate(once, 10, 10) == pytest.approx(0.4 * 2)
+    assert optimizer.learning_rate(thrice, 10, 10) == pytest.approx(0.4 * 6)
+
+
+def test_a_warm_up_as_long_as_the_run_only_rises() -> None:
+    rates = [optimizer.learning_rate(config(epochs=2, warmup_epochs=2.0), step, 10) for step in range(20)]
+    assert rates == pytest.approx([0.02 * step for step in range(1, 21)])
+
+
 def test_vectors_do_not_decay() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     groups = optimizer.build(model, config(weight_decay=0.1)).param_groups
@@ -154,8 +166,7 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
     place = hardware.Place()
     for fast, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(hardware, "fast_at_bf16", lambda device, fast=fast: fast)
-        assert hardware.agree_on_precision("auto", place) == precision
-    assert hardware.agree_on_precision("fp32", place) == "fp32"
+        assert hardware.agree_on_precision(place) == precision
 
 
 def test_a_resolved_config_has_nothing_left_open() -> None:
