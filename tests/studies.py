@@ -19,11 +19,12 @@ def trial(
     training_s: float = 100.0,
     accuracies: Sequence[float] = (0.3, 0.5, 0.6),
     images_per_s: float = 1000.0,
+    images: int = 50000,
     params: dict[str, str] | None = None,
     tags: dict[str, str] | None = None,
     **changes: Any,
 ) -> Trial:
-    """A finished run of as many epochs as there are accuracies, with 10 s of every other phase."""
+    """A finished run of as many epochs as there are accuracies, each of so many images, with 10 s of every other phase."""
     nodes, workers = (int(number) for number in topology.split("x"))
     name = f"bs{batch} {topology} seed{seed}"
     epochs = len(accuracies)
@@ -38,7 +39,7 @@ def trial(
         "time/iteration_p95_s": 0.25,
         "images_per_s": images_per_s,
         "epoch_s": epoch_s,
-        "epoch_images_per_s": 50000 / epoch_s,
+        "epoch_images_per_s": images / epoch_s,
         "peak_memory_mib": 512.0,
         "best/accuracy": max(accuracies),
     }
@@ -140,7 +141,7 @@ def of_strategy(
     """
     nodes, workers = (int(number) for number in topology.split("x"))
     params = {"model": "vgg11", "strategy": strategy, "steps_per_epoch": "40", **changes.pop("params", {})}
-    given = {"training_s": 40 * seconds, "images_per_s": 256 / seconds, "accuracies": (0.2,)}
+    given = {"training_s": 40 * seconds, "images_per_s": 256 / seconds, "accuracies": (0.2,), "images": 40 * 256}
     made = trial(topology, 256 // (nodes * workers), params=params, **{**given, **changes})
     metrics = {**made.metrics, "time/iteration_mean_s": seconds, "test/loss": 2.2}
     metrics |= {f"time/step_{part}_s": value for part, value in zip(PARTS, parts) if value is not None}

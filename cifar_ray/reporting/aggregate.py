@@ -250,11 +250,22 @@ def images_to(target: float) -> Measure:
     """Images trained on until the test accuracy is at least ``target``."""
 
     def read(trial: Trial) -> float | None:
-        epochs = epochs_to(target)(trial)
-        rate, last = trial.metrics.get("epoch_images_per_s"), trial.metrics.get("epoch_s")
-        return None if epochs is None or rate is None or last is None else epochs * rate * last
+        epochs, images = epochs_to(target)(trial), images_per_epoch(trial)
+        return None if epochs is None or images is None else epochs * images
 
     return read
+
+
+def images_trained(trial: Trial) -> float | None:
+    """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
+    epochs, images = max(by_step(trial, "epoch_s"), default=0), images_per_epoch(trial)
+    return epochs * images if epochs and images is not None else None
+
+
+def images_per_epoch(trial: Trial) -> float | None:
+    """Images in the steps of one epoch."""
+    rate, last = trial.metrics.get("epoch_images_per_s"), trial.metrics.get("epoch_s")
+    return None if rate is None or last is None else round(rate * last)
 
 
 def by_step(trial: Trial, name: str) -> dict[int, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cifar_ray.reporting import aggregate, bars, curves, strategies, strategy_charts, style
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.contents import Chart, Theme
-from cifar_ray.reporting.groups import Panel, having, line_panels, over_seeds, panels
+from cifar_ray.reporting.groups import Panel, having, line_panels, of_unequal_work, over_seeds, panels
 from cifar_ray.reporting.study import Study, Trial
 
 _DOTS_PER_INCH = 160
@@ -104,9 +104,8 @@ def _by_batch(study: Study, measure: Measure, key: str, title: str, caption: str
     found = panels(study, having(measure))
     if not found:
         return None
-    return style.chart(
-        key, title, caption + over_seeds(aggregate.configurations(study)), bars.grouped, study, found, measure, label
-    )
+    caption += over_seeds(aggregate.configurations(study)) + of_unequal_work(found)
+    return style.chart(key, title, caption, bars.grouped, study, found, measure, label)
 
 
 def _scaling(study: Study) -> Chart | None:
@@ -153,6 +152,7 @@ def _losses(study: Study, fewest: int) -> Chart | None:
 def _where_time_went(study: Study) -> Chart | None:
     found = panels(study, having(_TRAINING))
     caption = "Seconds of one run by phase. A phase that was not measured is left out of its bar."
+    caption += of_unequal_work(found)
     title = "Where the time went"
     return style.chart("phases", title, caption, bars.where_time_went, study, found) if found else None
 

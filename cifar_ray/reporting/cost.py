@@ -91,6 +91,16 @@ def of_run(price: Price) -> Measure:
     return read
 
 
+def of_training(price: Price) -> Measure:
+    """US dollars for a whole run per 1,000 images trained on."""
+
+    def read(trial: Trial) -> float | None:
+        paid, images = of_run(price)(trial), aggregate.images_trained(trial)
+        return paid / images * 1000 if paid is not None and images else None
+
+    return read
+
+
 def per_thousand_images(price: Price, target: float) -> Measure:
     """US dollars per 1,000 images trained on until the test accuracy is at least ``target``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate, strategies
+from cifar_ray.reporting import aggregate, peers, strategies
 from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.study import Study
 
@@ -48,6 +48,14 @@ def over_seeds(among: Iterable[Configuration]) -> str:
     """What a caption says of several seeds, where a configuration has them."""
     several = any(len(one.finished) > 1 for one in among)
     return " Means over the seeds; error bars show one sample standard deviation." if several else ""
+
+
+def of_unequal_work(panels: Iterable[Panel]) -> str:
+    """What a caption says of figures that grow with the work, where that of a panel's runs is not equal."""
+    for panel in panels:
+        if unequal := peers.difference(panel.configurations):
+            return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work."
+    return ""
 
 
 def line_panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:

@@ -27,6 +27,7 @@ class Figure:
         better: which way is better; empty when neither is.
         notes: what a reader must know of it.
         remark: what a reader must know of it in one run, such as ``by the pace of all ranks``; else empty.
+        equal_work: whether it grows with the images trained on, so that there is a best only of equally many.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Figure:
     better: Literal["low", "high", ""]
     notes: Sequence[str] = ()
     remark: Callable[[Trial], str] = lambda _: ""
+    equal_work: bool = False
 
     def remarks(self, trials: Sequence[Trial]) -> list[str]:
         """What a reader must know of it in these runs."""
@@ -76,7 +78,7 @@ def _first_gpu(trial: Trial) -> str:
 
 def percent(key: str, title: str, name: str) -> Figure:
     """A share of 1 in the store, shown in percent."""
-    return Figure(f"{key}_percent", f"{title} (%)", metric(name, 100.0), " %", 2, "high")
+    return Figure(f"{key}_percent", f"{title} (%)", metric(name, 100.0), " %", 2, "high", equal_work=True)
 
 
 TRAINING_TIME = Figure(
@@ -87,6 +89,7 @@ TRAINING_TIME = Figure(
     2,
     "low",
     ("Seconds of training alone, without start-up, data, evaluation and checkpoints.",),
+    equal_work=True,
 )
 ACCURACY = percent("accuracy", "Test accuracy after the last epoch", "test/accuracy")
 QUALITY = (
@@ -96,7 +99,9 @@ QUALITY = (
     percent("f1", "Test F1, macro average", "test/f1"),
     percent("specificity", "Test specificity, macro average", "test/specificity"),
 )
-EPOCH_TIME = Figure("time_per_epoch_s", "Training time per epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low")
+EPOCH_TIME = Figure(
+    "time_per_epoch_s", "Training time per epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", equal_work=True
+)
 ITERATION_TIME = Figure(
     "time_per_iteration_ms",
     "Time per iteration (ms)",
@@ -134,7 +139,7 @@ IMAGES_PER_S = Figure(
     "high",
     ("Over all workers, in steady state.",),
 )
-LOSS = Figure("test_loss", "Test loss after the last epoch", metric("test/loss"), "", 4, "low")
+LOSS = Figure("test_loss", "Test loss after the last epoch", metric("test/loss"), "", 4, "low", equal_work=True)
 MEMORY = Figure(
     "peak_memory_mib",
     "Peak memory of one worker (MiB)",
@@ -218,7 +223,16 @@ def to_target(target: float) -> tuple[Figure, Figure]:
             "low",
             (f"{note} Seconds of training alone.",),
         ),
-        Figure("epochs_to_target", f"Epochs to {reached}", aggregate.epochs_to(target), "", 1, "low", (note,)),
+        Figure(
+            "epochs_to_target",
+            f"Epochs to {reached}",
+            aggregate.epochs_to(target),
+            "",
+            1,
+            "low",
+            (note,),
+            equal_work=True,
+        ),
     )
 
 
@@ -229,7 +243,21 @@ def cost_of_run(price: Price) -> Figure:
         "Counted are start-up, data, training, evaluation and checkpoints; in a sweep, a run's start-up begins when "
         "the run is taken up.",
     )
-    return Figure("cost_of_run_usd", "Cost of a run (USD)", cost.of_run(price), " USD", None, "low", notes)
+    return Figure(
+        "cost_of_run_usd", "Cost of a run (USD)", cost.of_run(price), " USD", None, "low", notes, equal_work=True
+    )
+
+
+def cost_of_training(price: Price) -> Figure:
+    """What a run costs by images, for runs of unequal work."""
+    whole = cost_of_run(price)
+    return replace(
+        whole,
+        key="cost_of_training_usd",
+        title="Cost per 1,000 images trained on (USD)",
+        measure=cost.of_training(price),
+        equal_work=False,
+    )
 
 
 def cost_to_target(price: Price, target: float) -> Figure:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import strict
-from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, strategies
+from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, peers, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.study import Study
@@ -150,8 +150,9 @@ class _Sides:
 def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
     wanted = ("1x1", one.batch_size, one.kind)
     alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted and strategies.may_be_base(a, one)]
+    alone = [a for a in alone if not peers.difference((a, one))]
     alone.sort(key=lambda a: a.others != one.others)
     if not alone:
-        return Entry(note="no finished run on 1x1 with the same batch")
+        return Entry(note="no finished run on 1x1 with the same batch that trained on as many images")
     note = f"against {alone[0].row}; global batch {one.global_batch_size}"
     return beside.relative(one, alone[0], measures.TRAINING_TIME, note)

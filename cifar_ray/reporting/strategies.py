@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate, pace
+from cifar_ray.reporting import aggregate, pace, peers
 from cifar_ray.reporting.aggregate import RUN, Configuration
+from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.study import Study, Trial
 
 STRATEGY = "strategy"
@@ -76,6 +77,11 @@ def by_size(among: Sequence[Configuration]) -> list[Configuration]:
 def rivals(among: Iterable[Configuration]) -> bool:
     """Whether there is a best of them: those that finished have one global batch, device and number of devices."""
     return len({(one.global_batch_size, one.device, one.devices) for one in among if one.finished}) == 1
+
+
+def better(figure: Figure, among: Sequence[Configuration]) -> str:
+    """Which way a figure is better; empty where there is no best of them."""
+    return peers.better(figure, among) if rivals(among) else ""
 
 
 def where(one: Configuration) -> str:

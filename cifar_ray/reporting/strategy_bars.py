@@ -32,7 +32,7 @@ def by_topology(look: Look, called: Names, panels: Sequence[Panel], shown: Figur
     for ax, found in drawn:
         measured = [(at, one, one.statistic(shown.measure)) for at, one in _placed(names, found)]
         known = [(at, s, s.n < len(one.finished)) for at, one, s in measured if s is not None]
-        better = shown.better if strategies.rivals(found.values()) else ""
+        better = strategies.better(shown, list(found.values()))
         best = entries.best([(statistic.mean, partial) for _, statistic, partial in known], better)
         for at, statistic, partial in known:
             end = statistic.mean + (statistic.std or 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cifar_ray.reporting import aggregate, measures, strategies, strategy_bars, strategy_lines, style
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.groups import having, over_seeds, panels
+from cifar_ray.reporting.groups import having, of_unequal_work, over_seeds, panels
 from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, TRAINING_TIME, Figure
 from cifar_ray.reporting.strategies import Names
 from cifar_ray.reporting.study import Study
@@ -70,16 +70,9 @@ def _bars(study: Study, called: Names, figure: Figure, key: str, title: str, cap
     found = panels(study, having(figure.measure))
     if not found:
         return None
-    return style.chart(
-        key,
-        title,
-        caption + over_seeds(one for panel in found for one in panel.configurations),
-        strategy_bars.by_topology,
-        called,
-        found,
-        figure,
-        label,
-    )
+    caption += over_seeds(one for panel in found for one in panel.configurations)
+    caption += of_unequal_work(found) if figure.equal_work else ""
+    return style.chart(key, title, caption, strategy_bars.by_topology, called, found, figure, label)
 
 
 def _lines(
@@ -102,7 +95,7 @@ def _by_rank(study: Study, called: Names, figure: Figure, key: str, title: str, 
     ranks = range(max(one.world_size for panel in found for one in panel.configurations))
     each = [measures.of_rank(figure, rank).measure for rank in ranks]
     by_rank = any(having(measure)(one) for panel in found for one in panel.configurations for measure in each)
-    caption = "After the last epoch, over all test images; a group for every topology."
+    caption = "After the last epoch, over all test images; a group for every topology." + of_unequal_work(found)
     if by_rank:
         title += " by strategy and rank"
         caption += (

@@ -67,7 +67,7 @@ class _Maker:
             own = [next((one for one in group if self._name(one) == label), None) for group in found.values()]
             rows.append((label, [self._seconds(one) for one in own]))
         headings = [self._heading(group[0]) for group in found.values()]
-        rows = marked(rows, [_better(SECONDS_PER_ITERATION, group) for group in found.values()])
+        rows = marked(rows, [strategies.better(SECONDS_PER_ITERATION, group) for group in found.values()])
         notes = SECONDS_PER_ITERATION.notes
         return self._table("s_per_iteration_by_strategy", "Seconds per iteration by strategy", headings, rows, notes)
 
@@ -122,7 +122,7 @@ class _Maker:
                 exists = place < one.world_size
                 entries.append(measured(one, column, _untested) if exists else Entry())
             rows.append((self._placed(one), entries))
-        rows = marked(rows, [_better(figure, self._among), *[""] * (len(shown) - 1)])
+        rows = marked(rows, [strategies.better(figure, self._among), *[""] * (len(shown) - 1)])
         ending = "strategy and rank" if recorded else "strategy"
         return self._table(key, f"{title} by {ending}", [one.title for one in shown], rows, notes)
 
@@ -150,7 +150,7 @@ class _Maker:
         for one in self._among:
             entries = [measured(one, speed, unrecorded), *(measured(one, load, unsampled) for load in shown[1:])]
             rows.append((self._placed(one), [*entries, memory(one)]))
-        rows = marked(rows, [_better(speed, self._among), *[""] * len(shown)])
+        rows = marked(rows, [strategies.better(speed, self._among), *[""] * len(shown)])
         notes = [note for figure in shown for note in figure.notes]
         notes.append("Peak memory is that of every worker, by rank: of its GPU where it has one, else of its process.")
         title = "Throughput, utilisation and memory per device by strategy"
@@ -237,11 +237,6 @@ def memory(one: Configuration) -> Entry:
     several = f" (mean, n={count}{f' of {runs}' if count < runs else ''})" if runs > 1 else ""
     note = "; ".join(filter(None, (*measures.MEMORY.remarks(one.finished), lacking, reasons(one))))
     return Entry(f"{text} MiB{several}", n=count, run_ids=ids, note=note, partial=count < runs)
-
-
-def _better(figure: Figure, among: Sequence[Configuration]) -> str:
-    """Which way is better, where there is a best of them."""
-    return figure.better if strategies.rivals(among) else ""
 
 
 def _largest(one: Configuration) -> Entry:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from cifar_ray.reporting import aggregate, measures, scaling, strategy_tables
+from cifar_ray.reporting import aggregate, measures, peers, scaling, strategy_tables
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.cost import Price
@@ -108,7 +108,7 @@ class _Maker:
                 notes.insert(0, f"{also.title.split(' (')[0]} {also.text(more)}")
             return dataclasses.replace(entry, note="; ".join(filter(None, notes)))
 
-        return self._grid(figure.key, figure.title, cell, figure.better, figure.notes)
+        return self._grid(figure, cell, figure.notes)
 
     def scaling(self) -> list[Table]:
         """Speed-up and scaling efficiency, from the images per second."""
@@ -141,7 +141,7 @@ class _Maker:
             basis += " Where a worker drives several GPUs, they are counted in its place."
         share = "Speed-up divided by how many times the workers are: 100 % is perfect."
         return [
-            self._grid(of.key, of.title, cell(of is _EFFICIENCY), of.better, (kind, basis, *more))
+            self._grid(of, cell(of is _EFFICIENCY), (kind, basis, *more))
             for of, more in ((_SPEED_UP, ()), (_EFFICIENCY, (share,)))
         ]
 
@@ -152,14 +152,17 @@ class _Maker:
             label = f"{one.row}, {self._batch(aggregate.column(self._study, one))}"
             rows.append((label, [measured(one, figure, unrecorded) for figure in figures]))
         columns = [_CORNER, *(figure.title for figure in figures)]
-        rows = marked(rows, [figure.better for figure in figures])
+        rows = marked(rows, [peers.better(figure, self._among) for figure in figures])
         return Table(f"{self.prefix}_{key}", title, columns, rows)
 
-    def _grid(self, key: str, title: str, cell: _Cell, better: str, notes: Sequence[str]) -> Table:
+    def _grid(self, figure: Figure, cell: _Cell, notes: Sequence[str]) -> Table:
         rows = [(row, [self._entry(cell, row, batch) for batch in self._batches]) for row in self._labels]
         columns = [_CORNER, *(self._batch(batch) for batch in self._batches)]
-        rows = marked(rows, [better] * len(self._batches))
-        return Table(f"{self.prefix}_{key}", title, columns, rows, tuple(notes))
+        groups = (
+            [one for one in self._among if aggregate.column(self._study, one) == batch] for batch in self._batches
+        )
+        rows = marked(rows, [peers.better(figure, group) for group in groups])
+        return Table(f"{self.prefix}_{figure.key}", figure.title, columns, rows, tuple(notes))
 
     def _entry(self, cell: _Cell, row: str, batch: int) -> Entry:
         one = self._places.get((row, batch))
@@ -209,6 +212,9 @@ def _settings(study: Study, among: Sequence[Configuration], goal: float | None, 
     hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})
     if hardware:
         notes.append(f"Hardware: {'; '.join(hardware)}.")
+    if unequal := peers.difference(among):
+        best = "seconds, costs and accuracies have a best only among those of equal work"
+        notes.append(f"{unequal[0].upper()}{unequal[1:]}: {best}.")
     if goal is not None:
         why = "the largest multiple of 5 % that every finished run's best epoch reaches" if chosen else "as asked for"
         notes.append(f"Target accuracy: {goal * 100:.4g} %, {why}.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from cifar_ray.reporting import aggregate, measures, strategies, strategy_words
+from cifar_ray.reporting import aggregate, measures, peers, strategies, strategy_words
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.entries import noise, outcome
@@ -14,6 +15,7 @@ from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
 from cifar_ray.reporting.study import Study
 
 _MOST_LISTED = 5
+_IMAGES_PER_S = replace(measures.IMAGES_PER_S, unit=" images/s")
 _Found = tuple[Configuration, Statistic]
 
 
@@ -40,21 +42,28 @@ def summary(study: Study, among: Sequence[Configuration], price: Price | None) -
 
 
 def _about(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
-    times, accuracies = _figures(among, TRAINING_TIME), _figures(among, ACCURACY)
-    if not times and not accuracies:
+    unequal = peers.difference(among)
+    speed = _IMAGES_PER_S if unequal else TRAINING_TIME
+    speeds, accuracies = _figures(among, speed), _figures(among, ACCURACY)
+    if not speeds and not accuracies:
         return ["runs have finished, but recorded neither training times nor accuracies."]
     said = []
-    fastest = min(times, key=lambda found: found[1].mean)[0] if times else None
-    if times:
-        said.append(_fastest(study, times))
+    if unequal:
+        why = "and a difference in accuracy may come from the amount of training"
+        said.append(f"{unequal}, so they are ranked by images/s, {why}.")
+    fastest = _best(speeds, speed)[0] if speeds else None
+    if speeds:
+        said.append(_fastest(study, speeds, speed))
     if accuracies:
         top = _top(accuracies, fastest)
         said.append(f"most accurate is {_name(study, top[0])}, with {ACCURACY.text(top[1])} of the test images right.")
-    if price is not None and (costs := _figures(among, measures.cost_of_run(price))):
-        low = min(costs, key=lambda found: found[1].mean)
-        text = measures.cost_of_run(price).text(low[1])
-        said.append(f"cheapest is {_name(study, low[0])}, with {text} a run on {price.machine}.")
-    if fastest is not None and len(accuracies) > 1:
+    if price is not None:
+        cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
+        if costs := _figures(among, cost):
+            low = _best(costs, cost)
+            per = "per 1,000 images" if unequal else "a run"
+            said.append(f"cheapest is {_name(study, low[0])}, with {cost.text(low[1])} {per} on {price.machine}.")
+    if fastest is not None and len(accuracies) > 1 and not unequal:
         said += _trade(study, fastest, accuracies)
     return said + strategy_words.sentences(study, among)
 
@@ -64,6 +73,10 @@ def _top(accuracies: Sequence[_Found], fastest: Configuration | None) -> _Found:
     most = max(found[1].mean for found in accuracies)
     equal = [found for found in accuracies if math.isclose(found[1].mean, most, rel_tol=1e-9)]
     return next((found for found in equal if found[0] is fastest), equal[0])
+
+
+def _best(found: Sequence[_Found], figure: Figure) -> _Found:
+    return (max if figure.better == "high" else min)(found, key=lambda one: one[1].mean)
 
 
 def _figures(among: Sequence[Configuration], figure: Figure) -> list[_Found]:
@@ -76,16 +89,23 @@ def _name(study: Study, one: Configuration) -> str:
     return f"{one.row} with batch {one.batch_size} per worker (global batch {one.global_batch_size})"
 
 
-def _fastest(study: Study, times: Sequence[_Found]) -> str:
-    best, worst = (pick(times, key=lambda found: found[1].mean) for pick in (min, max))
-    sentence = f"fastest is {_name(study, best[0])}, with {TRAINING_TIME.text(best[1])} of training"
-    if len(times) == 1 or best[1].mean <= 0:
+def _fastest(study: Study, speeds: Sequence[_Found], figure: Figure) -> str:
+    low, high = (pick(speeds, key=lambda found: found[1].mean) for pick in (min, max))
+    best, worst = (high, low) if figure.better == "high" else (low, high)
+    sentence = f"fastest is {_name(study, best[0])}, with {figure.text(best[1])}"
+    sentence += " of training" if figure is TRAINING_TIME else ""
+    if len(speeds) == 1 or low[1].mean <= 0:
         return f"{sentence}."
-    sentence += f", {worst[1].mean / best[1].mean:.2f} times as fast as the slowest, {_name(study, worst[0])}"
+
+    def times(other: _Found) -> str:
+        slow, fast = sorted((other[1].mean, best[1].mean))
+        return f"{fast / slow:.2f} times as fast as"
+
+    sentence += f", {times(worst)} the slowest, {_name(study, worst[0])}"
     place = aggregate.column(study, best[0])
     alone = [
         found
-        for found in times
+        for found in speeds
         if found[0].devices == 1
         and aggregate.column(study, found[0]) == place
         and found[0].kind == best[0].kind
@@ -93,8 +113,8 @@ def _fastest(study: Study, times: Sequence[_Found]) -> str:
     ]
     alone.sort(key=lambda found: found[0].others != best[0].others)
     if alone and alone[0][0] not in (best[0], worst[0]):
-        of = strategies.strategy(alone[0][0]) if strategies.compared([one for one, _ in times]) else ""
-        sentence += f", and {alone[0][1].mean / best[1].mean:.2f} times as fast as 1x1"
+        of = strategies.strategy(alone[0][0]) if strategies.compared([one for one, _ in speeds]) else ""
+        sentence += f", and {times(alone[0])} 1x1"
         sentence += f"{f' of {of}' if of else ''} with the same batch"
     return f"{sentence}."
 
@@ -139,6 +159,7 @@ def warnings(study: Study) -> list[str]:
         *_not_a_clusters(study),
         *_side_by_side(study),
         *_mixed(study),
+        *_outliers(study),
         *_single(study),
     ]
 
@@ -198,6 +219,19 @@ def _mixed(study: Study) -> list[str]:
     moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
     if moved:
         said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
+    return said
+
+
+def _outliers(study: Study) -> list[str]:
+    found = peers.outliers(study.trials)
+    said = [
+        f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
+        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its loss curve, "
+        "and train more seeds."
+        for one in found[:_MOST_LISTED]
+    ]
+    if (more := len(found) - _MOST_LISTED) > 0:
+        said.append(f"{more} more runs ended at an accuracy far below the median of theirs.")
     return said
 
 

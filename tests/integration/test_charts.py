@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from PIL import Image
 from cifar_ray.reporting import charts
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.study import Point, Study, Trial
+from tests import studies
 
 EVERY = ["training_time", "accuracy", "scaling", "accuracy_by_time", "loss", "phases", "confusion"]
 PHASES = {"startup": 5.0, "data": 2.0, "training": 80.0, "evaluation": 8.0, "checkpoint": 1.0}
@@ -77,6 +79,20 @@ def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
     (spread,) = [c for c in axes.containers if not hasattr(c, "patches")]
     (segment,) = spread.lines[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([82 - 2**0.5, 82 + 2**0.5])
+
+
+def test_charts_of_unequal_work_say_so() -> None:
+    def cautioned(of: Study) -> set[str]:
+        told = " The runs trained on different numbers of images ("
+        return {chart.key for chart in charts.charts(of, None) if told in chart.caption}
+
+    assert cautioned(studies.grid()) == set()
+    less = replace(studies.grid(), trials=[*studies.grid().trials, studies.trial("1x4", images=20000)])
+    assert cautioned(less) == {"training_time", "accuracy", "phases"}
+    of_all = [studies.of_strategy("ddp", "1x2"), studies.of_strategy("fsdp", "1x2", images=20 * 256)]
+    assert cautioned(studies.of_strategies(*of_all)) == {
+        *("training_time", "test_loss_by_rank", "test_accuracy_by_rank", "phases")
+    }
 
 
 def test_one_seed_has_no_error_bar() -> None:

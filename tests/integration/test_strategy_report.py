@@ -551,6 +551,12 @@ def test_a_best_is_among_equals() -> None:
     assert (speeds(half, slow), bold(half, slow)) == ([False] * 2, [])
     same = of_strategy("fsdp", "1x2", 0.1)
     assert (speeds(fast, same), bold(fast, same)) == ([False] * 2, [])
+    longer = of_strategy("ddp", "1x2", 0.1, images=80 * 256)
+    assert speeds(longer, slow) == [True, False]
+    (ax,) = made(of_strategies(longer, slow))["training_time"].draw("light").axes
+    assert not [text for text in ax.texts if text.get_fontweight() == "bold"]  # the one trained twice as much
+    rows = table(of_strategies(longer, of_strategy("fsdp", "1x2", also={"test/loss": 1.0})), "test_loss_by_rank").rows
+    assert not any(entries[0].best for _, entries in rows)
     lucky = of_strategy("ddp", "1x2", seed=1)
     lost = replace(lucky, metrics={"time/training_s": 4.0})
     assert (speeds(fast, lost, slow), bold(fast, lost, slow)) == ([False] * 2, [])  # only one of two seeds has it

@@ -7,6 +7,8 @@ from cifar_ray.reporting.table import Entry, Table
 from cifar_ray.strict import ConfigError
 from tests.studies import grid, study, trial
 
+ALONE = "no finished run on 1x1 with the same batch that trained on as many images"
+
 
 def by_column(table: Table, label: str) -> dict[str, Entry]:
     entries = dict(table.rows)[label]
@@ -32,10 +34,16 @@ def test_topologies_beside_ours() -> None:
     assert [note.split(":")[0] for note in found.notes[2:]] == ["Comparable", "With caution", "Not comparable"]
 
 
+def test_shares_are_of_runs_that_did_as_much() -> None:
+    runs = study(trial("1x1", training_s=400.0, images=50000), trial("2x2", training_s=100.0, images=12500))
+    row = by_column(papers.comparison(runs, "rangoju_katneni_2025").tables[0], "2x2")
+    assert row["batch 16 per worker, ours"] == Entry(note=ALONE)
+
+
 def test_what_we_have_not_run_stays_empty() -> None:
     found = papers.comparison(study(trial("1x2", 16)), "rangoju_katneni_2025")
     row = by_column(found.tables[0], "1x2")
-    assert row["batch 16 per worker, ours"] == Entry(note="no finished run on 1x1 with the same batch")
+    assert row["batch 16 per worker, ours"] == Entry(note=ALONE)
     assert row["batch 64 per worker, ours"] == Entry(note="no finished run")
     assert row["batch 64 per worker, theirs"].text == "54.7 %"
 
@@ -83,7 +91,7 @@ def test_shares_are_of_runs_on_the_same_device() -> None:
     assert by_column(share, "1x2, cpu")[ours] == Entry(note="no finished run")
     alone = study(trial("1x1"), trial("2x2", params=gpu))
     share = papers.comparison(alone, "rangoju_katneni_2025").tables[0]
-    assert by_column(share, "2x2, cuda")[ours] == Entry(note="no finished run on 1x1 with the same batch")
+    assert by_column(share, "2x2, cuda")[ours] == Entry(note=ALONE)
 
 
 def test_strategies_are_compared_where_all_else_is_the_same() -> None:

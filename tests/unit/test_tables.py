@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import aggregate, markdown, measures, tables
+from cifar_ray.reporting import aggregate, cost, markdown, measures, tables, words
 from cifar_ray.reporting.study import Point, Study
 from cifar_ray.reporting.table import Entry, Table
 from tests.studies import grid, study, trial, without_run
@@ -39,6 +39,34 @@ def test_the_best_of_each_column_is_marked_in_the_metrics_direction() -> None:
     assert best("training_time_s") == [[False, False], [False, False], [True, True]]
     assert best("accuracy_percent") == [[True, True], [False, False], [False, False]]
     assert best("time_per_iteration_ms") == [[False, False]] * 3  # all the same
+
+
+def test_a_best_of_what_grows_with_the_work_is_among_equal_work() -> None:
+    less = replace(grid(), trials=[*grid().trials[:5], trial("2x2", 64, training_s=20.0, accuracies=(0.9,))])
+
+    def best(key: str) -> list[bool]:
+        rows = [entries for _, entries in table(less, key, target=0.3).rows]
+        return [any(column) for column in zip(*([entry.best for entry in entries] for entries in rows))]
+
+    of_work = ["training_time_s", "time_per_epoch_s", "accuracy_percent", "f1_percent", "epochs_to_target"]
+    assert {key: best(key) for key in of_work} == {
+        "training_time_s": [True, False],
+        "time_per_epoch_s": [True, False],
+        "accuracy_percent": [True, False],
+        "f1_percent": [True, False],
+        "epochs_to_target": [False, False],
+    }
+    assert not any(best("test_metrics_percent"))
+    assert best("images_per_s") == best("speed_up") == best("time_to_target_s") == [True, True]
+    (section,) = tables.sections(less, None, cost.find("c7i.xlarge"))
+    costs = next(found for found in section.tables if found.key.endswith("cost_of_run_usd"))
+    assert [any(entries[column].best for _, entries in costs.rows) for column in (0, 1)] == [True, False]
+    sentence = (
+        "The runs trained on different numbers of images (50,000 to 150,000): seconds, costs and accuracies have a "
+        "best only among those of equal work."
+    )
+    assert sentence in section.notes
+    assert not [note for note in tables.sections(grid(), None, None)[0].notes if "equal work" in note]
 
 
 def test_a_single_measured_entry_is_not_the_best_of_anything() -> None:
@@ -80,6 +108,36 @@ def test_weak_scaling_is_against_the_fewest_workers_of_the_column() -> None:
     assert texts(found)["2x2 (4 CPU workers)"] == ["75.0 %", "80.0 %"]
     assert found.rows[2][1][0].run_ids == ("id-bs16-2x2-seed0", "id-bs16-1x1-seed0")
     assert found.notes[0].startswith("Weak scaling")
+
+
+def test_figures_that_were_reckoned_by_hand() -> None:
+    """768 images an epoch, for two epochs, beside 40 s of all else, on machines for 0.526 USD an hour.
+
+    An iteration of 32 images on 1x1 takes 0.5 s, one of 64 on 1x2 takes 0.6 s, and one of 128 on 2x2 takes 0.8 s.
+    """
+    runs = study(
+        trial("1x1", 32, images=768, training_s=24.0, images_per_s=64.0, accuracies=(0.2, 0.5)),
+        trial("1x2", 32, images=768, training_s=14.4, images_per_s=64 / 0.6, accuracies=(0.2, 0.5)),
+        trial("2x2", 32, images=768, training_s=9.6, images_per_s=160.0, accuracies=(0.2, 0.5)),
+    )
+    price = cost.find("g4dn.xlarge")
+    (section,) = tables.sections(runs, 0.5, price)
+    found = {one.key.removeprefix("resnet_cifar10_"): list(texts(one).values()) for one in section.tables}
+    assert found["images_per_s"] == [["64.0/s"], ["106.7/s"], ["160.0/s"]]
+    assert found["speed_up"] == [["1.00 times"], ["1.67 times"], ["2.50 times"]]
+    assert found["scaling_efficiency_percent"] == [["100.0 %"], ["83.3 %"], ["62.5 %"]]
+    assert found["training_time_s"] == [["24.00 s"], ["14.40 s"], ["9.60 s"]]
+    assert found["time_per_epoch_s"] == [["12.000 s"], ["7.200 s"], ["4.800 s"]]
+    assert [row[-1] for row in found["where_the_time_went_s"]] == ["64.00 s", "54.40 s", "49.60 s"]
+    # 64 s, 54.4 s, and twice 49.6 s of a machine.
+    assert found["cost_of_run_usd"] == [["0.00935 USD"], ["0.00795 USD"], ["0.0145 USD"]]
+    # Of the training alone, for 1,536 images.
+    assert found["cost_per_1000_images_usd"] == [["0.00228 USD"], ["0.00137 USD"], ["0.00183 USD"]]
+    fastest, _, cheapest, *_ = words.summary(runs, aggregate.configurations(runs), price)
+    assert "fastest is 2x2 (4 CPU workers)" in fastest
+    assert "9.60 s of training, 2.50 times as fast as the slowest, 1x1" in fastest
+    assert "cheapest is 1x2 (2 CPU workers)" in cheapest
+    assert cheapest.endswith("with 0.00795 USD a run on g4dn.xlarge.")
 
 
 def test_of_several_with_the_fewest_workers_the_speed_up_is_against_the_one_on_the_fewest_nodes() -> None:

@@ -30,7 +30,8 @@ def test_the_cheapest_is_named_when_there_is_a_price() -> None:
     (sentence,) = (line for line in said(grid(), cost.find("c7i.xlarge")) if "cheapest" in line)
     # Two nodes for 100 s cost more than one for 150 s.
     assert "cheapest is 1x2 (2 CPU workers) with batch 64 per worker" in sentence
-    assert sentence.endswith("USD a run on c7i.xlarge.")
+    # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
+    assert sentence.endswith(", with 0.00744 USD a run on c7i.xlarge.")
 
 
 def pair(*differences: float) -> Study:
@@ -54,6 +55,64 @@ def test_speed_may_cost_nothing() -> None:
     assert said(pair(-0.1))[-1] == (
         "resnet on cifar10: the fastest is also the most accurate: its speed cost no accuracy."
     )
+
+
+def unequal() -> Study:
+    """A sweep of as many steps everywhere: the more workers, the more images, and so the more seconds."""
+    return study(
+        trial("1x1", training_s=40.0, images=4800, images_per_s=120.0, accuracies=(0.3,)),
+        trial("1x2", training_s=50.0, images=9600, images_per_s=200.0, accuracies=(0.35,)),
+        trial("2x2", training_s=60.0, images=19200, images_per_s=320.0, accuracies=(0.4,)),
+    )
+
+
+def test_unequal_work_is_ranked_by_images_per_second() -> None:
+    assert said(unequal()) == [
+        "resnet on cifar10: the runs trained on different numbers of images (4,800 to 19,200), so they are ranked by "
+        "images/s, and a difference in accuracy may come from the amount of training.",
+        "resnet on cifar10: fastest is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with 320.0 "
+        "images/s, 2.67 times as fast as the slowest, 1x1 (1 CPU worker) with batch 16 per worker (global batch 16).",
+        "resnet on cifar10: most accurate is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with "
+        "40.00 % of the test images right.",
+    ]
+
+
+def test_unequal_work_is_cheapest_by_images() -> None:
+    (line,) = (line for line in said(unequal(), cost.find("c7i.xlarge")) if "cheapest" in line)
+    # 80 s for 4,800 images, 90 s for 9,600, and twice 100 s for 19,200, at 0.1785 USD an hour: 0.000465 USD for 9.4 s.
+    assert line.endswith(
+        "cheapest is 1x2 (2 CPU workers) with batch 16 per worker (global batch 32), with 0.000465 USD per 1,000 "
+        "images on c7i.xlarge."
+    )
+
+
+def test_speed_in_fewer_epochs_is_no_speed_without_a_cost() -> None:
+    long = trial("1x1", training_s=50.0, accuracies=(0.3, 0.4, 0.5, 0.5, 0.5), images_per_s=5000.0)
+    short = trial("1x2", training_s=27.0, accuracies=(0.4, 0.5, 0.6), images_per_s=5600.0)
+    lines = said(study(long, short, axes=(), hold=""))
+    assert "different numbers of images (150,000 to 250,000)" in lines[0]
+    assert "with 5,600.0 images/s, 1.12 times as fast as the slowest" in lines[1]
+    assert not [line for line in lines if "cost no accuracy" in line or "gives up" in line]
+
+
+def test_images_that_fill_no_global_batch_make_no_other_work() -> None:
+    runs = study(trial("1x1", 64, training_s=100.0, images=49984), trial("2x2", 64, training_s=50.0, images=49152))
+    assert "fastest is 2x2 (4 CPU workers) with batch 64 per worker (global batch 256), with 50.00 s" in said(runs)[0]
+    runs = study(trial("1x1", 64, training_s=100.0, images=49984), trial("2x2", 64, training_s=50.0, images=48640))
+    assert "different numbers of images (145,920 to 149,952)" in said(runs)[0]
+
+
+def test_work_that_is_not_known_is_not_taken_for_equal() -> None:
+    runs = [replace(one, metrics={**one.metrics, "epoch_images_per_s": None}) for one in unequal().trials]
+    runs = [replace(one, metrics={k: v for k, v in one.metrics.items() if v is not None}) for one in runs]
+    lines = said(study(*runs))
+    assert "not every run has recorded how many images it trained on, so they are ranked by images/s" in lines[0]
+    assert "fastest is 2x2" in lines[1]
+
+
+def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
+    early = replace(trial("1x4", accuracies=(0.3,)), status="KILLED")
+    assert said(replace(grid(), trials=(*grid().trials, early))) == said(grid())
 
 
 def test_a_study_without_a_finished_run_says_so() -> None:
@@ -86,6 +145,51 @@ def test_each_device_has_a_fastest_of_its_own() -> None:
     assert [line.split(":")[0] for line in fastest] == ["resnet on cifar10, cpu", "resnet on cifar10, cuda"]
     assert "2.00 times as fast as the slowest, 1x1 (1 CPU worker)" in fastest[0]
     assert "2.50 times as fast as the slowest, 1x1 (1 GPU)" in fastest[1]
+
+
+def paper_grid() -> Study:
+    """Six runs of a small model, of which one ended far below the others, as was once measured."""
+    right = {"16 1x1": 0.5826, "16 1x2": 0.5859, "16 2x2": 0.5831, "64 1x1": 0.5869, "64 1x2": 0.5932, "64 2x2": 0.417}
+    model = {"model": "simple_cnn"}
+    cells = {name: (int(name[:2]), name[3:]) for name in right}
+    return study(*(trial(top, batch, accuracies=(right[n],), params=model) for n, (batch, top) in cells.items()))
+
+
+def outliers(*accuracies: float, images: int = 50000) -> list[str]:
+    runs = [trial(seed=seed, accuracies=(one,), images=images) for seed, one in enumerate(accuracies)]
+    return [warning.split(" ended at")[0] for warning in words.warnings(study(*runs)) if "below the median" in warning]
+
+
+def test_an_outlier_is_named() -> None:
+    assert warned(paper_grid(), "median") == (
+        "bs64 2x2 seed0 ended at 41.7 % test accuracy, 17 points below the median of the 6 runs of simple_cnn on "
+        "cifar10 that trained as much: look at its loss curve, and train more seeds."
+    )
+
+
+def test_an_outlier_is_far_from_a_group_that_is_close_together() -> None:
+    assert outliers(0.6, 0.61, 0.5) == ["bs16 1x1 seed2"]
+    assert outliers(0.6, 0.6, 0.5) == ["bs16 1x1 seed2"]
+    assert outliers(0.6, 0.6, 0.551) == []  # not by 5 points
+    assert outliers(0.6, 0.5) == []  # none of two can be the odd one
+    assert outliers(0.6, 0.61, 0.9) == []  # nothing is wrong with a good one
+    # The deviations of the others are 2 points, so that 10.4 points below are a modified z-score of 3.5.
+    assert outliers(0.6, 0.62, 0.58, 0.62, 0.497) == []
+    assert outliers(0.6, 0.62, 0.58, 0.62, 0.495) == ["bs16 1x1 seed4"]
+    assert outliers(0.6, 0.6, 0.6, 0.1, 0.1, 0.1) == []  # two groups are no group with outliers
+
+
+def test_an_outlier_is_one_of_runs_that_did_as_much() -> None:
+    short = trial("1x2", accuracies=(0.3,), images=5000)
+    other = trial("1x2", seed=1, accuracies=(0.3,), params={"model": "vit"})
+    failed = replace(trial("1x2", seed=2, accuracies=(0.3,)), status="FAILED")
+    alike = [trial(seed=seed, accuracies=(0.6,)) for seed in range(4)]
+    assert not [line for line in words.warnings(study(*alike, short, other, failed)) if "below the median" in line]
+
+
+def test_of_many_outliers_the_first_are_named() -> None:
+    low = outliers(*[0.6] * 9, *[0.1] * 7)
+    assert low == [*(f"bs16 1x1 seed{seed}" for seed in range(9, 14)), "2 more runs"]
 
 
 def warned(of: Study, about: str) -> str:

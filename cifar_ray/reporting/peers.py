@@ -1,0 +1,89 @@
+"""Which runs can be held against each other: those of equal work, and the outliers among them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cifar_ray.reporting import aggregate
+from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.measures import ACCURACY, Figure
+from cifar_ray.reporting.study import Trial
+
+_SAME = 0.02
+"""Share by which equal work may differ: an epoch leaves out the images that do not fill a global batch."""
+
+_FAR = 3.5
+"""Modified z-score (0.6745 times the distance to the median, over the median absolute deviation) from which
+Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
+it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
+
+_LEAST_POINTS = 5.0
+"""Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A run whose accuracy is far below that of the runs of its model that did as much work.
+
+    Attributes:
+        trial: the run.
+        accuracy: its test accuracy after the last epoch, in percent.
+        below: percentage points between the median and it.
+        peers: how many runs the median is of, itself among them.
+    """
+
+    trial: Trial
+    accuracy: float
+    below: float
+    peers: int
+
+
+def equal_work(trials: Iterable[Trial]) -> bool:
+    """Whether runs of one model and data set trained on as many images, and so may be compared by their seconds.
+
+    Where one of several has not recorded its images, that is not known, and so they may not.
+    """
+    done = [aggregate.images_trained(trial) for trial in trials]
+    known = [images for images in done if images is not None]
+    return len(done) < 2 or (len(known) == len(done) and max(known) <= (1 + _SAME) * min(known))
+
+
+def difference(among: Iterable[Configuration]) -> str:
+    """How the work of finished runs differs, as the beginning of a sentence; empty where it is equal."""
+    trials = _finished(among)
+    if equal_work(trials):
+        return ""
+    known = [images for trial in trials if (images := aggregate.images_trained(trial)) is not None]
+    if len(known) < len(trials):
+        return "not every run has recorded how many images it trained on"
+    return f"the runs trained on different numbers of images ({min(known):,.0f} to {max(known):,.0f})"
+
+
+def better(figure: Figure, among: Iterable[Configuration]) -> str:
+    """Which way a figure of these configurations is better; empty where they cannot be compared by it."""
+    return figure.better if not figure.equal_work or equal_work(_finished(among)) else ""
+
+
+def outliers(trials: Sequence[Trial]) -> list[Outlier]:
+    """The finished runs whose accuracy is far below their group's, which are those of equal work, in their order."""
+    known = [(trial, found) for trial in trials if trial.finished and (found := ACCURACY.measure(trial)) is not None]
+    outliers = []
+    for trial, accuracy in known:
+        group = [
+            other_accuracy
+            for other, other_accuracy in known
+            if (other.model, other.dataset) == (trial.model, trial.dataset)
+            and (other is trial or equal_work((trial, other)))
+        ]
+        median = statistics.median(group)
+        deviation = statistics.median(abs(one - median) for one in group)
+        below = median - accuracy
+        if below >= _LEAST_POINTS and 0.6745 * below > _FAR * deviation:
+            outliers.append(Outlier(trial, accuracy, below, len(group)))
+    return outliers
+
+
+def _finished(among: Iterable[Configuration]) -> list[Trial]:
+    return [trial for one in among for trial in one.finished]
