@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -277,6 +279,57 @@ def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture
     assert lines[0].split() == ["2x2", "(4", "CPU", "workers)", "100.00", "s*"]
     assert shown.count(run_id) == 1
     assert shown.count("One machine of that type for each node of the topology") == 1
+
+
+def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That page shows the latest value of every metric, which is the one of the highest step, whenever it came."""
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = store.connect(address)
+    experiment = store.experiment_id(client, "reports")
+    cells = []
+    for number, cell in enumerate((trial("1x1", 16), trial("1x2", 16))):
+        values = {name: (place + number / 3) / 20 for place, name in enumerate(sorted(cell.metrics), 1)}
+        values["peak_memory_mib"] = 600.0 + number
+        cells.append(replace(cell, metrics=values, history={}))
+    sweep(client, experiment, "s", cells, "FINISHED")
+    runs = [store.find(client, cell.name) for cell in cells]
+    for run in runs:
+        for name in cells[0].metrics:
+            client.log_metric(run.run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step
+    assert cli.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address]) == 0
+    shown = _tables(capsys.readouterr().out)
+
+    # Title of a table and place of a column -> the metric, and how it is shown.
+    figures: dict[tuple[str, int], tuple[str, float, str]] = {
+        ("Training time (s)", 0): ("time/training_s", 1, "{:,.2f} s"),
+        ("Training time per epoch (s)", 0): ("time/epoch_mean_s", 1, "{:,.3f} s"),
+        ("Time per iteration (ms)", 0): ("time/iteration_mean_s", 1000, "{:,.2f} ms"),
+        ("Images per second", 0): ("images_per_s", 1, "{:,.1f}/s"),
+        ("Peak memory of one worker (MiB)", 0): ("peak_memory_mib", 1, "{:,.0f} MiB"),
+        ("Test accuracy after the last epoch (%)", 0): ("test/accuracy", 100, "{:,.2f} %"),
+    }
+    together = "Test metrics (%), precision to specificity as macro averages"
+    for place, name in enumerate(("accuracy", "precision", "recall", "f1", "specificity")):
+        figures[together, place] = (f"test/{name}", 100, "{:,.2f} %")
+    for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint")):
+        figures["Where the time went (s)", place] = (f"time/{name}_s", 1, "{:,.2f} s")
+    for row, run in zip(("1x1 (1 CPU worker)", "1x2 (2 CPU workers)"), runs):
+        of_mlflow = client.get_run(run.run_id).data.metrics
+        assert 0.987 not in of_mlflow.values()
+        for (title, column), (name, scale, form) in figures.items():
+            label = next(label for label in shown[title] if label.startswith(row))
+            assert shown[title][label][column] == form.format(scale * of_mlflow[name]), (title, name)
+
+
+def _tables(text: str) -> dict[str, dict[str, list[str]]]:
+    """A terminal's tables by their titles: the entries of each row by its name, without the mark of the best."""
+    lines, found = text.splitlines(), {}
+    for number, line in enumerate(lines):
+        if set(line) == {"-", " "}:
+            rows = itertools.takewhile(str.strip, lines[number + 1 :])
+            split = (re.split(r"\s{2,}", row.strip()) for row in rows)
+            found[lines[number - 2]] = {label: [entry.rstrip("*") for entry in entries] for label, *entries in split}
+    return found
 
 
 @pytest.mark.parametrize(
