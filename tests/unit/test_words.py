@@ -108,6 +108,7 @@ def test_work_that_is_not_known_is_not_taken_for_equal() -> None:
     lines = said(study(*runs))
     assert "not every run has recorded how many images it trained on, so they are ranked by images/s" in lines[0]
     assert "fastest is 2x2" in lines[1]
+    assert "not every run has recorded" in said(study(runs[0], *grid().trials))[0]
 
 
 def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
