@@ -174,7 +174,8 @@ class TrainConfig:
     """CPUs that each worker reserves, and threads that it computes with."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """'auto' gives each worker one GPU where the cluster has enough of them, else CPUs only."""
+    """'auto' gives each worker one GPU where the cluster has enough of them, else CPUs only; where it has too few, the
+    run says so."""
 
     address: str | None = None
     """Ray cluster to join (RAY_ADDRESS); without one, Ray is started on this machine."""

@@ -15,7 +15,7 @@ from cifar_ray.models.recipe import Recipe
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5),
-    Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5),
+    Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.05, warmup_epochs=0.5),
 )
 
 

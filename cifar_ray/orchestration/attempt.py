@@ -85,6 +85,24 @@ def with_device(config: TrainConfig, nodes: Sequence[Node] | None = None) -> tup
     return recipe.on_device(config, "cpu"), chosen
 
 
+def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] | None = None) -> str:
+    """Why ``--device auto`` has taken CPUs though the cluster has GPUs; empty where it has not.
+
+    Args:
+        asked: a resolved config.
+        decided: the same with its device decided.
+        nodes: as for :func:`with_device`.
+    """
+    nodes = cluster.nodes() if nodes is None else nodes
+    if (asked.device, decided.device) != ("auto", "cpu") or not any(node.gpus for node in nodes):
+        return ""
+    try:
+        topology.choose(asked.placement, nodes, asked.cpus_per_worker, asked.gpus_per_worker)
+    except ValueError as error:
+        return str(error)
+    return ""  # they have come since
+
+
 def _advice(config: TrainConfig) -> str:
     if cluster.address(config):
         return ""

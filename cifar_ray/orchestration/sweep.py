@@ -27,7 +27,7 @@ from cifar_ray.orchestration.plan import Trial, create, draw, lock, plan, read, 
 from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.orchestration.trial import Begun, Ended, Plan, Told, drive
 from cifar_ray.orchestration.tuning import Fitting, Listener, asha
-from cifar_ray.orchestration.work import Work, made_up_note
+from cifar_ray.orchestration.work import Work, cpu_note, made_up_note
 from cifar_ray.storage import Folder, Held, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import SweepConfig
@@ -151,6 +151,7 @@ class _Sweep:
         self._board = Board([trial.cell.name for trial in trials])
         self._datasets: dict[str, Dataset] = {}
         self._at_once = 1
+        self._unused_gpus: dict[int, str] = {}
         self._record: SweepRecord | None = None
         self._locks: list[Held] = []
 
@@ -196,8 +197,10 @@ class _Sweep:
     def _fit_to_cluster(self) -> None:
         """Decide every run's device, and how many runs go on at once."""
         for trial in self._waiting():
+            asked = trial.config
             try:
-                trial.config, _ = attempt.with_device(trial.config)
+                trial.config, _ = attempt.with_device(asked)
+                self._unused_gpus[trial.index] = attempt.unused_gpus(asked, trial.config)
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
         refuse(self._config, self._trials)
@@ -230,6 +233,8 @@ class _Sweep:
         shared = next((trial.config for trial in waiting if cluster.shares_a_machine(trial.config)), None)
         if shared is not None:
             board.line(made_up_note(shared))
+        for reason in sorted(set(filter(None, self._unused_gpus.values()))):
+            board.line(cpu_note(reason))
 
     def _train(self, check: Callable[[], None]) -> None:
         inbox = events.open_mailbox(Launch(self._begun, 0.0))
@@ -319,6 +324,7 @@ class _Sweep:
             trial.folder,
             self._open_record(trial, at),
             RunView(self._board, trial.index),
+            self._unused_gpus.get(trial.index, ""),
         )
 
     def _open_record(self, trial: Trial, begun: float) -> RunRecord:

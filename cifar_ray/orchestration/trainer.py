@@ -14,7 +14,7 @@ from cifar_ray import data, results, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.console import Console
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import cluster, preflight, runs, segments, sizing
+from cifar_ray.orchestration import attempt, cluster, preflight, runs, segments, sizing
 from cifar_ray.orchestration.attempt import RunFailedError
 from cifar_ray.orchestration.interrupts import InterruptedRunError, session, signals
 from cifar_ray.orchestration.runs import RunFolder
@@ -53,10 +53,12 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
                 dataset, data_s = _read(config, console)
                 console.doing(cluster.note(config))
                 with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
-                    config, placement = places.place(config)
+                    asked = config
+                    config, placement = places.place(asked)
                     preflight.check_storage(folder.place, config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
-                    work = Work(config, dataset, folder, record, console)
+                    unused_gpus = attempt.unused_gpus(asked, config)
+                    work = Work(config, dataset, folder, record, console, unused_gpus)
                     return _run(work, placement, console, check, Launch(begun, data_s), places)
         finally:
             if record is None:  # nothing has begun, and the name is free again

@@ -77,6 +77,7 @@ class Work:
 
     Attributes:
         config: the resolved config, with its device decided.
+        unused_gpus: why it runs on CPUs though the cluster has GPUs and nobody asked for CPUs; empty otherwise.
         failures: how often workers have failed so far.
     """
 
@@ -85,6 +86,7 @@ class Work:
     folder: RunFolder
     record: RunRecord
     view: View
+    unused_gpus: str = ""
     failures: int = 0
     _placed: dict[int, Placed] = field(default_factory=dict)
     _segments: list[str] = field(init=False)
@@ -96,6 +98,8 @@ class Work:
         before = self.record.tags_before  # of a run that an earlier driver began
         self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
+        if self.unused_gpus:
+            self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
         if cluster.shares_a_machine(config):
             self.record.tags(
                 {
@@ -112,6 +116,8 @@ class Work:
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {config.topology}, "
             f"{config.images_per_step} images per step ({config.batch_size} per worker), {config.strategy}"
         )
+        if self.unused_gpus:
+            view.line(cpu_note(self.unused_gpus))
         if cluster.shares_a_machine(config):
             view.line(made_up_note(config))
         view.doing("starting the workers")
@@ -258,6 +264,11 @@ class Work:
             f"workers failed ({reasons}); restarting from the newest checkpoint, "
             f"failure {self.failures} of at most {self.config.max_failures}"
         )
+
+
+def cpu_note(reason: str) -> str:
+    """What to know of a run that could have had GPUs, had there been more of them."""
+    return f"note: training on CPUs, though the cluster has GPUs: {reason}"
 
 
 def made_up_note(config: TrainConfig) -> str:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cifar_ray import doctor
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import attempt, cluster
+from cifar_ray.orchestration.work import Work
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
 from cifar_ray.training import hardware, recipe
@@ -89,6 +92,34 @@ def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
     assert cluster.cpus_per_node(two) == 2
     assert cluster.shares_a_machine(two)
     assert not cluster.shares_a_machine(TrainConfig(oversubscribe=True))
+
+
+@pytest.mark.parametrize(("device", "gpus", "told"), [("auto", 1, True), ("cpu", 1, False), ("auto", 0, False)])
+def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus: int, told: bool) -> None:
+    asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", device=device))  # type: ignore[arg-type]
+    nodes = [Node("here", "127.0.0.1", 4, gpus)]
+    decided, _ = attempt.with_device(asked, nodes)
+    reason = attempt.unused_gpus(asked, decided, nodes)
+    assert decided.device == "cpu"
+    assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
+    lines: list[str] = []
+    tags: dict[str, str] = {}
+    record: Any = SimpleNamespace(tags_before={}, tags=tags.update)
+    view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
+    folder: Any = SimpleNamespace(name="few")
+    Work(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
+    assert [line for line in lines if "GPU" in line] == (
+        [f"note: training on CPUs, though the cluster has GPUs: {reason}"] if told else []
+    )
+    assert tags == ({"cifar_ray.unused_gpus": reason} if told else {})
+
+
+def test_enough_gpus_are_used_without_a_word() -> None:
+    asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
+    nodes = [Node("here", "127.0.0.1", 4, 2)]
+    decided, _ = attempt.with_device(asked, nodes)
+    assert decided.device == "cuda"
+    assert attempt.unused_gpus(asked, decided, nodes) == ""
 
 
 @needs_affinity
