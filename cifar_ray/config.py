@@ -271,6 +271,10 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """Latest checkpoints to keep, beside the best one."""
 
+    log_models: Literal["final", "best", "all", "none"] = "final"
+    """Checkpoints that become models of the run in MLflow: the final one, the one with the highest test accuracy,
+    both, or none. MLflow refers to every checkpoint in any case, with its path, step and SHA-256."""
+
     per_rank_test: bool = False
     """After the last epoch, also test every rank's own replica on all test images, as the studies print it."""
 

@@ -15,7 +15,7 @@ from cifar_ray import storage
 from cifar_ray.config import TrainConfig
 from cifar_ray.storage import Folder, Held, copies
 from cifar_ray.strict import ConfigError
-from cifar_ray.training import classifier
+from cifar_ray.training import checkpoint, classifier
 from cifar_ray.training.classifier import Classifier
 
 _CONFIG = "config.yaml"
@@ -56,14 +56,14 @@ class RunFolder:
         return copies.reading(self.place, record=record)
 
     def classifier(self, name: str) -> Classifier:
-        """What the checkpoint of that name has learned.
+        """What a checkpoint has learned: that of the name, or with ``best`` that with the highest test accuracy.
 
         Raises:
             CheckpointError: when it cannot be used.
             ConfigError: when it cannot be had.
         """
         with copies.reading(self.place, name) as here:
-            return classifier.load(here / name)
+            return classifier.load((checkpoint.best(here) if name == "best" else None) or here / name)
 
     def config(self) -> TrainConfig:
         """The run's config, which no checkpoint changes.

@@ -177,8 +177,13 @@ class Work:
 
     def finish(self, outcome: Outcome) -> None:
         """Record what the run has come to; its end is still to be written."""
-        final = Path(outcome.checkpoint).name
-        self.record.result(outcome, self.dataset, lambda: self.folder.classifier(final))
+        self.record.result(outcome, self.dataset)
+        wanted, best = self.config.log_models, int(outcome.metrics["best/epoch"])
+        if wanted == "best" or (wanted == "all" and best != outcome.epochs):
+            self.record.model("best", lambda: self.folder.classifier("best"), self.dataset, best)
+        if wanted in ("final", "all"):
+            final = Path(outcome.checkpoint).name
+            self.record.model("final", lambda: self.folder.classifier(final), self.dataset, outcome.epochs)
 
     def end(self, status: str, reason: str = "") -> None:
         """Write the run's end, and say what could not be written.

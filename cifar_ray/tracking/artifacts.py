@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus, Run
+from mlflow.entities import LoggedModel, LoggedModelStatus, Run
 
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import store
 from cifar_ray.training.classifier import Classifier
 
 _CHECKPOINTS = "checkpoints.json"
-_MODEL = "model"
+WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
+_FINAL = "final"
 _MOST_LABELS = 20
 _one_at_a_time = threading.Lock()
 """Runs of a sweep end at their own times; torch's export and MLflow's current store are one for all threads."""
@@ -100,17 +101,33 @@ def log_per_class(
     client.log_table(run_id, {"class": list(names), **{k: list(v) for k, v in per_class.items()}}, "per_class.json")
 
 
-def log_model(client: MlflowClient, run_id: str, load: Callable[[], Classifier], dataset: Dataset, step: int) -> None:
-    """The final model, so that ``mlflow.pyfunc.load_model("runs:/ID/model")`` predicts from uint8 images.
+def log_model(
+    client: MlflowClient,
+    run_id: str,
+    which: str,
+    weights: str,
+    load: Callable[[], Classifier],
+    dataset: Dataset,
+    epoch: int,
+) -> None:
+    """A model of the run, named after it, which predicts from uint8 images.
 
-    ``load`` gives what the final checkpoint has learned. It is stored as an exported graph, which loads without
-    executing code.
+    It is stored as an exported graph, which ``mlflow.pyfunc.load_model`` loads without executing code.
+
+    Args:
+        client: of the store.
+        run_id: the run.
+        which: ``final`` or ``best``.
+        weights: SHA-256 of the checkpoint's weights.
+        load: gives what the checkpoint has learned.
+        dataset: says what the model takes and gives.
+        epoch: at whose end the checkpoint was written.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     run = client.get_run(run_id)
-    if logged_models(client, run):
+    if any(model.tags.get(WHICH_TAG) == which for model in logged_models(client, run)):
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
     shape = (spec.image_size, spec.image_size, spec.channels)
@@ -120,30 +137,38 @@ def log_model(client: MlflowClient, run_id: str, load: Callable[[], Classifier],
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
     with _one_at_a_time:
-        _log_model(client, run, load, dataset, step, signature, requirements)
+        _log_model(client, run, which, weights, load, dataset, epoch, signature, requirements)
 
 
 def _log_model(
     client: MlflowClient,
     run: Run,
+    which: str,
+    weights: str,
     load: Callable[[], Classifier],
     dataset: Dataset,
-    step: int,
+    epoch: int,
     signature: Any,
     requirements: Sequence[str],
 ) -> None:
     import mlflow
 
     run_id = run.info.run_id
+    name = run.info.run_name.replace(".", "_")  # MLflow takes no dot here
     model = client.create_logged_model(
-        run.info.experiment_id, name=_MODEL, source_run_id=run_id, params=run.data.params, model_type="classifier"
+        run.info.experiment_id,
+        name=name if which == _FINAL else f"{name}-{which}",
+        source_run_id=run_id,
+        params=run.data.params,
+        tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
+        model_type="classifier",
     )
     with store.as_default(client.tracking_uri), torch.no_grad():
         mlflow.pytorch.log_model(
             load(),
             model_id=model.model_id,
             run_id=run_id,
-            step=step,
+            step=epoch,
             signature=signature,
             input_example=np.ascontiguousarray(dataset.test.images[:2]),
             pip_requirements=list(requirements),
@@ -152,7 +177,9 @@ def _log_model(
         )
 
 
-def logged_models(client: MlflowClient, run: Run) -> list[str]:
-    """Ids of the models that the run has logged to their end, oldest first."""
+def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
+    """The models that the run has logged to their end, the final one last."""
     ids = [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
-    return [model_id for model_id in ids if client.get_logged_model(model_id).status == LoggedModelStatus.READY]
+    models = [client.get_logged_model(model_id) for model_id in ids]
+    ready = [model for model in models if model.status == LoggedModelStatus.READY]
+    return sorted(ready, key=lambda model: model.tags.get(WHICH_TAG) == _FINAL)

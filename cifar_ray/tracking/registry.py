@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mlflow.entities import Run
+from mlflow.entities import LoggedModel, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
@@ -14,7 +14,6 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
 
-_WEIGHTS_TAG = "weights_sha256"
 _ALREADY_THERE, _REFUSED = "RESOURCE_ALREADY_EXISTS", "INVALID_PARAMETER_VALUE"
 
 
@@ -62,11 +61,13 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         )
     try:
         found = client.get_run(known.run_id)
-        weights = found.data.tags.get("cifar_ray.weights_sha256", "")
+        model = _model(client, found)
+        # A model that an older version has logged is the final one, and has no tags.
+        weights = model.tags.get(artifacts.WEIGHTS_TAG, found.data.tags.get("cifar_ray.weights_sha256", ""))
         version = _existing(client, name, known.run_id, weights)
         fresh = version is None
         if version is None:
-            version = _create(client, name, found, weights)
+            version = _create(client, name, found, model, weights)
         if alias is not None:
             client.set_registered_model_alias(name, alias, version.version)
     except MlflowException as error:
@@ -79,27 +80,39 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
 def _existing(client: Client, name: str, run_id: str, weights: str) -> ModelVersion | None:
     """The version that has these weights of this run already."""
     versions = client.search_model_versions(f"run_id = '{run_id}'")
-    same = (version for version in versions if version.name == name and version.tags.get(_WEIGHTS_TAG) == weights)
+    same = (
+        version for version in versions if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG) == weights
+    )
     return next(same, None)
 
 
-def _create(client: Client, name: str, run: Run, weights: str) -> ModelVersion:
+def _model(client: Client, run: Run) -> LoggedModel:
+    """The run's final model, or its best if it has only that."""
     models = artifacts.logged_models(client, run)
     if not models:
-        raise ConfigError("", f"run {run.info.run_name!r} has no model in MLflow, which did not take it at its end")
+        raise ConfigError(
+            "",
+            f"run {run.info.run_name!r} has no model in MLflow: it was trained with --log-models none, "
+            "or MLflow did not take it",
+        )
+    return models[-1]
+
+
+def _create(client: Client, name: str, run: Run, model: LoggedModel, weights: str) -> ModelVersion:
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != _ALREADY_THERE:
             raise
+    best = model.tags.get(artifacts.WHICH_TAG) == "best"
     tags = {
         "run": run.info.run_name,
         "dataset": run.data.tags["dataset"],
         "model": run.data.tags["model"],
-        "test_accuracy": f"{run.data.metrics['test/accuracy']:.4f}",
-        _WEIGHTS_TAG: weights,
+        "test_accuracy": f"{run.data.metrics['best/accuracy' if best else 'test/accuracy']:.4f}",
+        artifacts.WEIGHTS_TAG: weights,
     }
     with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
         return client.create_model_version(
-            name, f"models:/{models[-1]}", run_id=run.info.run_id, tags=tags, model_id=models[-1]
+            name, f"models:/{model.model_id}", run_id=run.info.run_id, tags=tags, model_id=model.model_id
         )

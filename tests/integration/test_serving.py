@@ -40,6 +40,9 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
 
 
+NO_MODEL = "it was trained with --log-models none, or MLflow did not take it"
+
+
 @pytest.fixture(scope="module")
 def trained(resident: Person) -> Person:
     """A person with a finished run named ``first``."""
@@ -306,7 +309,7 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     client.set_terminated(whole.info.run_id)
     for run, name, alias, sentence in (
         ("half", "x", None, "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
-        ("empty", "x", None, "run 'empty' has no model in MLflow, which did not take it at its end"),
+        ("empty", "x", None, f"run 'empty' has no model in MLflow: {NO_MODEL}"),
         ("nobody", "x", None, f"there is no run 'nobody' in {trained.uri}; a run is named by its name or MLflow id"),
         ("first", "a/b", None, "--name must be a name without / and :, got 'a/b'"),
         ("first", "x", "v1", "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'v1'"),

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import mlflow
 import psutil
 import pytest
+import torch
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 
@@ -26,12 +29,13 @@ from cifar_ray import results, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import runs
+from cifar_ray.orchestration.work import Work
 from cifar_ray.strict import ConfigError
-from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import classifier
+from cifar_ray.training import checkpoint, classifier
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.helpers import train_here
 
@@ -211,7 +215,7 @@ def test_what_is_recorded_twice_at_once_is_there_once(client: MlflowClient, run_
 
 
 def assert_set(event: threading.Event) -> None:
-    assert event.wait(20)
+    assert event.wait(120)
 
 
 def test_what_was_written_of_many_figures_is_not_written_again(
@@ -315,7 +319,7 @@ def test_every_figure_of_a_finished_run_is_there_once(
     outcome = train_here(config, digits, tmp_path / "checkpoints")
     record = begin(own, config, digits, tmp_path)
     with away(own):  # so that all comes to be written at once
-        record.result(outcome, digits, lambda: classifier.load(Path(outcome.checkpoint)))
+        record.result(outcome, digits)
     assert record.end("FINISHED")
     data = own.get_run(record.run_id).data.metrics
     assert {"epoch_s", "train/epoch_loss", "train/loss", "time/training_s", "best/accuracy"} <= set(data)
@@ -325,6 +329,54 @@ def test_every_figure_of_a_finished_run_is_there_once(
     (last,) = (row for row in outcome.history if (row.kind, row.step) == ("epoch", outcome.epochs))
     point = own.get_metric_history(record.run_id, "epoch_s")[-1]
     assert point.timestamp == last.timestamp_ms  # the epoch's, not the result's
+
+
+def test_checkpoints_become_models_of_the_run(
+    own: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    outcome = train_here(config, digits, tmp_path / "checkpoints")
+    first, last = checkpoint.every(tmp_path / "checkpoints")
+    record = begin(own, config, digits, tmp_path)
+    for path, best in ((first, True), (last, False)):
+        record.checkpoint(SavedCheckpoint(path, 1, 1, checkpoint.read_manifest(path).weights.sha256, best=best))
+    record.result(outcome, digits)
+    record.model("final", lambda: classifier.load(last), digits, 2)
+    record.model("final", lambda: classifier.load(last), digits, 2)
+    record.model("best", lambda: classifier.load(first), digits, 1)
+    assert record.end("FINISHED")
+    best, final = artifacts.logged_models(own, own.get_run(record.run_id))
+    assert (best.name, final.name) == ("mine-best", "mine")
+    images = digits.test.images[:20]
+    for model, path in ((best, first), (final, last)):
+        assert model.tags["weights_sha256"] == checkpoint.read_manifest(path).weights.sha256
+        with store.as_default(own.tracking_uri):
+            loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
+        expected = classifier.load(path)(torch.from_numpy(images)).detach().numpy()
+        assert loaded.predict(images) == pytest.approx(expected, abs=1e-5)
+    registered = registry.register(record.run_id, "taken", None, own.tracking_uri)
+    assert own.get_model_version("taken", str(registered.version)).tags["weights_sha256"] == outcome.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("wanted", "best", "logged"),
+    [
+        ("none", 1, []),
+        ("final", 1, ["final"]),
+        ("best", 1, ["best"]),
+        ("best", 2, ["best"]),
+        ("all", 1, ["best", "final"]),
+        ("all", 2, ["final"]),
+    ],
+)
+def test_the_models_that_are_asked_for_are_logged(
+    wanted: str, best: int, logged: list[str], config: TrainConfig, digits: Dataset
+) -> None:
+    asked: list[str] = []
+    record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
+    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"best/epoch": float(best)})
+    Work(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
+    assert asked == logged
 
 
 @pytest.mark.parametrize("harm", [away, pytest.param(locked, marks=pytest.mark.slow)])  # each try of one takes 20 s

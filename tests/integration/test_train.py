@@ -184,7 +184,7 @@ def test_the_model_is_loaded_from_mlflow_and_reaches_the_recorded_accuracy(run: 
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(resident.uri)
     try:
-        model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
+        model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/first")
     finally:
         mlflow.set_tracking_uri(before)
     digits = data.load("digits")
