@@ -316,7 +316,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
 def test_every_figure_of_a_finished_run_is_there_once(
     own: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
-    outcome = train_here(config, digits, tmp_path / "checkpoints")
+    outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
     record = begin(own, config, digits, tmp_path)
     with away(own):  # so that all comes to be written at once
         record.result(outcome, digits)
@@ -335,7 +335,7 @@ def test_checkpoints_become_models_of_the_run(
     own: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    outcome = train_here(config, digits, tmp_path / "checkpoints")
+    outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
     first, last = checkpoint.every(tmp_path / "checkpoints")
     record = begin(own, config, digits, tmp_path)
     for path, best in ((first, True), (last, False)):
