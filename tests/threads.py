@@ -31,7 +31,9 @@ def on_threads(count: int, work: Callable[[Place], T]) -> list[T]:
     def one(rank: int) -> T:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
         try:
-            return work(Place(rank, count, rank))
+            found = work(Place(rank, count, rank))
+            dist.barrier()  # nobody leaves while another still connects
+            return found
         finally:
             dist.destroy_process_group()
 

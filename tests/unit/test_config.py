@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from cifar_ray import config as configs
 from cifar_ray import data, models, strategies, strict
@@ -84,6 +85,22 @@ def test_an_address_without_a_secret_is_taken(key: str, address: str) -> None:
     assert getattr(TrainConfig(**{key: address}), key) == address
 
 
+def test_what_excludes_each_other_is_taken_alone() -> None:
+    assert TrainConfig(oversubscribe=True).oversubscribe
+    assert TrainConfig(local_nodes=2).local_nodes == 2
+    assert TrainConfig(address="h:1").address == "h:1"
+    assert TrainConfig(seed=2**63 - 1).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(("strategy", "told"), [("ddp", False), ("reproducible", True)])
+def test_a_config_tells_the_options_of_its_own_strategy_and_model(strategy: str, told: bool) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", model="vit", strategy=strategy))
+    for shown in (configs.params(config), yaml.safe_load(configs.to_yaml(config))):
+        assert ("shards" in shown) is told
+        assert any(name.startswith("vit") for name in shown)
+        assert not any(name.startswith("resnet") for name in shown)
+
+
 def test_the_flags_that_others_rely_on_exist() -> None:
     names = {field.name for field in fields(TrainConfig)}
     assert {flag.replace("-", "_") for flag in FLAGS_OTHERS_RELY_ON} <= names
@@ -120,6 +137,7 @@ def test_choices_are_the_registries() -> None:
         ({"oversubscribe": True, "address": "h:1"}, "oversubscribe is for the Ray started here"),
         ({"epochs": "three"}, "epochs must be a whole number, got 'three'"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
     ],
 )
 def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifar_ray import data
+from cifar_ray.config import TrainConfig
+from cifar_ray.data import Dataset, datasets, loader, order
+from cifar_ray.data.loader import Feed, TrainLoader, evaluation_batches
+from cifar_ray.training import recipe
+
+CPU = torch.device("cpu")
+SEED = 5
+
+
+def config(**values: object) -> TrainConfig:
+    plain = {"dataset": "digits", "global_batch_size": 120, "topology": "1x2", "seed": SEED}
+    return recipe.resolve(TrainConfig(**{**plain, **values}))  # type: ignore[arg-type]
+
+
+def seeds(digits: Dataset, rank: int, *epochs: int) -> list[list[int]]:
+    """Of every piece of every step of some epochs, as one loader gives them."""
+    made = TrainLoader(config(), digits, Feed(rank, 2, 3), CPU)
+    return [[piece.seed for piece in made.pieces(epoch, step)] for epoch in epochs for step in range(11)]
+
+
+def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_run(digits: Dataset) -> None:
+    expected = [order.step_seeds(SEED, range(33), piece) for piece in range(6)]
+    for rank in (0, 1):
+        of_rank = expected[3 * rank : 3 * rank + 3]
+        assert seeds(digits, rank, 0, 2) == [
+            [piece[step] for piece in of_rank] for step in (*range(11), *range(22, 33))
+        ]
+
+
+def test_no_dropout_is_drawn_twice(digits: Dataset) -> None:
+    every = [seed for rank in (0, 1) for step in seeds(digits, rank, 0, 1, 2) for seed in step]
+    assert len(set(every)) == 2 * 3 * 33
+
+
+def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
+    made = TrainLoader(config(), digits, Feed(0, 2), CPU)
+    first, second, again = (next(made.pieces(epoch, 3)) for epoch in (0, 1, 0))
+    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.images, second.images)
+    samples = order.global_batch(order.permutation(SEED, 1, 1437), 3, 120)[:60]
+    assert second.labels.tolist() == digits.train.labels[samples.numpy()].tolist()
+
+
+def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
+    with_images = list(TrainLoader(config(), digits, Feed(1, 2, 3), CPU).pieces(0, 0))
+    without = list(TrainLoader(config(), digits, Feed(1, 2, 3, images=False), CPU).pieces(0, 0))
+    assert [piece.images.shape for piece in without] == [(0, 3, 32, 32)] * 3
+    for one, other in zip(with_images, without, strict=True):
+        assert (one.labels.tolist(), one.seed) == (other.labels.tolist(), other.seed)
+
+
+def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
+    assert TrainLoader(config(), digits, Feed(), CPU).steps_per_epoch == 11
+    assert TrainLoader(config(steps_per_epoch=4), digits, Feed(), CPU).steps_per_epoch == 4
+
+
+def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "EVALUATION_BATCH", 100)
+    sizes = [
+        [(len(images), len(labels)) for images, labels in evaluation_batches(digits.test, digits.spec, rank, 2, CPU)]
+        for rank in (0, 1)
+    ]
+    assert sizes == [[(100, 100), (80, 80)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        (
+            "cifar10",
+            ["cifar-10-batches-py/batches.meta", "cifar-10-batches-py/data_batch_5", "cifar-10-batches-py/test_batch"],
+        ),
+        ("cifar100", ["cifar-100-python/meta", "cifar-100-python/train", "cifar-100-python/test"]),
+        ("mnist", ["MNIST/raw/train-labels-idx1-ubyte", "MNIST/raw/t10k-images-idx3-ubyte"]),
+    ],
+)
+def test_a_data_set_is_there_when_all_its_files_are(name: str, files: list[str], tmp_path: Path) -> None:
+    for path, _ in datasets._files(name, tmp_path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert data.present(name, str(tmp_path))
+    for file in files:
+        (tmp_path / file).unlink()
+        assert not data.present(name, str(tmp_path))
+        (tmp_path / file).touch()
+
+
+def test_digits_are_always_there(tmp_path: Path) -> None:
+    assert data.present("digits", str(tmp_path))
+
+
+def test_the_loader_leaves_other_warnings_alone(digits: Dataset, recwarn: pytest.WarningsRecorder) -> None:
+    locked = replace(digits.test, images=digits.test.images.copy())
+    locked.images.flags.writeable = False
+    datasets.as_tensors(locked)
+    assert not recwarn
