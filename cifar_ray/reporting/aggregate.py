@@ -280,9 +280,9 @@ def phases(trial: Trial) -> Mapping[str, float]:
 
 
 def total_seconds(trial: Trial) -> float | None:
-    """Seconds of all phases together; None unless all were recorded."""
+    """Wall time of a run; where it was not recorded, seconds of all phases together; None unless all were recorded."""
     found = phases(trial)
-    return sum(found.values()) if len(found) == 5 else None
+    return trial.metrics.get("time/wall_s", sum(found.values()) if len(found) == 5 else None)
 
 
 def utilisation(device: str) -> Measure:

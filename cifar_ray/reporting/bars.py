@@ -17,6 +17,7 @@ _PHASES = {
     "training": "training",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",
+    "other": "other",
 }
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
 _MOST_CLASSES = 20

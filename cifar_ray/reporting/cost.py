@@ -82,7 +82,7 @@ def of_node_type(kind: Mapping[str, Any]) -> Price:
 
 
 def of_run(price: Price) -> Measure:
-    """US dollars for a whole run: all its nodes from the start of the workers to the last checkpoint."""
+    """US dollars for a whole run: all its nodes for its wall time."""
 
     def read(trial: Trial) -> float | None:
         seconds = aggregate.total_seconds(trial)

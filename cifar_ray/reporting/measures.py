@@ -158,6 +158,7 @@ PHASES = tuple(
         ("training", "Training"),
         ("evaluation", "Evaluation"),
         ("checkpoint", "Checkpoints"),
+        ("other", "Other"),
     )
 )
 TOTAL = Figure("total_s", "Total", aggregate.total_seconds, " s", 2, "")
@@ -240,8 +241,7 @@ def cost_of_run(price: Price) -> Figure:
     """What a run costs."""
     notes = (
         cost.assumption(price),
-        "Counted are start-up, data, training, evaluation and checkpoints; in a sweep, a run's start-up begins when "
-        "the run is taken up.",
+        "Counted is the run's wall time; in a sweep, it begins when the run is taken up.",
     )
     return Figure(
         "cost_of_run_usd", "Cost of a run (USD)", cost.of_run(price), " USD", None, "low", notes, equal_work=True

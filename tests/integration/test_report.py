@@ -289,7 +289,7 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
     cells = []
     for number, cell in enumerate((trial("1x1", 16), trial("1x2", 16))):
         values = {name: (place + number / 3) / 20 for place, name in enumerate(sorted(cell.metrics), 1)}
-        values["peak_memory_mib"] = 600.0 + number
+        values |= {"peak_memory_mib": 600.0 + number, "time/other_s": 2.0 + number, "time/wall_s": 70.0 + number}
         cells.append(replace(cell, metrics=values, history={}))
     sweep(client, experiment, "s", cells, "FINISHED")
     runs = [store.find(client, cell.name) for cell in cells]
@@ -311,7 +311,7 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
     together = "Test metrics (%), precision to specificity as macro averages"
     for place, name in enumerate(("accuracy", "precision", "recall", "f1", "specificity")):
         figures[together, place] = (f"test/{name}", 100, "{:,.2f} %")
-    for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint")):
+    for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint", "other", "wall")):
         figures["Where the time went (s)", place] = (f"time/{name}_s", 1, "{:,.2f} s")
     for row, run in zip(("1x1 (1 CPU worker)", "1x2 (2 CPU workers)"), runs):
         of_mlflow = client.get_run(run.run_id).data.metrics

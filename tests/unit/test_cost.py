@@ -105,6 +105,8 @@ def test_a_cluster_file_without_a_price_is_refused(text: str, problem: str, tmp_
 def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
     run = trial("2x2", training_s=3560.0)  # and 4 x 10 s
     assert cost.of_run(priced(3.0))(run) == pytest.approx(6.0)
+    timed = replace(run, metrics={**run.metrics, "time/wall_s": 5400.0})
+    assert cost.of_run(priced(3.0))(timed) == pytest.approx(9.0)
     partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/startup_s"})
     assert cost.of_run(priced(3.0))(partly) is None
 
@@ -129,4 +131,4 @@ def test_a_cost_says_what_it_assumes() -> None:
     table = next(table for table in section.tables if table.key.endswith("cost_of_run_usd"))
     assert table.rows[0][1][0].text == "1.40 USD"
     assert table.notes[0].startswith("One machine of that type for each node of the topology")
-    assert table.notes[1].startswith("Counted are start-up, data, training, evaluation and checkpoints")
+    assert table.notes[1].startswith("Counted is the run's wall time")

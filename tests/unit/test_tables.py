@@ -303,9 +303,12 @@ def test_where_the_time_went_adds_up() -> None:
         "60.00 s",
         "10.00 s",
         "10.00 s",
+        "",
         "100.00 s",
     ]
     run = trial()
+    timed = replace(run, metrics={**run.metrics, "time/other_s": 3.5, "time/wall_s": 143.5})
+    assert texts(table(study(timed), "where_the_time_went_s")).popitem()[1][-2:] == ["3.50 s", "143.50 s"]
     partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/data_s"})
     assert texts(table(study(partly), "where_the_time_went_s")).popitem()[1][-1] == ""
 
