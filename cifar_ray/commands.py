@@ -50,6 +50,9 @@ class ResumeCommand:
     start_timeout_s: float | None = None
     """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails."""
 
+    hang_timeout_s: float | None = None
+    """Seconds without an answer from a worker's process after which the workers are restarted."""
+
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""
 

@@ -193,6 +193,10 @@ class TrainConfig:
     """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails; a GPU machine
     in a cloud takes 3 to 10 minutes from the request to its first worker."""
 
+    hang_timeout_s: float = 300.0
+    """Seconds without an answer from a worker's process after which the workers are restarted, as after any failure.
+    Workers wait for one another twice as long."""
+
     # How it is computed
     strategy: StrategyName = "ddp"
     """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
@@ -382,7 +386,7 @@ _AT_LEAST: dict[str, float] = {
     "vit.heads": 1,
     "vit.mlp_ratio": 1,
 }
-_MORE_THAN_ZERO = ("bucket_cap_mb", "lr", "start_timeout_s")
+_MORE_THAN_ZERO = ("bucket_cap_mb", "lr", "start_timeout_s", "hang_timeout_s")
 _BELOW_ONE = ("label_smoothing", "vit.dropout", "vit.stochastic_depth", "momentum")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from cifar_ray import topology
 from cifar_ray.config import TrainConfig
 from cifar_ray.orchestration import cluster, events
 from cifar_ray.orchestration.events import ControllerUp, Inbox, Stopped, WorkersFailed
-from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement
+from cifar_ray.orchestration.placement import NODE_ID_LABEL, Collectives, Failures, NotPlacedError, Placement, Silence
 from cifar_ray.storage import Folder, copies
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Node
@@ -29,7 +30,6 @@ from cifar_ray.training.observer import Launch, Outcome, Started
 
 _POLL_S = 0.2
 _PLACEMENT_TRY_S = 15.0
-_COLLECTIVE_TIMEOUT_S = 600
 _CONTROLLER_START_S = 5.0
 _LONGEST_REASON = 200
 
@@ -159,10 +159,11 @@ def run(
     # Read by Ray when the run starts. The default of 2 s between polls would hold every epoch's report back.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(config.hang_timeout_s)
     trainer = _Trainer(
         _train_loop,
         train_loop_config=payload,
-        torch_config=Collectives(timeout_s=_COLLECTIVE_TIMEOUT_S),
+        torch_config=Collectives(timeout_s=math.ceil(2 * config.hang_timeout_s)),
         scaling_config=_scaling(config, placement, gpus),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
@@ -182,6 +183,7 @@ def run(
                     chosen=placement if config.elastic else None,
                 ),
                 Failures(inbox.actor),
+                Silence(inbox.actor, config.hang_timeout_s),
             ],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
         ),

@@ -80,6 +80,14 @@ class WorkersFailed:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """A worker's process has not answered for some time."""
+
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Stopped:
     """What an attempt has come to that was asked to stop: all workers have, after ``step``, with a checkpoint."""
 

@@ -14,13 +14,13 @@ import torch
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import RunningState
 
 from cifar_ray import topology
 from cifar_ray.orchestration import cluster
-from cifar_ray.orchestration.events import ControllerUp, WorkersFailed
+from cifar_ray.orchestration.events import ControllerUp, Silent, WorkersFailed
 from cifar_ray.storage import StorageError
 from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology
@@ -28,6 +28,7 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
 _LONGEST_REASON = 160
+_TELL_S = 60.0
 _FINAL = (ConfigError, CheckpointError, DivergedError)
 """Errors that the same run would meet again, as it would memory that is too small."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
@@ -112,6 +113,33 @@ class Failures(UserCallback):
             raise final[0]  # an error out of this hook ends the run without another attempt
 
 
+class Silence(WorkerGroupCallback):
+    """Runs inside Ray Train's controller: tells the driver of a worker whose process does not answer.
+
+    Ray Train asks every process at short intervals, restarts the workers when one is silent for too long, and says
+    nothing until then.
+    """
+
+    def __init__(self, mailbox: Any, timeout_s: float) -> None:
+        self._mailbox = mailbox
+        self._told_after_s = min(_TELL_S, timeout_s / 2)
+        self._group: Any = None
+        self._told: set[int] = set()
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._group = worker_group
+        self._told.clear()
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        waiting = self._group._world_rank_to_ongoing_poll
+        self._told &= set(waiting)  # those that have answered may fall silent again
+        for rank, poll in waiting.items():
+            silent = time.monotonic() - poll.start_time
+            if silent >= self._told_after_s and rank not in self._told:
+                self._told.add(rank)
+                self._mailbox.post.remote(Silent(rank, silent))
+
+
 def _out_of_memory(error: BaseException) -> bool:
     """Whether an allocation was refused; torch has a type of its own for a GPU's memory only."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _CPU_ALLOCATOR in str(error)
@@ -120,6 +148,8 @@ def _out_of_memory(error: BaseException) -> bool:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, WorkerHealthCheckFailedError):
         return "its process has died or does not answer"
+    if isinstance(error, WorkerHealthCheckTimeoutError):
+        return "its process has not answered for too long (--hang-timeout-s)"
     if _out_of_memory(error):
         return "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]

@@ -15,7 +15,7 @@ from cifar_ray import storage
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import cluster
-from cifar_ray.orchestration.events import Placed, Progress, SystemSample, WorkersFailed
+from cifar_ray.orchestration.events import Placed, Progress, Silent, SystemSample, WorkersFailed
 from cifar_ray.orchestration.runs import RunFolder
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -143,6 +143,11 @@ class Work:
             self._on_started(event)
         elif isinstance(event, WorkersFailed):
             self._on_failed(event)
+        elif isinstance(event, Silent):
+            view.line(
+                f"waiting for rank {event.rank}, whose process has not answered for {event.seconds:.0f} s; the workers "
+                f"are restarted after {self.config.hang_timeout_s:g} s (--hang-timeout-s)"
+            )
         if record.trouble and not self._trouble_told:
             self._trouble_told = True
             view.line(f"MLflow takes nothing ({record.trouble}); training goes on, and it is tried again")

@@ -29,7 +29,8 @@ _ASIDE = {
     *_TOLD,
     *("world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
     *("tracking_uri", "storage", "data_dir", "address", "verbose", "keep_checkpoints", "max_failures"),
-    *("start_timeout_s", "local_nodes", "oversubscribe", "log_every", "log_models", "per_rank_test"),
+    *("start_timeout_s", "hang_timeout_s", "local_nodes", "oversubscribe", "log_every", "log_models"),
+    "per_rank_test",
 }
 _STEP = 0.05
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits

@@ -32,6 +32,7 @@ _NOT_HERE = (
     "oversubscribe",
     "max_failures",
     "start_timeout_s",
+    "hang_timeout_s",
     "experiment",
     "tracking_uri",
     "verbose",

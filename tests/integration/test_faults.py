@@ -157,6 +157,17 @@ def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -
     assert person.run_named("victim").data.tags["cifar_ray.worker_failures"] == "1"
 
 
+def test_a_worker_that_is_stopped_is_named_and_replaced(person: Person, undisturbed: str) -> None:
+    with person.starts(*LONG, "--hang-timeout-s", "20") as run:
+        run.until("epoch 2/30")
+        os.kill(worker_pids(person)[1], signal.SIGSTOP)
+        assert run.end() == 0, run.output
+        assert "waiting for rank 1, whose process has not answered for 1" in run.output
+        assert "restarting from the newest checkpoint, failure 1 of at most 3" in run.output
+    assert digest(person, "victim") == undisturbed
+    assert_complete(person)
+
+
 def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(person: Person) -> None:
     with person.starts(*LONG, "--max-failures", "0") as run:
         run.until("epoch 2/30")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
 
-from cifar_ray.orchestration import attempt
-from cifar_ray.orchestration.events import WorkersFailed
-from cifar_ray.orchestration.placement import Failures
+from cifar_ray.orchestration import attempt, placement
+from cifar_ray.orchestration.events import Silent, WorkersFailed
+from cifar_ray.orchestration.placement import Failures, Silence
 
 
 class Method:
@@ -52,6 +53,29 @@ def test_another_error_is_not_final() -> None:
     mailbox = Mailbox()
     Failures(mailbox).after_exception(None, {0: RuntimeError("mat1 and mat2 cannot be multiplied")})
     assert mailbox.post.heard == [WorkersFailed({0: "RuntimeError: mat1 and mat2 cannot be multiplied"}, final=False)]
+
+
+def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    mailbox, now = Mailbox(), [100.0]
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now[0])
+    group = SimpleNamespace(_world_rank_to_ongoing_poll={})
+    callback = Silence(mailbox, timeout_s=300.0)
+    callback.after_worker_group_start(group)
+
+    def polled(at: float, **since: float) -> list[Any]:
+        now[0] = at
+        waiting = {int(rank.removeprefix("rank")): SimpleNamespace(start_time=start) for rank, start in since.items()}
+        group._world_rank_to_ongoing_poll = waiting
+        mailbox.post.heard.clear()
+        callback.after_worker_group_poll_status(None)
+        return list(mailbox.post.heard)
+
+    assert polled(100.0) == []
+    assert polled(159.0, rank1=100.0) == []
+    assert polled(160.0, rank1=100.0, rank0=159.0) == [Silent(1, 60.0)]
+    assert polled(200.0, rank1=100.0) == []
+    assert polled(210.0) == []
+    assert polled(300.0, rank1=220.0) == [Silent(1, 80.0)]
 
 
 def test_a_controller_that_has_died_is_told_of_in_one_sentence() -> None:
