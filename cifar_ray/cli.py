@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -260,14 +259,14 @@ def program() -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is said and recorded; Ctrl-C may end the rest
     # What an interpreter does at its end: it waits for threads, does what was asked for, and writes what is left.
     for step in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
         try:
             step()
         except BrokenPipeError:  # whoever read the output has gone
             status = status or 1
+        except KeyboardInterrupt:
+            status = status or 130
         except BaseException:
             sys.excepthook(*sys.exc_info())
             status = status or 1

@@ -113,8 +113,12 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != _SCRATCH_LOCK:
             path.unlink(missing_ok=True)
-    if [path.name for path in folder.iterdir()] == [_SCRATCH_LOCK]:
-        shutil.rmtree(folder, ignore_errors=True)
+    lock = folder / _SCRATCH_LOCK
+    lock.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:
+        lock.touch()  # without it, nobody would dare to remove the rest
 
 
 def digest(path: Path, algorithm: str) -> str:

@@ -40,6 +40,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _GREETING_TIMEOUT_S = 20.0
 _START_S = 120  # for each part of a Ray that is started here; Ray's own 30 s are too short for a busy machine
 _STARTS = 2
+_KILLED_S = 5.0
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _LONGEST_REASON = 200
 _OBJECT_STORE_BYTES = 1 << 30  # per started node; CIFAR-10 takes 185 MB of it
@@ -242,12 +243,12 @@ def _local(config: TrainConfig) -> Iterator[Callable[[], str]]:
         try:
             yield partial(_ended, head)
         finally:
+            left = _using(folder)
             if _ended(head):
-                # Ray's own shutdown would wait for it, and end this process after a minute.
-                atexit.unregister(ray.shutdown)
-                _kill(psutil.Process().children(recursive=True))
+                atexit.unregister(ray.shutdown)  # it would wait for what has ended, and end this process after a minute
             else:
                 stop()
+            _kill(left)  # Ray's agents end later, and would make their folders again
 
 
 def _started(
@@ -300,10 +301,23 @@ def _start(
     return cluster.head_node, stop
 
 
+def _using(folder: Path) -> list[psutil.Process]:
+    """The processes below this one that were started with a path in ``folder``: Ray's own, not the caller's."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
 def _kill(processes: Iterable[psutil.Process]) -> None:
+    """End processes, and wait a moment until they have ended."""
+    processes = list(processes)
     for process in processes:
         with suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(processes, timeout=_KILLED_S)
 
 
 def _ended(head: RayNode) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from cifar_ray import files
 
@@ -35,6 +38,23 @@ def test_a_temporary_folder_is_gone_at_the_end(tmp_path: Path) -> None:
         (folder / "session" / "log").touch()
         (folder / "session_latest").symlink_to(folder / "session")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_during_the_removal_is_left_for_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmtree = shutil.rmtree
+
+    def late(path: Path, ignore_errors: bool) -> None:
+        rmtree(path, ignore_errors)
+        path.mkdir()
+
+    with files.scratch(str(tmp_path)) as folder:
+        (folder / "session").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(files.shutil, "rmtree", late)
+            files._empty(folder)
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", "session"]
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
