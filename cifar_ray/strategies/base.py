@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cifar_ray.config import TrainConfig
-from cifar_ray.strategies.gradients import gather
+from cifar_ray.strategies.gradients import gather, restore
 from cifar_ray.strategies.protocol import Differs, Parts
 
 
@@ -51,7 +51,7 @@ class Base:
         self.model.load_state_dict(weights)
         self.optimizer.zero_grad(set_to_none=True)
         if state is not None:
-            self.optimizer.load_state_dict(dict(state))
+            restore(self.optimizer, state)
 
     def figures(self) -> dict[str, float]:
         return {}

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cifar_ray.strategies.gradients import numbered, on_cpu
+from cifar_ray.strategies.gradients import numbered, on_cpu, restore
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
 
@@ -102,7 +102,7 @@ class FSDP(Replicas):
                 index: {key: _like(value, order[index]) for key, value in of.items()}
                 for index, of in state["state"].items()
             }
-            self.optimizer.load_state_dict({**state, "state": each})
+            restore(self.optimizer, {**state, "state": each})
             self._keep_plain()
 
 

@@ -63,6 +63,19 @@ def numbered(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load an optimizer's state, each tensor into the memory layout of its parameter.
+
+    A checkpoint may have been made of a model that was laid out otherwise, and a fused optimizer walks through the
+    memory of a parameter and of its state side by side, whatever their strides.
+    """
+    optimizer.load_state_dict(dict(state))
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     """What an optimizer remembers of one parameter, with its tensors on the CPU."""
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from cifar_ray.strategies import layout
+from cifar_ray.strategies.gradients import restore
 from cifar_ray.strategies.layout import Layout
 
 Vector = npt.NDArray[np.float32]
@@ -111,7 +112,7 @@ class ParameterServer:
                 parameter.grad = view
             self._optimizer = start.make_optimizer(model)
             if start.state is not None:
-                self._optimizer.load_state_dict(dict(start.state))
+                restore(self._optimizer, start.state)
             self._updates = self._staleness = self._staleness_max = self._ahead_max = 0
             self._pulled_at = [0] * start.world_size
             self._steps = [0] * start.world_size

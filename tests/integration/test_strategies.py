@@ -135,12 +135,16 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(strategy: str, tmp_path:
     assert parts[0].weights_sha256 == whole.weights_sha256
 
 
-def test_fsdp_goes_on_at_another_number_of_workers(tmp_path: Path) -> None:
-    """With AdamW, which remembers two tensors and a number of each parameter: in a checkpoint they are whole."""
+@pytest.mark.parametrize("topology", ["1x1", "1x3"])
+def test_fsdp_goes_on_at_another_number_of_workers(topology: str, tmp_path: Path) -> None:
+    """With AdamW, which remembers two tensors and a number of each parameter: in a checkpoint they are whole.
+
+    One worker's weights are channels last, those that are sharded are not.
+    """
     values: dict[str, object] = {"optimizer": "adamw", "lr": 1e-3, "global_batch_size": 96, "steps_per_epoch": 12}
     one = weights(config("ddp", "1x1", **values), tmp_path / "one")
     train_on_ranks(config("fsdp", "1x2", checkpoint_every=6, **values), tmp_path / "parts", stop_after=7)
-    parts, *_ = train_on_ranks(config("fsdp", "1x3", **values), tmp_path / "parts")
+    parts, *_ = train_on_ranks(config("fsdp", topology, **values), tmp_path / "parts")
     assert parts[1].steps[0] == 7
     assert parts[0] is not None
     assert difference(checkpoint.load(Path(parts[0].checkpoint)).weights, one) < 1e-3
