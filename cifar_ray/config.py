@@ -208,7 +208,7 @@ class TrainConfig:
     """How DDP compresses gradients before it sends them."""
 
     sync_every: int = 8
-    """Optimizer steps between two averages of the weights in local_sgd."""
+    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
 
     gpus_per_worker: int = 1
     """GPUs of the one process of data_parallel."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cache, partial
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -72,14 +73,20 @@ class Recorder:
 
 @dataclass
 class Paced(Recorder):
-    """A rank that is slower than it could be. It keeps the names of what is mapped from memory files, too."""
+    """A rank that is slower than it could be. It keeps the names of what is mapped from memory files, too.
+
+    From its first step on it waits for others in a collective no longer than ``timeout_s``.
+    """
 
     pause_s: float = 0.0
+    timeout_s: float | None = None
     mapped: set[str] = field(default_factory=set)
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         maps = Path("/proc/self/maps").read_text().splitlines()
         self.mapped |= {line.split(maxsplit=5)[5] for line in maps if "memfd" in line}
+        if self.timeout_s:
+            dist.set_timeout(timedelta(seconds=self.timeout_s))
         time.sleep(self.pause_s)
         super().step_done(epoch, step, row)
 
@@ -245,6 +252,7 @@ def train_at_own_pace(
     host: ServerHost,
     stop_after: int | None = None,
     pauses: tuple[float, ...] = (),
+    timeout_s: float | None = None,
 ) -> list[tuple[Outcome | None, Recorder]]:
     """As :func:`train_on_ranks`, with a server, and with as many seconds of sleep after every step as ``pauses`` say.
 
@@ -254,8 +262,14 @@ def train_at_own_pace(
         host: the server's, started.
         stop_after: step after which every rank is ended.
         pauses: of each rank; none when empty.
+        timeout_s: of the process group once steps run; PyTorch's own when None.
     """
-    return _on_ranks(config, _train_at_own_pace, folder, host.address, AUTHKEY, stop_after, pauses)
+    return _on_ranks(config, _train_at_own_pace, folder, host.address, AUTHKEY, stop_after, pauses, timeout_s)
+
+
+def wait_for_the_dead(config: TrainConfig) -> list[str]:
+    """What the error says of each rank that waits in :meth:`Strategy.publish` for another that has ended; else ""."""
+    return _on_ranks(config, _wait_for_the_dead)
 
 
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
@@ -338,15 +352,26 @@ def _train_at_own_pace(
     key: bytes,
     stop_after: int | None,
     pauses: tuple[float, ...],
+    timeout_s: float | None,
 ) -> tuple[Outcome | None, Recorder]:
     host = ServerHost(address, key)
     host.connect()
-    recorder = Paced(stop_after, pause_s=pauses[place.rank] if pauses else 0.0)
+    recorder = Paced(stop_after, pause_s=pauses[place.rank] if pauses else 0.0, timeout_s=timeout_s)
     try:
         with _watching(recorder):
             return train_here(config, data.load(config.dataset), folder, recorder, place, host.server()), recorder
     except Stopped:
         return None, recorder
+
+
+def _wait_for_the_dead(config: TrainConfig, place: Place) -> str:
+    strategy, _ = _ready(config, place)
+    try:
+        if place.rank == 0:
+            strategy.publish()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager

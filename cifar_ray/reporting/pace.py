@@ -22,8 +22,8 @@ def own_paces(trial: Trial) -> bool:
 def iteration(scale: float = 1.0) -> Measure:
     """Mean seconds of an optimizer step in steady state, times ``scale``.
 
-    The recorded time is rank 0's. Where every rank has its own pace, it is what a global batch takes by the pace of
-    all of them together.
+    The recorded time is rank 0's. Where every rank has its own pace, it is what a global batch takes all of them, the
+    wait for the slowest included.
     """
 
     def read(trial: Trial) -> float | None:

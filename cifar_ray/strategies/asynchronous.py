@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,9 @@ from cifar_ray.data.loader import Piece
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.protocol import Differs, Parts
 from cifar_ray.strategies.replicas import Replicas
+
+_PATIENCE = timedelta(days=365)
+"""A worker may be slower than others by any time. One that has died closes its connection, which ends the wait."""
 
 
 class Asynchronous(Replicas):
@@ -33,6 +38,8 @@ class Asynchronous(Replicas):
     lockstep = False
 
     def __init__(self, parts: Parts) -> None:
+        if parts.place.world_size > 1:  # the timeout of the process group is for workers that are in step
+            self._patient: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
         super().__init__(parts)
         self.rank = parts.place.rank
         self.vector = self.room()
@@ -64,6 +71,10 @@ class Asynchronous(Replicas):
         """The latest loss of every rank; None for one that was not heard of yet."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is here, as long as it takes.
+
+        Raises:
+            RuntimeError: when a rank has died.
+        """
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(self._patient)

@@ -41,6 +41,10 @@ class Base:
         self.optimizer.zero_grad(set_to_none=True)
         self.parts.mark("optimizer")
 
+    @property
+    def may_pause(self) -> bool:
+        return True
+
     def losses(self, loss: Tensor) -> list[float]:
         return [other.item() for other in gather(loss)]
 

@@ -88,6 +88,10 @@ class Strategy(Protocol):
     def step(self) -> None:
         """Move the weights, and forget the gradients."""
 
+    @property
+    def may_pause(self) -> bool:
+        """Whether a checkpoint or a stop after this step leaves what follows as it is; the same on every rank."""
+
     def losses(self, loss: Tensor) -> list[float]:
         """The latest loss of every rank, where this rank's is ``loss``."""
 

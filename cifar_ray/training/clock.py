@@ -44,6 +44,7 @@ class Clock:
         self._iterations: list[float] = []
         self._parts: dict[str, float] = {}
         self._marks: list[tuple[str, Any]] = []
+        self._pauses = 0.0  # seconds of training in which no steps run
         self._fresh = True  # the first iteration of a process is not typical
 
     @contextmanager
@@ -53,7 +54,9 @@ class Clock:
         begin = time.perf_counter()
         yield
         self._wait()
-        self.seconds[name] += time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
+        self.seconds[name] += elapsed
+        self._pauses += elapsed if name == "training" else 0.0
 
     def start(self) -> None:
         """Steps run from here on."""
@@ -110,12 +113,20 @@ class Clock:
             "iteration_p95_s": times.quantile(0.95).item(),
         }
 
+    def pace(self) -> float:
+        """Mean seconds of training per step, over the iterations of :meth:`iterations`.
+
+        Unlike their mean it has the pauses in it, where asynchronous workers wait for the slowest.
+        """
+        return (sum(self._iterations) + self._pauses) / len(self._iterations)
+
     def state(self) -> dict[str, Any]:
         """Everything that a later process continues from."""
         return {
             "seconds": dict(self.seconds),
             "iterations": torch.tensor(self._iterations, dtype=torch.float32),
             "parts": dict(self._parts),
+            "pauses": self._pauses,
             "wall_s": time.time() - self.begun,
         }
 
@@ -132,6 +143,7 @@ class Clock:
         if same_workers and "parts" in state:  # a step was not split once
             self._iterations = saved.tolist() + self._iterations
             _add(self._parts, state["parts"])
+            self._pauses += state.get("pauses", 0.0)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

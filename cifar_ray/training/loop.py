@@ -55,9 +55,9 @@ def fit(
                 epoch, job.step, record.iteration(job, loss, lr) if job.step % config.log_every == 0 else None
             )
             clock.mark("other")
-            leaving = job.stopper.agreed()
+            job.stopper.agreed()
             clock.mark("communication")
-            if job.step % steps != 0 and (leaving or record.due(job)):  # the end of an epoch has a checkpoint anyway
+            if job.step % steps != 0 and record.due(job):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
                 with clock.phase("training"):
                     strategy.publish()

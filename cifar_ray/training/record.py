@@ -38,8 +38,10 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
 
 
 def due(job: Job) -> bool:
-    """Whether a checkpoint is due after this step."""
-    return job.config.checkpoint_every > 0 and job.step % job.config.checkpoint_every == 0
+    """Whether a checkpoint is due after this step, or would have been before it and the strategy let none be made."""
+    every = job.config.checkpoint_every
+    wanted = job.stopper.leaving or (every > 0 and job.step // every > job.saved // every)
+    return wanted and job.strategy.may_pause
 
 
 def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
@@ -50,6 +52,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
         CheckpointError: on rank 0, when there is no room for the checkpoint.
         OSError: on rank 0, when it cannot be written for another reason; on the others, when rank 0 has failed.
     """
+    job.saved = job.step
     with job.clock.phase("checkpoint"):
         total = _sum_losses(job)
         if not all(tensor.isfinite().all() for tensor in job.model.state_dict().values()):
@@ -135,9 +138,8 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
     times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(job).items()}
     times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
-        mean = times["time/iteration_mean_s"]
-        paces = [mean] if job.strategy.lockstep else _gather(job, mean)  # each with its share of the batch
-        times["images_per_s"] = job.config.images_per_step * sum(1 / seconds for seconds in paces) / len(paces)
+        seconds = times["time/iteration_mean_s"] if job.strategy.lockstep else job.clock.pace()
+        times["images_per_s"] = job.config.images_per_step / seconds
     path, digest = _final(job)
     return Outcome(
         epochs=len(epochs),
@@ -145,8 +147,7 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
             **epochs[-1].metrics,
             "best/accuracy": best.metrics["test/accuracy"],
             "best/epoch": float(best.step),
-            "peak_memory_mib": max(peaks),
-            **{f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)},
+            **_memory(peaks),
             **job.strategy.figures(),
         },
         times=times,
@@ -190,6 +191,12 @@ def _parts(job: Job) -> dict[str, float]:
     if job.place.world_size > 1:
         dist.all_reduce(found)
     return {part: seconds / count for part, (seconds, count) in zip(PARTS, found.tolist()) if count}
+
+
+def _memory(peaks: list[float]) -> dict[str, float]:
+    """The peak of every rank, and the largest."""
+    each = {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
+    return {"peak_memory_mib": max(peaks), **each}
 
 
 def _gather(job: Job, value: float) -> list[float]:

@@ -37,6 +37,7 @@ class Job:
     Attributes:
         config: the resolved config, with nothing left to ``auto``.
         step: optimizer steps done.
+        saved: those of the newest checkpoint.
         epoch_loss: this rank's sum of losses since the epoch began; float64, on the device.
         history: every row recorded so far.
     """
@@ -54,6 +55,7 @@ class Job:
     started: Started
     epoch_loss: Tensor
     step: int = 0
+    saved: int = 0
     history: list[Row] = dataclasses.field(default_factory=list)
 
 
@@ -142,7 +144,7 @@ def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) ->
     place = job.place
     job.strategy.load(snapshot.weights, snapshot.optimizer)
     job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
-    job.step = snapshot.step
+    job.step = job.saved = snapshot.step
     job.history = list(snapshot.history)
     if place.rank == 0:  # it holds the sum over all ranks
         job.epoch_loss.fill_(snapshot.epoch_loss * place.world_size)

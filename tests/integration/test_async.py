@@ -17,7 +17,7 @@ import torch
 from cifar_ray import strategies
 from cifar_ray.config import ResNetOptions, TrainConfig
 from cifar_ray.training import checkpoint
-from tests.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace
+from tests.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
 from tests.person import Person
 
 BOTH = ("parameter_server", "hogwild")
@@ -113,6 +113,20 @@ def test_the_losses_of_others_are_not_waited_for(strategy: str, host: ServerHost
     assert fast[1].rows[-1].timestamp_ms < moment[len(moment)]
     late = [row.metrics["train/loss_rank1"] for row in slow[1].rows[-3:]]
     assert late == [fast[1].rows[-1].metrics["train/loss_rank1"]] * 3
+
+
+def test_a_slow_worker_is_waited_for_and_bounds_the_throughput(host: ServerHost, tmp_path: Path) -> None:
+    """Longer than the process group's timeout; rank 0 alone would do hundreds of steps a second."""
+    wanted = config("hogwild", "1x2", epochs=1, steps_per_epoch=4)
+    results = train_at_own_pace(wanted, tmp_path, host, pauses=(0.0, 1.2), timeout_s=3)
+    assert [recorder.steps for _, recorder in results] == [[1, 2, 3, 4]] * 2
+    assert results[0][0].times["images_per_s"] < 1.5 * 48 / 1.2
+
+
+def test_a_dead_worker_is_not_waited_for() -> None:
+    waited, died = wait_for_the_dead(config("hogwild", "1x2"))
+    assert "closed" in waited
+    assert died == ""
 
 
 @pytest.mark.parametrize("strategy", BOTH)

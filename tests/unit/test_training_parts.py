@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cifar_ray.config import TrainConfig
-from cifar_ray.training import hardware, optimizer, recipe
+from cifar_ray.training import hardware, optimizer, recipe, record
 from cifar_ray.training.clock import Clock
 
 CPU = torch.device("cpu")
@@ -66,7 +66,11 @@ def test_both_optimizers_are_built_as_configured() -> None:
     sgd = optimizer.build(model, config(optimizer="sgd", momentum=0.8))
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.8, True)
-    assert isinstance(optimizer.build(model, config(optimizer="adamw")), torch.optim.AdamW)
+    adamw = optimizer.build(model, config(optimizer="adamw", lr=0.03, weight_decay=0.2))
+    assert isinstance(adamw, torch.optim.AdamW)
+    for group, decay in zip(adamw.param_groups, (0.2, 0.0), strict=True):
+        options = {"lr": 0.03, "weight_decay": decay, "betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
+        assert {**group, **options} == group
 
 
 def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +91,32 @@ def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyP
     assert clock.seconds["training"] == 11
     assert clock.state()["iterations"].tolist() == [1, 2, 3]
     assert clock.iterations() == pytest.approx({"iteration_mean_s": 2, "iteration_median_s": 2, "iteration_p95_s": 2.9})
+
+
+def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 9.0, 10.0, 12.0, 12.0, 20.0, 20.0, 50.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    clock = Clock(CPU)
+    clock.start()  # 0
+    for _ in range(3):
+        clock.lap()  # 9, 10, 12
+    clock.stop()
+    for phase in ("training", "evaluation"):  # 12 to 20, 20 to 50
+        with clock.phase(phase):
+            pass
+    assert clock.iterations()["iteration_mean_s"] == 1.5
+    assert clock.pace() == (1 + 2 + 8) / 2
+    resumed, elsewhere = Clock(CPU), Clock(CPU)
+    resumed.restore(clock.state(), same_workers=True)
+    assert resumed.pace() == clock.pace()
+    elsewhere.restore(clock.state(), same_workers=False)
+    elsewhere.restore({**clock.state(), "pauses": 0.0}, same_workers=True)
+    assert elsewhere.pace() == 1.5
+
+
+def test_the_peak_of_memory_is_that_of_the_rank_with_most() -> None:
+    each = {"peak_memory_mib_rank0": 1.0, "peak_memory_mib_rank1": 3.0, "peak_memory_mib_rank2": 2.0}
+    assert record._memory([1.0, 3.0, 2.0]) == {"peak_memory_mib": 3.0, **each}
 
 
 def test_a_clock_continues_from_its_state() -> None:
