@@ -7,7 +7,7 @@ measured on rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -162,8 +162,7 @@ class Pipeline(Base):
         figures = {"bubble/theory": waits / (self._count + waits)}
         took = every[0][1].item()
         if took > 0:
-            busy = sum(seconds[0].item() for seconds in every)
-            figures["bubble/measured"] = 1 - busy / (self.world_size * took)
+            figures["bubble/measured"] = idle([seconds[0].item() for seconds in every], took)
         return figures
 
     def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
@@ -187,6 +186,11 @@ class Pipeline(Base):
         config, device = self.parts.config, self.parts.place.device
         with self._watch.computing("forward"), autocast(config.precision, device):
             return self.parts.criterion(logits, labels)
+
+
+def idle(busy: Sequence[float], took: float) -> float:
+    """Mean share of ``took`` seconds in which stages wait that compute for ``busy`` seconds each."""
+    return 1 - sum(busy) / (len(busy) * took)
 
 
 def _like(cost: stages.Cost, grad: bool) -> Tensor:

@@ -69,6 +69,8 @@ def test_model_parallel_is_one_worker_to_the_last_bit(trained, model: str, topol
     assert many[0][0].confusion == one[0][0].confusion
     assert losses(many[0][1]) == losses(one[0][1])
     assert all(recorder.weights == many[0][1].weights for _, recorder in many)
+    stages = many[0][0].metrics["bubble/theory"]  # of one micro-batch: one stage computes while all others wait
+    assert many[0][0].metrics["bubble/measured"] >= stages == 1 - 1 / len(many)
 
 
 @pytest.mark.parametrize("topology", ["1x2", "2x2"])

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies
 from cifar_ray.config import ResNetOptions, TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.data.loader import TrainLoader
+from cifar_ray.data.loader import Piece, TrainLoader
 from cifar_ray.place import Place
 from cifar_ray.strategies import server
+from cifar_ray.strategies.pipeline import idle
+from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.training import hardware, optimizer
-from tests.helpers import resolved
+from tests.helpers import Recorder, resolved, train_here
 
 USUAL = {
     "dataset": "digits",
@@ -46,9 +53,12 @@ class Ready:
 
     def train(self, *steps: int) -> Ready:
         for step in steps:
-            self.strategy.gradients(self._loader.pieces(0, step))
+            self.strategy.gradients(self.pieces(step))
             self.strategy.step()
         return self
+
+    def pieces(self, step: int) -> Iterator[Piece]:
+        return self._loader.pieces(0, step)
 
     def weights(self) -> dict[str, Tensor]:
         return copy.deepcopy(self.model.state_dict())
@@ -76,3 +86,79 @@ def test_an_optimizers_state_goes_on_whatever_its_layout_was(
     rest.strategy.load(first.weights(), state)
     expected, found = first.train(3, 4).weights(), rest.train(3, 4).weights()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_one_shard_of_reproducible_is_plain_training(digits: Dataset) -> None:
+    """Weights to the last bit; batch norm's statistics move as far as PyTorch moves them, added up otherwise."""
+    plain = Ready(config(strategy="ddp"), digits).train(0, 1, 2).weights()
+    sharded = Ready(config(strategy="reproducible", shards=1), digits).train(0, 1, 2).weights()
+    running = {name for name in plain if "running" in name}
+    assert running
+    assert all(torch.equal(sharded[name], plain[name]) for name in plain.keys() - running)
+    for name in running:
+        torch.testing.assert_close(sharded[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(digits: Dataset, tmp_path: Path) -> None:
+    """After every fourth step of an epoch of 11, and at its end."""
+    wanted = config(strategy="local_sgd", global_batch_size=128, epochs=2, sync_every=4)
+    for every, steps in ((0, [11, 22]), (3, [4, 8, 11, 15, 19, 22]), (5, [8, 11, 15, 22])):
+        recorder = Recorder()
+        train_here(replace(wanted, checkpoint_every=every), digits, tmp_path / str(every), recorder)
+        assert [saved.step for saved in recorder.checkpoints] == steps
+
+
+@pytest.fixture
+def second_of_two(tmp_path: Path) -> Iterator[Place]:
+    """Rank 1 of 2, in a process group of this process alone: what is exchanged is exchanged with itself."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield Place(1, 2, 1)
+    dist.destroy_process_group()
+
+
+def gradients(ready: Ready) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in ready.model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("hook", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_a_comm_hook_sends_gradients_of_half_the_size(
+    hook: str, dtype: torch.dtype, digits: Dataset, second_of_two: Place
+) -> None:
+    found = {}
+    for name in ("none", hook):
+        ready = Ready(config(strategy="ddp", topology="1x2", comm_hook=name), digits, second_of_two)
+        ready.strategy.gradients(ready.pieces(0))
+        found[name] = gradients(ready)
+    assert all(torch.equal(sent, full.to(dtype).float()) for sent, full in zip(found[hook], found["none"], strict=True))
+    assert not all(map(torch.equal, found[hook], found["none"]))
+
+
+def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Place) -> None:
+    ready = Ready(config(strategy="ddp", topology="1x2", comm_hook="powersgd"), digits, second_of_two)
+
+    def ranks(steps: int) -> int:
+        for step in range(steps):
+            ready.strategy.gradients(ready.pieces(step))
+            largest = max(gradients(ready), key=torch.numel)
+            ready.strategy.step()
+        return int(torch.linalg.matrix_rank(largest.reshape(len(largest), -1), rtol=1e-4))
+
+    assert ranks(10) > 1
+    assert ranks(1) == 1
+    ready.strategy.load(ready.weights(), None)  # as after an interruption
+    assert ranks(10) > 1
+    assert ranks(1) == 1
+
+
+def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages that compute for 3 and 2 of 10 seconds wait for 7 and 8 of them."""
+    assert idle([3.0, 2.0], 10.0) == pytest.approx(0.75)
+    now = iter([0.0, 5.0, 10.0, 12.0, 19.0, 20.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    watch = Stopwatch(lambda part: None, torch.device("cpu"))
+    for passes in (1, 2):
+        watch.step()
+        for _ in range(passes):
+            with watch.computing("forward"):  # 0 to 5, which does not count; 10 to 12 and 19 to 20
+                pass
+    assert watch.read() == (3.0, 10.0)
