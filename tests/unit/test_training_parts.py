@@ -96,7 +96,7 @@ def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyP
 def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 9.0, 10.0, 12.0, 12.0, 20.0, 20.0, 50.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Clock(CPU)
+    clock = Clock(CPU, 0.0)
     clock.start()  # 0
     for _ in range(3):
         clock.lap()  # 9, 10, 12
@@ -106,7 +106,7 @@ def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.Mon
             pass
     assert clock.iterations()["iteration_mean_s"] == 1.5
     assert clock.pace() == (1 + 2 + 8) / 2
-    resumed, elsewhere = Clock(CPU), Clock(CPU)
+    resumed, elsewhere = Clock(CPU, 0.0), Clock(CPU, 0.0)
     resumed.restore(clock.state(), same_workers=True)
     assert resumed.pace() == clock.pace()
     elsewhere.restore(clock.state(), same_workers=False)
