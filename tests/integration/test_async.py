@@ -125,7 +125,7 @@ def test_a_slow_worker_is_waited_for_and_bounds_the_throughput(host: ServerHost,
 
 def test_a_dead_worker_is_not_waited_for() -> None:
     waited, died = wait_for_the_dead(config("hogwild", "1x2"))
-    assert "closed" in waited
+    assert "Connection" in waited  # closed, or reset
     assert died == ""
 
 
