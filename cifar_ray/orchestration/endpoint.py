@@ -8,8 +8,9 @@ replica lives. Requests that arrive together share a forward pass. Every answer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
@@ -32,6 +33,18 @@ from cifar_ray.training.classifier import Classifier
 
 MAX_BODY_MIB = 16
 """Largest body of a request; a longer one is refused before all of it has arrived."""
+
+MAX_BODIES_MIB = 256
+"""Most of all bodies together that are here, whole or in part, until their images are decoded."""
+
+BODY_TIMEOUT_S = 10.0
+"""How long a body may take to arrive."""
+
+MAX_REQUESTS = 1024
+"""Most requests at once, those whose bodies are on their way included; they cost little while they wait."""
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long a request may take in all."""
 
 MAX_BATCH = 32
 """Most images in one forward pass."""
@@ -74,7 +87,7 @@ class Served:
 
 @serve.deployment(
     name="classifier",
-    max_ongoing_requests=4 * MAX_BATCH,
+    max_ongoing_requests=2 * MAX_REQUESTS,  # above the endpoint's own limit, which is told in JSON
     max_queued_requests=16 * MAX_BATCH,
     max_constructor_retry_count=2,
     graceful_shutdown_wait_loop_s=0.1,
@@ -91,6 +104,7 @@ class Endpoint:
         self._spec = SPECS[served.dataset]
         self._model: Classifier = ray.get(model[0])
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        self._bodies = Bodies()
 
     def __serve_build_asgi_app__(self) -> Starlette:
         routes = [
@@ -98,7 +112,7 @@ class Endpoint:
             Route("/healthz", self._healthz),
             Route("/predict", self._predict, methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refuse, Exception: _fail})
 
     async def _about(self, _: Request) -> JSONResponse:
         return JSONResponse(asdict(self._served))
@@ -107,9 +121,16 @@ class Endpoint:
         return JSONResponse({"status": "ok"})
 
     async def _predict(self, request: Request) -> JSONResponse:
+        try:
+            return await asyncio.wait_for(self._answer(request), ANSWER_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the answer took longer than {ANSWER_TIMEOUT_S:g} s") from None
+
+    async def _answer(self, request: Request) -> JSONResponse:
         top = _top(request.query_params.get("top"), len(self._served.classes))
-        given = await _body(request), request.headers.get("content-type", "")
-        pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, *given)
+        async with self._bodies.of(request) as body:
+            given = body, request.headers.get("content-type", "")
+            pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, *given)
         probabilities, images = await self._classify(pixels)
         ranked = results.ranked(self._served.classes, probabilities)[:top]
         answer = {"classes": [{"class": name, "probability": probability} for name, probability in ranked]}
@@ -135,6 +156,59 @@ class Endpoint:
             return self._model(images)
 
 
+class Bodies:
+    """The bodies of one replica's requests, so many and so large at once that memory suffices.
+
+    One that arrives slowly takes a place among many, and none of the few that decode or compute.
+    """
+
+    def __init__(self) -> None:
+        self._requests = self._bytes = 0
+
+    @asynccontextmanager
+    async def of(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body of a request, which is let go at the end.
+
+        Raises:
+            HTTPException: when it is too large or too slow, or there are too many.
+        """
+        if self._requests == MAX_REQUESTS:
+            raise _busy()
+        body = bytearray()
+        self._requests += 1
+        try:
+            try:
+                await asyncio.wait_for(self._receive(request, body), BODY_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"the body has not arrived within {BODY_TIMEOUT_S:g} s") from None
+            yield bytes(body)
+        finally:
+            self._requests -= 1
+            self._bytes -= len(body)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        large = HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > MAX_BODY_MIB << 20:
+            raise large
+        async for part in request.stream():
+            body += part
+            self._bytes += len(part)
+            if len(body) > MAX_BODY_MIB << 20:
+                raise large
+            if self._bytes > MAX_BODIES_MIB << 20:
+                raise _busy()
+
+
+def _busy() -> HTTPException:
+    return HTTPException(503, "too many requests are on their way; try again", {"Retry-After": "1"})
+
+
+async def _fail(request: Request, error: Exception) -> JSONResponse:
+    """What nobody has foreseen; Ray Serve logs it."""
+    return JSONResponse({"error": f"{request.url.path} has failed with {type(error).__name__}"}, 500)
+
+
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     sentence, path = error.detail, request.url.path
@@ -153,21 +227,6 @@ def _top(given: str | None, classes: int) -> int:
             400, f"top must be a whole number of classes from 1 to 9999, got {given[: 2 * _TOP_DIGITS]!r}"
         )
     return int(given)
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body, unless it is too large."""
-    limit = MAX_BODY_MIB << 20
-    body = bytearray()
-    announced = request.headers.get("content-length", "0")
-    if not announced.isdecimal() or int(announced) <= limit:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                break
-        else:
-            return bytes(body)
-    raise HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
 
 
 def image_in(body: bytes, content_type: str) -> bytes:

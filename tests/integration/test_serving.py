@@ -26,7 +26,7 @@ from PIL import Image
 
 from cifar_ray import data, results
 from cifar_ray.data import imagefiles
-from cifar_ray.orchestration.endpoint import MAX_BODY_MIB
+from cifar_ray.orchestration.endpoint import BODY_TIMEOUT_S, MAX_BODY_MIB
 from cifar_ray.orchestration.serving import serve
 from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import registry, store
@@ -220,6 +220,26 @@ def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(servic
             response = connection.getresponse()
             assert response.status == 413
             assert json.loads(response.read()) == {"error": f"the body is larger than {MAX_BODY_MIB} MiB"}
+
+
+def test_bodies_that_do_not_come_hold_nobody_up(
+    service: Service, files: list[Path], predictions: list[dict[str, float]]
+) -> None:
+    """And whoever sends them gets a refusal in JSON, as for anything else."""
+    with contextlib.ExitStack() as opened:
+        slow = []
+        for _ in range(400):
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)
+            opened.enter_context(contextlib.closing(connection))
+            connection.putrequest("POST", "/predict")
+            connection.putheader("Content-Length", "1000")
+            connection.endheaders(b"half")
+            slow.append(connection)
+        assert answered(service.predict(files[0].read_bytes())) == pytest.approx(predictions[0], abs=1e-6)
+        for connection in slow:
+            response = connection.getresponse()
+            assert response.status == 408
+            assert json.loads(response.read()) == {"error": f"the body has not arrived within {BODY_TIMEOUT_S:g} s"}
 
 
 def refused(person: Person, *words: str, **variables: str) -> str:
