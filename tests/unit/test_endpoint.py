@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -117,3 +121,41 @@ def test_a_body_has_a_limit_and_so_have_all_together(monkeypatch: pytest.MonkeyP
         assert await received(bodies, sending(mebibyte, mebibyte)) == mebibyte * 2
 
     asyncio.run(some())
+
+
+async def asked(app: Any, method: str, path: str, **scope: Any) -> tuple[int, dict[str, str]]:
+    """Status and JSON of the answer to a request whose body does not come."""
+    request, answer = sending(ends=False), []
+
+    async def send(message: dict[str, Any]) -> None:
+        answer.append(message)
+
+    described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], **scope}
+    with contextlib.suppress(ZeroDivisionError):  # Ray Serve logs it
+        await app(described, request.receive, send)
+    assert dict(answer[0]["headers"])[b"content-type"] == b"application/json"
+    return answer[0]["status"], json.loads(answer[1]["body"])
+
+
+def test_every_refusal_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the application as Ray Serve has a replica build it, without its model."""
+    replica = object.__new__(endpoint.Endpoint.func_or_class.__mro__[1])  # without Ray Serve's wrapper
+    about = {field.name: None for field in dataclasses.fields(endpoint.Served)}
+    replica._served = endpoint.Served(**{**about, "classes": ("a", "b")})
+    replica._bodies = Bodies()
+    app = replica.__serve_build_asgi_app__()
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 0.05)
+
+    def answer(*request: str, **scope: Any) -> tuple[int, str]:
+        status, said = asyncio.run(asked(app, *request, **scope))
+        return status, said["error"]
+
+    assert answer("POST", "/predict") == (408, "the body has not arrived within 0.05 s")
+    assert answer("GET", "/predict") == (405, "/predict takes POST, not GET")
+    assert answer("POST", "/no") == (404, "there is nothing at /no; send an image to /predict by POST")
+    large = [(b"content-length", b"99999999999")]
+    assert answer("POST", "/predict", headers=large) == (413, "the body is larger than 16 MiB")
+    monkeypatch.setattr(endpoint, "ANSWER_TIMEOUT_S", 0.01)
+    assert answer("POST", "/predict") == (408, "the answer took longer than 0.01 s")
+    monkeypatch.setattr(endpoint, "_top", lambda given, classes: 1 // 0)
+    assert answer("POST", "/predict") == (500, "/predict has failed with ZeroDivisionError")
