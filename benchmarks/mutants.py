@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", help="files or patterns below cifar_ray/; all of pyproject.toml if none")
     parser.add_argument("--sample", type=int, help="at most as many mutants of each module")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # the threads of a pool do not live on in a fork
     os.environ["PY_IGNORE_IMPORTMISMATCH"] = "1"
@@ -222,7 +222,7 @@ def _print(every: dict[str, list[str]], session: Session, seconds: float) -> Non
 def _row(name: str, found: Counter[str]) -> None:
     tried = found["killed"] + found["survived"] + found["not reached"]
     cells = [found["mutants"], tried, found["killed"], found["survived"], found["not reached"]]
-    print(f"| {name} | {' | '.join(map(str, cells))} | {100 * found['killed'] / tried:.0f} |")
+    print(f"| {name} | {' | '.join(map(str, cells))} | {100 * found['killed'] / tried if tried else 0:.0f} |")
 
 
 if __name__ == "__main__":

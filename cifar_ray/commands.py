@@ -83,8 +83,8 @@ class SweepCommand(TrainConfig):
     """Runs of every cell, with seeds counting up from --seed."""
 
     hold: Literal["batch", "global_batch"] | None = None
-    """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them; what the grid names
-    when not given, and the global batch where it names none."""
+    """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them; when not
+    given, the former where --batch-size alone is named, in the grid or for all runs, else the latter."""
 
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""

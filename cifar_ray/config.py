@@ -400,7 +400,7 @@ _INSTEAD = {
 }
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _USER = re.compile(r"[^/?#]*@")
-_PASSWORD = re.compile(r"[^/?#@]*:(?!\d+([/?#]|$)).*@", re.DOTALL)
+_PASSWORD = re.compile(r"[^/?#@]*:(?!\d+([/#][^@?]*)?(\?|$)).*@", re.DOTALL)  # a port is none, unless an @ follows
 _SECRET_OPTION = re.compile(r"(passw|passphrase|pwd|token|secret|credential|api_?key|access_?key)\w*=", re.IGNORECASE)
 
 
@@ -411,7 +411,7 @@ def check_address(key: str, address: str | None) -> None:
 
     Args:
         key: ``tracking_uri``, ``storage`` or ``address``.
-        address: a URI, or what is none and has no secret.
+        address: a URI or a path.
 
     Raises:
         ConfigError: saying where the secret belongs.
@@ -426,7 +426,9 @@ def check_address(key: str, address: str | None) -> None:
     if scheme.partition("+")[0] in _DATABASES:
         secret = _SECRET_OPTION.search(options) is not None
     else:
-        secret = bool(_USER.match(rest) or options)
+        secret = bool(_USER.match(rest))
+        if options and not secret:
+            raise ConfigError(key, f"must not have a ? or #, after which there may be a secret; {_INSTEAD[key]}")
     if secret or _PASSWORD.match(rest):
         raise ConfigError(key, f"must not have a user, password or token in it; {_INSTEAD[key]}")
 

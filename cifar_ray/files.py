@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -82,13 +82,15 @@ def scratch(above: str | None = None) -> Iterator[Path]:
         above: the folder to make it in; the usual one for temporary files by default.
     """
     above = above or tempfile.gettempdir()
+    Path(above).mkdir(parents=True, exist_ok=True)
     _clear(Path(above))
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=above))
     with hold(folder / _SCRATCH_LOCK, BlockingIOError(f"{folder} is in use")):
         try:
             yield folder
         finally:
-            _empty(folder)
+            with suppress(OSError):  # somebody has removed it already
+                _empty(folder)
 
 
 def _clear(above: Path) -> None:
@@ -118,7 +120,7 @@ def _empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        lock.touch()  # without it, nobody would dare to remove the rest
+        lock.touch()  # without it, no later process would remove the rest
 
 
 def digest(path: Path, algorithm: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,10 +91,13 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
             key = json.loads(place.read(storage.DESCRIPTION))["key"]
         except (OSError, ValueError, KeyError, TypeError):
             raise unknown from None
-    with suppress(ConfigError):  # the store does not answer
+    try:
         if known := store.with_key(uri, key):
             return known
-    note(f"MLflow at {uri} does not have run {place.name!r}, which is in {place.address}")
+        lacks = "does not have"
+    except ConfigError:
+        lacks = "does not answer for"
+    note(f"MLflow at {uri} {lacks} run {place.name!r}, which is in {place.address}")
     return KnownRun("", place.name, key, place.address, "")
 
 
@@ -121,7 +124,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
-    """Evaluate a run's model on every test image, in this process, in float32 as training does.
+    """Evaluate a run's model on every test image, in this process, in float32 as the evaluations during training.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -187,7 +190,7 @@ def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Within it, what is said of an image names its file."""
+    """Context manager: name the file in an error about its image."""
     try:
         yield
     except imagefiles.ImageError as error:

@@ -212,7 +212,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             names: set[str] = set()
-            for name, _ in node.value:
+            for name, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # PyYAML refuses others
                 if str(name.value) in names:
                     raise ValueError(f"it has the key {brief(name.value)} twice")
                 names.add(str(name.value))
@@ -243,7 +243,7 @@ def _values(node: Any, known: dict[int, float]) -> float:
         return 1
     if id(node) not in known:
         known[id(node)] = float("inf")
-        parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_values(part, known) for part in parts)
     return known[id(node)]
 

@@ -76,8 +76,8 @@ class SweepConfig:
 
     hold: Literal["batch", "global_batch"] | None = None
     """What stays when the workers change: 'batch' per worker, so that the global batch grows with them, or
-    'global_batch', for which batch_size is that of a single worker. When not given: what the grid names, and the
-    global batch where it names none."""
+    'global_batch', for which batch_size is that of a single worker. When not given: the former where batch_size alone
+    is named, in the grid or for all runs, else the latter."""
 
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples combinations drawn at random."""

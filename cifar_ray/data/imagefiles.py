@@ -50,7 +50,7 @@ def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def check(source: Path) -> None:
-    """Refuse what its first bytes already tell to be no image that is read; nothing is decoded.
+    """Refuse a file whose header shows that it is not a readable image; nothing is decoded.
 
     Raises:
         ImageError: as :func:`read`.

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._common.utils import get_default_ray_temp_dir, get_default_system_temp_dir
+from ray._common.utils import get_default_ray_temp_dir, get_default_system_temp_dir, try_to_create_directory
 from ray._private import parameter, ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
@@ -288,7 +288,7 @@ def _start(
         ray.init(address="local", **sizes, **_quiet(config), runtime_env=runtime_env, _temp_dir=str(folder))
         return ray_worker._global_node, ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
-    ray_utils.try_to_create_directory(get_default_ray_temp_dir())  # Cluster notes its address there
+    try_to_create_directory(get_default_ray_temp_dir())  # Cluster notes its address there
     cluster = Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
     for _ in range(config.local_nodes - 1):
         cluster.add_node(**sizes)

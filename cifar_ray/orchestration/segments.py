@@ -148,5 +148,7 @@ class _Watch:
         self._wider_since = self._wider_since or now
         if now - self._wider_since < _SETTLED_S:
             return False
-        self.work.view.line(f"there is room for topology {wider.topology}; stopping {config.topology} after this step")
+        self.work.view.line(
+            f"there is room for topology {wider.topology}; stopping {config.topology} as soon as possible"
+        )
         return True

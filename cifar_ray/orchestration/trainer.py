@@ -89,9 +89,14 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
     known = results.find_run(run, changes.get("tracking_uri"), notes.append)
+    asked = changes.get("tracking_uri")
+    if not known.run_id:  # it may be in the store that it was begun with, or in this one, which did not answer just now
+        asked = asked or runs.open_existing(known.folder, known.key).config().tracking_uri
+        known = store.with_key(store.resolve_uri(asked), known.key) or known
+    uri = store.resolve_uri(asked)
     if known.status == "FINISHED":
         return None
-    client = store.connect(store.resolve_uri(changes.get("tracking_uri")))
+    client = store.connect(uri)
     folder = runs.open_existing(known.folder, known.key)
     with signals(), folder.lock() as held, Console() as console:
         for note in notes:

@@ -162,7 +162,9 @@ class Work:
         self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
         left = f"in {max(deadline_ms / 1000 - time.time(), 0):.0f} s" if deadline_ms else "soon"
         address = next(placed.address for placed in self._placed.values() if placed.node_id == node_id)
-        self.view.line(f"node {node_id[:8]} ({address}) leaves {left}; stopping after this step, which is no failure")
+        self.view.line(
+            f"node {node_id[:8]} ({address}) leaves {left}; stopping as soon as possible, which is no failure"
+        )
 
     def stopped(self, step: int) -> None:
         """The workers have stopped as they were asked to."""

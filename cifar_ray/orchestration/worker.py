@@ -116,7 +116,7 @@ class MailboxObserver:
     def asked(self) -> bool:
         """Whether the driver has asked the run to stop, by the answer to the latest progress that has one."""
         if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
-            with suppress(ray.exceptions.RayError):  # the mailbox is lost; so is whoever would ask
+            with suppress(ray.exceptions.RayError):  # the mailbox starts again, and the driver asks again
                 self._stop = ray.get(self._unread)
             self._unread = None
         return self._stop

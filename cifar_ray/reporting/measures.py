@@ -26,7 +26,7 @@ class Figure:
         digits: decimals; None for three significant digits.
         better: which way is better; empty when neither is.
         notes: what a reader must know of it.
-        remark: what a reader must know of it in one run, such as ``by the pace of all ranks``; else empty.
+        remark: what a reader must know of it in one run, else empty.
         equal_work: whether it grows with the images trained on, so that there is a best only of equally many.
     """
 
@@ -69,7 +69,7 @@ def _decimals(value: float) -> int:
 
 
 def _pace(trial: Trial) -> str:
-    return "by the pace of all ranks" if pace.own_paces(trial) else ""
+    return "by images/s of all ranks, waits included" if pace.own_paces(trial) else ""
 
 
 def _first_gpu(trial: Trial) -> str:

@@ -43,7 +43,7 @@ class Outlier:
 def equal_work(trials: Iterable[Trial]) -> bool:
     """Whether runs of one model and data set trained on as many images, and so may be compared by their seconds.
 
-    Where one of several has not recorded its images, that is not known, and so they may not.
+    Where one of several has not recorded its images, that is not known, and they are not compared.
     """
     done = [aggregate.images_trained(trial) for trial in trials]
     known = [images for images in done if images is not None]

@@ -121,4 +121,4 @@ def _steps(study: Study, called: Names) -> Chart | None:
 
 def _paces(study: Study) -> str:
     asynchronous = strategies.own_paces(aggregate.configurations(study))
-    return " That of asynchronous strategies is by the pace of all ranks." if asynchronous else ""
+    return " That of asynchronous strategies is by images/s of all ranks, waits included." if asynchronous else ""

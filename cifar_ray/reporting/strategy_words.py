@@ -80,7 +80,7 @@ def _times(fast: _Found, slow: _Found) -> str:
 
 
 def _pace(one: Configuration) -> str:
-    return " by the pace of all ranks" if strategies.own_paces([one]) else ""
+    return " by images/s of all ranks, waits included" if strategies.own_paces([one]) else ""
 
 
 def _accuracies(name: _Name, those: Sequence[Configuration]) -> list[str]:
@@ -107,7 +107,7 @@ def _why(name: _Name, best: Configuration, others: Sequence[Configuration]) -> l
 def _share(one: Configuration) -> str:
     """Exposed communication in ms and as a share of the iteration, such as ``25.0 ms (2.6 %)``.
 
-    A mean over ranks that have a pace each is no share of what the iteration is by the pace of all.
+    A mean over ranks that have a pace each is no share of what the iteration is by the images/s of all.
     """
     part, whole = one.statistic(_COMMUNICATION.measure), one.statistic(_TIME.measure)
     if part is None or whole is None:

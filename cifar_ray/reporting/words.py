@@ -226,8 +226,8 @@ def _outliers(study: Study) -> list[str]:
     found = peers.outliers(study.trials)
     said = [
         f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
-        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its loss curve, "
-        "and train more seeds."
+        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its "
+        "settings and its loss curve, and train more seeds."
         for one in found[:_MOST_LISTED]
     ]
     if (more := len(found) - _MOST_LISTED) > 0:

@@ -129,6 +129,8 @@ def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], he
         full.setdefault(key, _common(key, cells, default))
     nodes, workers = placement(full["topology"]) or (1, 1)
     steps = max(int(full.get("accumulate", "1")), 1)
+    if held == "global_batch" and not {"batch_size", "global_batch_size"} & full.keys():
+        full["global_batch_size"] = _common("global_batch_size", cells, str(DEFAULT_GLOBAL_BATCH))
     others = _common("batch_size", cells, "")
     if not others:
         full.setdefault("global_batch_size", str(DEFAULT_GLOBAL_BATCH))

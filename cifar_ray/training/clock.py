@@ -138,12 +138,12 @@ class Clock:
             same_workers: whether it ran on as many workers, so that its iterations compare with those to come.
         """
         _add(self.seconds, state["seconds"])
-        self.begun -= state.get("wall_s", sum(state["seconds"].values()))  # it was not kept once
+        self.begun -= state["wall_s"]
         saved: Tensor = state["iterations"]
-        if same_workers and "parts" in state:  # a step was not split once
+        if same_workers:
             self._iterations = saved.tolist() + self._iterations
             _add(self._parts, state["parts"])
-            self._pauses += state.get("pauses", 0.0)
+            self._pauses += state["pauses"]
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -125,10 +125,13 @@ def command(config: TrainConfig) -> str:
     """
     config = widest(config)
     usual = resolve(TrainConfig(dataset=config.dataset, model=config.model))
-    defaults = strict.flatten(strict.to_plain(usual))
+    learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
+    defaults = {**strict.flatten(strict.to_plain(usual)), **learns}
+    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.REGISTRY[config.model].recipes}
+    always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in strict.flatten(strict.to_plain(config)).items():
-        if key in _NEVER or (key not in _ALWAYS and value == defaults[key]):
+        if key in _NEVER or (key not in always and value == defaults[key]):
             continue
         if isinstance(value, bool):
             words.append(strict.flag_of(key) if value else strict.flag_of(f"no_{key}"))

@@ -38,7 +38,7 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
 
 
 def due(job: Job) -> bool:
-    """Whether a checkpoint is due after this step, or would have been before it and the strategy let none be made."""
+    """Whether a checkpoint is due after this step, or was due earlier and had to wait for ``may_pause``."""
     every = job.config.checkpoint_every
     wanted = job.stopper.leaving or (every > 0 and job.step // every > job.saved // every)
     return wanted and job.strategy.may_pause

@@ -146,7 +146,7 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
             run.until("going on with topology 2x1, 64 images per step as before (32 per worker)", PATIENCE_S)
             run.until("continuing after step", PATIENCE_S)
             service.take_away()
-            run.until("stopping after this step, which is no failure", PATIENCE_S)
+            run.until("stopping as soon as possible, which is no failure", PATIENCE_S)
             assert watch.end(PATIENCE_S) == 0, watch.output
             assert "AWS will terminate this spot instance in " in watch.output
         run.until("going on with topology 1x1", PATIENCE_S)

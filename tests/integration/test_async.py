@@ -118,9 +118,9 @@ def test_the_losses_of_others_are_not_waited_for(strategy: str, host: ServerHost
 def test_a_slow_worker_is_waited_for_and_bounds_the_throughput(host: ServerHost, tmp_path: Path) -> None:
     """Longer than the process group's timeout; rank 0 alone would do hundreds of steps a second."""
     wanted = config("hogwild", "1x2", epochs=1, steps_per_epoch=4)
-    results = train_at_own_pace(wanted, tmp_path, host, pauses=(0.0, 1.2), timeout_s=3)
+    results = train_at_own_pace(wanted, tmp_path, host, pauses=(0.0, 3.0), timeout_s=10)
     assert [recorder.steps for _, recorder in results] == [[1, 2, 3, 4]] * 2
-    assert results[0][0].times["images_per_s"] < 1.5 * 48 / 1.2
+    assert results[0][0].times["images_per_s"] < 1.5 * 48 / 3
 
 
 def test_a_dead_worker_is_not_waited_for() -> None:

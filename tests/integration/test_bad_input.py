@@ -151,5 +151,5 @@ def test_mistakes_under_torchrun(words: str, sentence: str, person: Person) -> N
 
 def test_a_password_is_not_repeated(person: Person) -> None:
     sentence = refused(person, *DIGITS, "--tracking-uri", "https://me:hunter2@tracking")
-    assert sentence.startswith("--tracking-uri must not have a password in it")
+    assert sentence.startswith("--tracking-uri must not have a user, password or token in it")
     assert "hunter2" not in sentence

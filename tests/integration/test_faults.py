@@ -182,7 +182,6 @@ def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(pers
     wait_for_nothing_left(person)
 
 
-@pytest.mark.extended
 def the_process(person: Person, title: str) -> int:
     """The pid of the one process of this person's whose command line contains ``title``."""
     (pid,) = [pid for pid, words in person.processes().items() if title in words]
@@ -226,6 +225,7 @@ def test_three_quick_signals_end_the_run_with_a_sentence(person: Person) -> None
     wait_for_status(person, "KILLED")
 
 
+@pytest.mark.extended
 def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None:
     done = person.runs(*LONG, "--lr", "1e30", "--warmup-epochs", "0")
     assert done.returncode == 1

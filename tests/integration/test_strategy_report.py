@@ -428,7 +428,7 @@ def test_asynchronous_ranks_are_told_by_the_pace_of_all(name: str) -> None:
         True,
         False,
     )
-    assert cell(found, name, "1x2 (2 CPU workers)").note == "by the pace of all ranks"
+    assert cell(found, name, "1x2 (2 CPU workers)").note == "by images/s of all ranks, waits included"
     steps = table(runs, "where_a_step_goes_ms")
     assert cell(steps, f"{name}, 1x2", "Whole iteration").text == "333 ms"
     assert (entry := cell(steps, f"{name}, 1x2", "Not split")).text == ""
@@ -437,11 +437,14 @@ def test_asynchronous_ranks_are_told_by_the_pace_of_all(name: str) -> None:
     assert [entries[0].text for _, entries in times] == ["333.33 ms", "400.00 ms"]
     assert "percentile" not in times[0][1][0].note
     first, *_, last = said(runs)
-    assert f"the fastest strategy is {name}, with 333 ms an iteration by the pace of all ranks, 1.20 times" in first
+    assert (
+        f"the fastest strategy is {name}, with 333 ms an iteration by images/s of all ranks, waits included, 1.20 times"
+        in first
+    )
     assert f"takes 100 ms (the mean over the ranks) with {name} and 100 ms (25.0 %) with ddp" in last
     chart = made(runs)["s_per_iteration_by_strategy"]
     assert bars(chart.draw("light").axes[0]) == pytest.approx({name: 1 / 3, "ddp": 0.4})
-    assert chart.caption.endswith("That of asynchronous strategies is by the pace of all ranks.")
+    assert chart.caption.endswith("That of asynchronous strategies is by images/s of all ranks, waits included.")
 
 
 def test_what_an_asynchronous_strategy_takes_longer_is_not_split() -> None:

@@ -41,6 +41,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
+    others |= {"--sample"}  # of benchmarks/mutants.py
     # A line of a shell that has no command of this program has flags of another one.
     lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
     others |= {"--yes"}  # of Ray's launcher

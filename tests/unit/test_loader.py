@@ -65,7 +65,7 @@ def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Da
 
 
 def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "EVALUATION_BATCH", 100)
+    monkeypatch.setitem(loader.EVALUATION_BATCH, "cpu", 100)
     sizes = [
         [(len(images), len(labels)) for images, labels in evaluation_batches(digits.test, digits.spec, rank, 2, CPU)]
         for rank in (0, 1)

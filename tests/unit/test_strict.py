@@ -107,6 +107,8 @@ def bomb(*levels: int) -> str:
         ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
         ("name: 1\nname: 2", "it has the key 'name' twice"),
         ("? [a]\n: 1\n", "found unhashable key in line 1"),
+        ("names: !!set [a]", "expected a mapping node, but found sequence in line 1"),
+        ("names: !!map a", "expected a mapping node, but found scalar in line 1"),
     ],
 )
 def test_yaml_that_is_hostile_or_wrong_is_one_sentence(text: str, problem: str, tmp_path: Path) -> None:

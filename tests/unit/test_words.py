@@ -164,7 +164,7 @@ def outliers(*accuracies: float, images: int = 50000) -> list[str]:
 def test_an_outlier_is_named() -> None:
     assert warned(paper_grid(), "median") == (
         "bs64 2x2 seed0 ended at 41.7 % test accuracy, 17 points below the median of the 6 runs of simple_cnn on "
-        "cifar10 that trained as much: look at its loss curve, and train more seeds."
+        "cifar10 that trained as much: look at its settings and its loss curve, and train more seeds."
     )
 
 
