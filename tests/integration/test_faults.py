@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -182,9 +183,9 @@ def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(pers
     wait_for_nothing_left(person)
 
 
-def the_process(person: Person, title: str) -> int:
-    """The pid of the one process of this person's whose command line contains ``title``."""
-    (pid,) = [pid for pid, words in person.processes().items() if title in words]
+def the_process(person: Person, command: str) -> int:
+    """The pid of the one process of this person's whose command line begins as the pattern says."""
+    (pid,) = [pid for pid, words in person.processes().items() if re.match(command, words)]
     return pid
 
 
@@ -192,7 +193,7 @@ def the_process(person: Person, title: str) -> int:
 def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -> None:
     with person.starts(*LONG, "--topology", "1x1", "--epochs", "100000") as run:
         run.until("epoch 1/")
-        os.kill(the_process(person, f"/{part} --"), signal.SIGKILL)
+        os.kill(the_process(person, rf"\S+/{part} "), signal.SIGKILL)
         assert run.end() == 1
         sentence = f"Ray's {part} process on this machine has ended: "
         assert f"error: {sentence}" in run.output

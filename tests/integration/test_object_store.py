@@ -79,6 +79,10 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
         run.until("epoch 4/6", timeout=400)
         run.kill(signal.SIGKILL)
         run.end()
+    end = time.monotonic() + 120  # its workers notice a moment later, and may be at a checkpoint
+    while any("RayTrainWorker" in words for words in user.processes().values()):
+        assert time.monotonic() < end
+        time.sleep(0.2)
     assert complete(folder)
     shutil.rmtree(user.home / ".cifar_ray" / "copies")
     assert {"checkpoints", "config.yaml", "run.json", ".driver.json"} <= set(folder.names())
