@@ -206,7 +206,7 @@ def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -
 def test_a_mailbox_that_is_killed_starts_again(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
         run.until("epoch 2/30")
-        os.kill(the_process(person, "_Mailbox"), signal.SIGKILL)
+        os.kill(the_process(person, "ray::_Mailbox"), signal.SIGKILL)
         assert run.end() == 0, run.output
         assert "epoch 30/30" in run.output
         assert "workers failed" not in run.output
