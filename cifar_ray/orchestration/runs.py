@@ -55,15 +55,19 @@ class RunFolder:
         """
         return copies.reading(self.place, record=record)
 
-    def classifier(self, name: str) -> Classifier:
-        """What a checkpoint has learned: that of the name, or with ``best`` that with the highest test accuracy.
+    def classifier(self, name: str) -> tuple[Classifier, str]:
+        """What a checkpoint has learned, and the SHA-256 of its weights.
+
+        Args:
+            name: of the checkpoint, or ``best`` for that with the highest test accuracy.
 
         Raises:
             CheckpointError: when it cannot be used.
             ConfigError: when it cannot be had.
         """
         with copies.reading(self.place, name) as here:
-            return classifier.load((checkpoint.best(here) if name == "best" else None) or here / name)
+            path = (checkpoint.best(here) if name == "best" else None) or here / name
+            return classifier.load(path), checkpoint.read_manifest(path).weights.sha256
 
     def config(self) -> TrainConfig:
         """The run's config, which no checkpoint changes.

@@ -105,8 +105,7 @@ def log_model(
     client: MlflowClient,
     run_id: str,
     which: str,
-    weights: str,
-    load: Callable[[], Classifier],
+    load: Callable[[], tuple[Classifier, str]],
     dataset: Dataset,
     epoch: int,
 ) -> None:
@@ -118,8 +117,7 @@ def log_model(
         client: of the store.
         run_id: the run.
         which: ``final`` or ``best``.
-        weights: SHA-256 of the checkpoint's weights.
-        load: gives what the checkpoint has learned.
+        load: gives what the checkpoint has learned, and the SHA-256 of its weights.
         dataset: says what the model takes and gives.
         epoch: at whose end the checkpoint was written.
     """
@@ -137,15 +135,14 @@ def log_model(
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
     with _one_at_a_time:
-        _log_model(client, run, which, weights, load, dataset, epoch, signature, requirements)
+        _log_model(client, run, which, load, dataset, epoch, signature, requirements)
 
 
 def _log_model(
     client: MlflowClient,
     run: Run,
     which: str,
-    weights: str,
-    load: Callable[[], Classifier],
+    load: Callable[[], tuple[Classifier, str]],
     dataset: Dataset,
     epoch: int,
     signature: Any,
@@ -154,6 +151,7 @@ def _log_model(
     import mlflow
 
     run_id = run.info.run_id
+    learned, weights = load()
     name = run.info.run_name.replace(".", "_")  # MLflow takes no dot here
     model = client.create_logged_model(
         run.info.experiment_id,
@@ -165,7 +163,7 @@ def _log_model(
     )
     with store.as_default(client.tracking_uri), torch.no_grad():
         mlflow.pytorch.log_model(
-            load(),
+            learned,
             model_id=model.model_id,
             run_id=run_id,
             step=epoch,

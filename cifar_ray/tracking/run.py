@@ -61,7 +61,6 @@ class RunRecord:
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._checkpoints = artifacts.CheckpointList()
-        self._weights: dict[str, str] = {}
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
         self._guard = Guard(self.uri, self.run_id, session)
@@ -203,7 +202,6 @@ class RunRecord:
         )
         self._sink.call(self._checkpoints.write)
         if saved.best:
-            self._weights["best"] = saved.weights_sha256
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
     def _address(self, checkpoint: Path) -> str:
@@ -218,7 +216,6 @@ class RunRecord:
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
         """The outcome: final figures, confusion matrix and per-class table."""
         self._ended = outcome.ended
-        self._weights["final"] = outcome.weights_sha256
         self._held.clear()
         for row in outcome.history:  # what was lost on its way here
             self._write(row)
@@ -233,19 +230,16 @@ class RunRecord:
         self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
 
-    def model(self, which: str, load: Callable[[], Classifier], dataset: Dataset, epoch: int) -> None:
+    def model(self, which: str, load: Callable[[], tuple[Classifier, str]], dataset: Dataset, epoch: int) -> None:
         """Make a checkpoint a model of the run in MLflow.
 
         Args:
             which: ``final`` or ``best``.
-            load: reads what the checkpoint has learned.
+            load: reads what the checkpoint has learned, and the SHA-256 of its weights.
             dataset: the data set, which says what the model takes and gives.
             epoch: at whose end the checkpoint was written.
         """
-        weights = self._weights.get(which, "")
-        self._sink.call(
-            lambda client, run_id: artifacts.log_model(client, run_id, which, weights, load, dataset, epoch)
-        )
+        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, which, load, dataset, epoch))
 
     def end(self, status: str) -> bool:
         """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.

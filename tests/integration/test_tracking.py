@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 
 from cifar_ray import config as configs
-from cifar_ray import results, tracking
+from cifar_ray import results, storage, tracking
 from cifar_ray.config import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration import runs
@@ -338,12 +339,10 @@ def test_checkpoints_become_models_of_the_run(
     outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
     first, last = checkpoint.every(tmp_path / "checkpoints")
     record = begin(own, config, digits, tmp_path)
-    for path, best in ((first, True), (last, False)):
-        record.checkpoint(SavedCheckpoint(path, 1, 1, checkpoint.read_manifest(path).weights.sha256, best=best))
     record.result(outcome, digits)
-    record.model("final", lambda: classifier.load(last), digits, 2)
-    record.model("final", lambda: classifier.load(last), digits, 2)
-    record.model("best", lambda: classifier.load(first), digits, 1)
+    kept = runs.RunFolder(storage.at(str(tmp_path)), "key")
+    for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
+        record.model(which, partial(kept.classifier, name), digits, epoch)
     assert record.end("FINISHED")
     best, final = artifacts.logged_models(own, own.get_run(record.run_id))
     assert (best.name, final.name) == ("mine-best", "mine")
