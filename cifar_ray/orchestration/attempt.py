@@ -100,7 +100,7 @@ def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] 
         topology.choose(asked.placement, nodes, asked.cpus_per_worker, asked.gpus_per_worker)
     except ValueError as error:
         return str(error)
-    return ""  # they have come since
+    return "they were in use, or have come since"
 
 
 def _advice(config: TrainConfig) -> str:

@@ -89,11 +89,11 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
     known = results.find_run(run, changes.get("tracking_uri"), notes.append)
-    asked = changes.get("tracking_uri")
+    given = changes.get("tracking_uri")
     if not known.run_id:  # it may be in the store that it was begun with, or in this one, which did not answer just now
-        asked = asked or runs.open_existing(known.folder, known.key).config().tracking_uri
-        known = store.with_key(store.resolve_uri(asked), known.key) or known
-    uri = store.resolve_uri(asked)
+        given = given or runs.open_existing(known.folder, known.key).config().tracking_uri
+        known = store.with_key(store.resolve_uri(given), known.key) or known
+    uri = store.resolve_uri(given)
     if known.status == "FINISHED":
         return None
     client = store.connect(uri)
@@ -106,6 +106,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         dataset, data_s = _read(config, console)
         console.doing(cluster.note(config))
         with session(config, console.line, [held]) as check, sizing.sizing(console.doing, check) as places:
+            asked = config
             config, placement = places.place(config)
             preflight.check_storage(folder.place, config)
             if known.run_id:
@@ -114,7 +115,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
                 record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
-            work = Work(config, dataset, folder, record, console)
+            work = Work(config, dataset, folder, record, console, attempt.unused_gpus(asked, config))
             return _run(work, placement, console, check, Launch(begun, data_s), places)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,7 @@ def test_enough_gpus_are_used_without_a_word() -> None:
     decided, _ = attempt.with_device(asked, nodes)
     assert decided.device == "cuda"
     assert attempt.unused_gpus(asked, decided, nodes) == ""
+    assert attempt.unused_gpus(asked, replace(asked, device="cpu"), nodes) == "they were in use, or have come since"
 
 
 @needs_affinity
