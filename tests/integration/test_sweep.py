@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
+from cifar_ray.reporting import aggregate
 from cifar_ray.reporting import report as reports
 from cifar_ray.tracking import reading
 from cifar_ray.training import hardware
@@ -123,6 +124,27 @@ def test_a_report_has_the_figures_of_the_store(swept: tuple[Person, str], tmp_pa
                 assert math.isclose(entry.value, scale * sum(values) / len(values), rel_tol=1e-9)
                 checked += 1
     assert checked == 2 * len(sources)
+
+
+def test_what_the_store_has_is_what_was_done(swept: tuple[Person, str]) -> None:
+    """The recorded figures themselves, from the data set, the settings, the confusion matrix and each other."""
+    person, _ = swept
+    finished = [trial for trial in reading.study(person.uri, "mixed").trials if trial.finished]
+    assert len(finished) == 2
+    for trial in finished:
+        metrics, batch = trial.metrics, 32 * trial.world_size
+        assert trial.global_batch_size == batch
+        assert trial.confusion is not None
+        right = sum(row[index] for index, row in enumerate(trial.confusion))
+        assert sum(map(sum, trial.confusion)) == 360  # of the 1,797 digits, 1,437 are trained on
+        assert metrics["test/accuracy"] == pytest.approx(right / 360)
+        spent = [point.value for point in trial.history["epoch_s"]]
+        assert len(spent) == int(trial.params["epochs"])
+        assert metrics["time/training_s"] == pytest.approx(sum(spent))
+        assert metrics["time/epoch_mean_s"] == pytest.approx(sum(spent) / len(spent))
+        assert metrics["epoch_images_per_s"] * spent[-1] == pytest.approx(1437 // batch * batch)
+        assert aggregate.images_trained(trial) == 1437 // batch * batch * len(spent)
+        assert metrics["images_per_s"] * metrics["time/iteration_mean_s"] == pytest.approx(batch)
 
 
 def test_its_name_is_taken(swept: tuple[Person, str]) -> None:
