@@ -20,7 +20,7 @@ ELSEWHERE = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TO
 
 
 @contextlib.contextmanager
-def _nothing_ignored() -> Iterator[None]:
+def nothing_ignored() -> Iterator[None]:
     """Within it, processes begin as in a terminal: a background job, or nohup, has these signals ignored."""
     inherited = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGINT, signal.SIGHUP)}
     try:
@@ -58,7 +58,7 @@ class Person:
     def starts(self, *words: str, **variables: str) -> Iterator[Started]:
         """Start the command, to be watched and interfered with."""
         with (self.home / f"output-{time.monotonic_ns()}.txt").open("w+") as output:
-            with _nothing_ignored():
+            with nothing_ignored():
                 process = subprocess.Popen(
                     self.command(*words),
                     stdout=output,

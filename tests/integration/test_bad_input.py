@@ -84,7 +84,10 @@ def test_storage_that_cannot_be_written(person: Person) -> None:
     (person.home / "file").write_text("")
     for storage in (f"{person.home}/file", f"{person.home}/file/below", "/proc/none"):
         assert refused(person, *DIGITS, "--storage", storage).startswith("--storage must be a folder")
-    for storage in ("ftp://host/runs", "s3:///runs", "s3://bucket/runs?region=x", "s3://bucket/../other"):
+    assert refused(person, *DIGITS, "--storage", "s3://bucket/runs?region=x").startswith(
+        "--storage must not have a ? or #, after which there may be a secret; keys belong in AWS_ACCESS_KEY_ID "
+    )
+    for storage in ("ftp://host/runs", "s3:///runs", "s3://bucket/../other"):
         assert refused(person, *DIGITS, "--storage", storage) == (
             f"--storage must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {storage!r}"
         )

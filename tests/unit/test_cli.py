@@ -9,6 +9,7 @@ import pytest
 
 from cifar_ray import cli
 from cifar_ray.config import TrainConfig
+from tests.person import nothing_ignored
 
 
 def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -247,9 +248,13 @@ cli.program()
 )
 def test_the_process_ends_as_any_other(end: str, meanwhile: str, status: int, complaint: str) -> None:
     """Its threads, its exit handlers and its output are not lost, although it leaves the rest of an end out."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING.format(end=end, meanwhile=meanwhile)], capture_output=True, text=True, timeout=60
-    )
+    with nothing_ignored():
+        done = subprocess.run(
+            [sys.executable, "-c", ENDING.format(end=end, meanwhile=meanwhile)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert (done.returncode, done.stdout) == (status, "said thought asked for\n")
     told = done.stderr.removeprefix("a note without an end of line")
     assert told != done.stderr
