@@ -20,7 +20,7 @@ from cifar_ray.strict import ConfigError
 from cifar_ray.topology import Topology, parse_range
 from cifar_ray.topology import parse as parse_topology
 
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 """The version of the YAML files written here. It changes when an old file would mean something else."""
 
 DEFAULT_GLOBAL_BATCH = 128

@@ -13,7 +13,7 @@ from cifar_ray.config import TrainConfig
 from cifar_ray.strict import ConfigError
 from cifar_ray.sweeps import BATCHES, RANGES, Axes, Range, SweepConfig, check_field
 
-SWEEP_VERSION = 1
+SWEEP_VERSION = 2
 """The version of the YAML files written here. It changes when an old file would mean something else."""
 
 

@@ -271,7 +271,7 @@ def test_another_versions_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has format 99, written by another version"):
         checkpoint.load(path)
     forge(path, format=manifest["format"], config={"version": 99})
-    with pytest.raises(CheckpointError, match="version must be 1, got 99"):
+    with pytest.raises(CheckpointError, match="version must be 2, got 99"):
         checkpoint.load(path)
 
 

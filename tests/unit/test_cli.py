@@ -139,7 +139,7 @@ def test_a_mistake_in_a_smaller_command_is_one_sentence_too(
     [
         ("modle: vit", "unknown key 'modle'; did you mean 'model'?"),
         ("epochs: ten", "epochs must be a whole number, got 'ten'"),
-        ("version: 7", "version must be 1, got 7: the file was written by another version of cifar_ray"),
+        ("version: 7", "version must be 2, got 7: the file was written by another version of cifar_ray"),
         ("topology: 3", "topology must be text, got 3"),
     ],
 )

@@ -292,7 +292,7 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
         ("epochs: many\n", "epochs must be a whole number, got 'many'"),
         ("- epochs\n", "must be a mapping of keys to values"),
         ("epochs: [1\n", "cannot read config file"),
-        ("version: 99\n", "version must be 1, got 99: the file was written by another version"),
+        ("version: 99\n", "version must be 2, got 99: the file was written by another version"),
         ("!!python/object/apply:os.system ['true']\n", "cannot read config file"),
     ],
 )
