@@ -105,12 +105,13 @@ class Failures(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = {rank: getattr(error, "_base_exc", error) for rank, error in worker_exceptions.items()}
-        final = [cause for cause in causes.values() if isinstance(cause, _FINAL) or _out_of_memory(cause)]
-        reasons = {rank: _sentence(cause) for rank, cause in causes.items()}
+        final = {rank: one for rank, one in causes.items() if isinstance(one, _FINAL) or _out_of_memory(one)}
+        # What is final has ended the other ranks as well; their errors only follow from it.
+        reasons = {rank: _sentence(cause) for rank, cause in (final or causes).items()}
         self._mailbox.post.remote(WorkersFailed(reasons, bool(final)))
         self._mailbox.relaunch.remote(time.time())
         if final:
-            raise final[0]  # an error out of this hook ends the run without another attempt
+            raise next(iter(final.values()))  # an error out of this hook ends the run without another attempt
 
 
 class Silence(WorkerGroupCallback):
