@@ -371,8 +371,7 @@ class _Sweep:
             if state == boards.STOPPED:
                 work.record.tags({parent.STOPPED_TAG: "asha"})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
-            trial.recording = threading.Thread(target=work.end, args=[status, trial.reason])
-            trial.recording.start()
+            _record_end(trial, work, status, trial.reason)
         self._tell_figures()
 
     def _catch_up(self, ended: Sequence[tuple[int, bool]], inbox: Inbox) -> None:
@@ -398,9 +397,7 @@ class _Sweep:
         assert self._record is not None
         for trial in self._trials:
             if trial.state == boards.RUNNING and trial.work is not None:
-                # Side by side: each waits for a store that does not answer.
-                trial.recording = threading.Thread(target=trial.work.end, args=["KILLED"])
-                trial.recording.start()
+                _record_end(trial, trial.work, "KILLED")
         for trial in self._trials:
             if trial.recording is not None:
                 trial.recording.join()
@@ -448,3 +445,9 @@ class _Sweep:
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=self.figures(),
         )
+
+
+def _record_end(trial: Trial, work: Work, status: str, reason: str = "") -> None:
+    """Write a run's end in a thread: a store that does not answer holds up neither the next run nor another's end."""
+    trial.recording = threading.Thread(target=work.end, args=[status, reason])
+    trial.recording.start()

@@ -162,7 +162,7 @@ class RunRecord:
         self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))
 
     def started(self, event: Started) -> None:
-        """The loop runs; rows that this store lacks are made up for, and those of steps that were lost are dropped."""
+        """The loop runs: re-send rows missing from the store, and drop held rows of steps that were lost."""
         config = configs.from_mapping(event.config)
         self._sink.params({"precision": config.precision, "device": config.device})
         self._sink.tags({"cifar_ray.hardware": event.hardware})

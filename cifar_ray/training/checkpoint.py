@@ -146,10 +146,10 @@ def load(path: Path, record: TrainConfig | None = None) -> Snapshot:
 
     Args:
         path: its folder.
-        record: the run's config; None to take the checkpoint's word for it.
+        record: the run's config, to compare the checkpoint's with; None not to compare.
 
     Raises:
-        CheckpointError: when it is damaged, incomplete, of another version, or of a run that learns otherwise.
+        CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
     """
     manifest = read_manifest(path)
     try:

@@ -225,7 +225,7 @@ def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(servic
 def test_bodies_that_do_not_come_hold_nobody_up(
     service: Service, files: list[Path], predictions: list[dict[str, float]]
 ) -> None:
-    """And whoever sends them gets a refusal in JSON, as for anything else."""
+    """The sender of an unfinished body gets a refusal in JSON."""
     with contextlib.ExitStack() as opened:
         slow = []
         for _ in range(400):

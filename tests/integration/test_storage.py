@@ -150,7 +150,7 @@ def test_one_that_learned_otherwise_is_passed_over(folder: ObjectFolder, snapsho
         found = checkpoint.latest(copy.path, snapshot.config)
         assert found is not None
         assert found[1].step == 10
-    with copies.reading(folder) as here:  # whoever asks for the newest as it is
+    with copies.reading(folder) as here:  # the newest as it is
         found = checkpoint.latest(here)
         assert found is not None
         assert found[1].step == 20

@@ -71,7 +71,7 @@ def file_of(client: MlflowClient) -> Path:
 
 @contextlib.contextmanager
 def away(client: MlflowClient) -> Iterator[None]:
-    """Within it, the database's file is elsewhere: reads are answered by what is open, writes fail."""
+    """Context manager: move the database away, so that open connections still read and writes fail."""
     file = file_of(client)
     moved = file.rename(file.with_suffix(".away"))
     try:
@@ -82,7 +82,7 @@ def away(client: MlflowClient) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(client: MlflowClient) -> Iterator[None]:
-    """Within it, another process writes into the database."""
+    """Context manager: have another process hold the lock for writing."""
     with contextlib.closing(sqlite3.connect(file_of(client), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
