@@ -46,7 +46,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from cifar_ray.config import StrategyName
+from cifar_ray.config.train import StrategyName
 
 PREFIX = "cifar-ray-slow-"
 """Begins the name of every namespace and every temporary folder made here."""

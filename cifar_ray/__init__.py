@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cifar_ray.config import TrainConfig
-    from cifar_ray.orchestration.sweep import SweepResult, sweep
-    from cifar_ray.orchestration.trainer import TrainResult, resume, train
-    from cifar_ray.sweeps import SweepConfig
+    from cifar_ray.config.sweep import SweepConfig
+    from cifar_ray.config.train import TrainConfig
+    from cifar_ray.orchestration.run.driver import TrainResult, resume, train
+    from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
 
 __version__ = "0.1.0"
 __all__ = ["SweepConfig", "SweepResult", "TrainConfig", "TrainResult", "resume", "sweep", "train"]
@@ -22,13 +22,13 @@ IMPORTED_AT = time.time()
 """When this process began, as far as this package can tell: start-up is counted from here."""
 
 _HOMES = {
-    "SweepConfig": "cifar_ray.sweeps",
-    "SweepResult": "cifar_ray.orchestration.sweep",
-    "TrainConfig": "cifar_ray.config",
-    "TrainResult": "cifar_ray.orchestration.trainer",
-    "resume": "cifar_ray.orchestration.trainer",
-    "sweep": "cifar_ray.orchestration.sweep",
-    "train": "cifar_ray.orchestration.trainer",
+    "SweepConfig": "cifar_ray.config.sweep",
+    "SweepResult": "cifar_ray.orchestration.sweep.runner",
+    "TrainConfig": "cifar_ray.config.train",
+    "TrainResult": "cifar_ray.orchestration.run.driver",
+    "resume": "cifar_ray.orchestration.run.driver",
+    "sweep": "cifar_ray.orchestration.sweep.runner",
+    "train": "cifar_ray.orchestration.run.driver",
 }
 
 

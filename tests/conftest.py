@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.person import ELSEWHERE, Person
 

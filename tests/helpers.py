@@ -26,10 +26,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data, models, strategies
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import Piece, TrainLoader
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifar_ray import files
+from cifar_ray.config import files
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import order
-from cifar_ray.strict import ConfigError
 
 
 @dataclass(frozen=True)

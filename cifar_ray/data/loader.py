@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import augment, order
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensors
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models import resnet, resnet50, simple_cnn, vgg11, vit
 from cifar_ray.models.recipe import Recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.recipe import Recipe
 

@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cifar_ray import strict
+from cifar_ray.config import errors, strict
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.strict import mapping
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.study import Trial
-from cifar_ray.strict import ConfigError, mapping
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _MARKETS = {"spot": True, "on-demand": False}
@@ -132,8 +133,8 @@ def _look_up(machine: str, spot: bool) -> Price:
     listed = _listed()
     types = listed["types"]
     if machine not in types:
-        near = strict.suggestion(machine, types)
-        raise ConfigError("price", f"must be {strict.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
+        near = errors.suggestion(machine, types)
+        raise ConfigError("price", f"must be {errors.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
     entry, kind = types[machine], "spot" if spot else "on_demand"
     provider = entry["provider"]
     sources = listed["sources"][provider]

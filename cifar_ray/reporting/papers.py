@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cifar_ray import strict
+from cifar_ray.config import errors, strict
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, peers, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Entry, Table
-from cifar_ray.strict import ConfigError
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 
@@ -31,8 +31,8 @@ def check(key: str) -> None:
         ConfigError: with the keys that there are.
     """
     if key not in known():
-        near = strict.suggestion(key, known())
-        raise ConfigError("baseline", f"must be {strict.one_of(known())}, got {key!r}{near}")
+        near = errors.suggestion(key, known())
+        raise ConfigError("baseline", f"must be {errors.one_of(known())}, got {key!r}{near}")
 
 
 def comparison(study: Study, key: str) -> Section:

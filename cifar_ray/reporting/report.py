@@ -9,13 +9,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cifar_ray import __version__, files
+from cifar_ray import __version__
+from cifar_ray.config import files
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate, markdown, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Table
-from cifar_ray.strict import ConfigError
 
 _MANIFEST = ".report.json"
 """Lists the tables and charts of the report in a folder, for the next one to remove."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.storage.folder import DESCRIPTION, Folder, Held, LocalFolder, persistently, reason
 from cifar_ray.storage.lease import Lease
 from cifar_ray.storage.objects import SCHEMES, ObjectFolder, StorageError, parse
-from cifar_ray.strict import ConfigError
 
 __all__ = [
     "DESCRIPTION",

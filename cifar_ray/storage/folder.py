@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from cifar_ray import files
+from cifar_ray.config import files
 
 LOCK = ".driver.lock"
 DESCRIPTION = "run.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray import files
+from cifar_ray.config import files
 from cifar_ray.storage.folder import LOCK
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.storage.folder import Held, reason
 from cifar_ray.storage.lease import Lease
-from cifar_ray.strict import ConfigError
 
 if TYPE_CHECKING:
     from pyarrow import fs

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from cifar_ray.config import StrategyName, TrainConfig
+from cifar_ray.config.train import StrategyName, TrainConfig
 from cifar_ray.strategies.protocol import Parts, Strategy
 
 __all__ = ["NAMES", "About", "Parts", "Strategy", "about", "build", "of"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.gradients import gather, restore
 from cifar_ray.strategies.protocol import Differs, Parts
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cifar_ray.config import TrainConfig
-from cifar_ray.place import autocast
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies.context import autocast
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.replicas import Replicas
-from cifar_ray.strict import ConfigError
 
 
 class _Autocast(nn.Module):

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import Piece
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average, state_tensors
 from cifar_ray.strategies.protocol import Parts
-from cifar_ray.strict import ConfigError
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
 

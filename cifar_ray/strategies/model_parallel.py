@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch.distributed.pipelining import ScheduleGPipe
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.pipeline import Pipeline
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from torch.distributed.pipelining import Schedule1F1B
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.pipeline import Pipeline
-from cifar_ray.strict import ConfigError
 
 
 class OneFOneB(Pipeline):

@@ -17,16 +17,16 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import models
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.data.loader import Feed, Piece
-from cifar_ray.place import Place, autocast
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.context import Place, autocast
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
 from cifar_ray.strategies.protocol import Parts
 from cifar_ray.strategies.stopwatch import Stopwatch
-from cifar_ray.strict import ConfigError
 
 
 class Stage(PipelineStage):

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ServerHandle
 
 Differs = Literal["nothing", "statistics", "weights"]

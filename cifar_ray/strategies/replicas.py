@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
-from cifar_ray.place import Place, autocast, seed
 from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.context import Place, autocast, seed
 from cifar_ray.strategies.protocol import Differs
 
 

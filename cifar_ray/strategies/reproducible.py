@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import Feed, Piece
-from cifar_ray.place import Place, autocast, seed
 from cifar_ray.strategies.base import Base
+from cifar_ray.strategies.context import Place, autocast, seed
 from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
 from cifar_ray.strategies.protocol import Parts
-from cifar_ray.strict import ConfigError
 
 
 class Reproducible(Base):

@@ -12,9 +12,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray import sweeptext
-from cifar_ray.strict import ConfigError
-from cifar_ray.sweeps import SweepConfig
+from cifar_ray.config import sweeptext
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.tracking import store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.run import origin_tags

@@ -14,9 +14,9 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import DEFAULT_GLOBAL_BATCH, TrainConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.reporting.study import Point, Study, Trial, placement
-from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import parent, store
 
 _CONFUSION = "confusion_matrix.json"

@@ -10,7 +10,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
 

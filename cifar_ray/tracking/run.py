@@ -19,8 +19,8 @@ from mlflow.entities import Dataset as DatasetEntity
 from mlflow.entities import DatasetInput, InputTag, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from cifar_ray import config as configs
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard

@@ -17,8 +17,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.config import check_address
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import check_address
 
 Client: TypeAlias = MlflowClient
 """What speaks to a store."""

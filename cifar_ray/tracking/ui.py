@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from cifar_ray import ports, tracking
-from cifar_ray.strict import ConfigError
+from cifar_ray import tracking
+from cifar_ray.config import ports
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store
 
 

@@ -15,10 +15,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from cifar_ray import IMPORTED_AT, data, files, strategies, strict
-from cifar_ray import config as configs
-from cifar_ray.config import TrainConfig
-from cifar_ray.place import Place
+from cifar_ray import IMPORTED_AT, data, strategies
+from cifar_ray.config import errors, files, strict
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies.context import Place
 from cifar_ray.training import recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
@@ -72,13 +73,13 @@ def main(words: list[str], begun: float) -> Outcome:
     values = strict.parse_flags(TrainConfig, words)
     for key in _NOT_HERE:
         if key in values:
-            raise strict.ConfigError(
+            raise errors.ConfigError(
                 key, "is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"
             )
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
     config = recipe.resolve(configs.merge(TrainConfig(), values))
     if strategies.of(config).needs_server:
-        raise strict.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
+        raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
     device = _device(config, local_rank, local_world_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -108,7 +109,7 @@ def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torc
     if config.device != "cpu" and gpus >= needed:
         return torch.device("cuda", local_rank)
     if config.device == "cuda":
-        raise strict.ConfigError(
+        raise errors.ConfigError(
             "device",
             f"must be cpu or auto here: {local_world_size} worker(s) need {needed} GPU(s), and there are {gpus}",
         )
@@ -123,7 +124,7 @@ def _complain(sentence: str, status: int) -> int:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:], IMPORTED_AT)
-    except strict.ConfigError as error:
+    except errors.ConfigError as error:
         sys.exit(_complain(error.as_flag(), 2))
     except CheckpointError as error:
         sys.exit(_complain(str(error), 2))

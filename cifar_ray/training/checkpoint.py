@@ -25,9 +25,9 @@ from filelock import FileLock
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import config as configs
-from cifar_ray import files, strict
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import errors, files, strict
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
@@ -221,7 +221,7 @@ def _packed(state: dict[str, Any]) -> bytes:
 def _of(kind: type, value: Any) -> Any:
     """``value``, which must be a ``kind``."""
     if not isinstance(value, kind):
-        raise TypeError(f"must be {kind.__name__}, got {strict.brief(value)}")
+        raise TypeError(f"must be {kind.__name__}, got {errors.brief(value)}")
     return value
 
 
@@ -259,7 +259,7 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
     if version != FORMAT:
         raise CheckpointError(
-            f"checkpoint {path} has format {strict.brief(version)}, written by another version of cifar_ray; "
+            f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
             f"this one reads format {FORMAT}"
         )
     try:
@@ -294,8 +294,8 @@ def _check_same(made: TrainConfig, record: TrainConfig, path: Path) -> None:
         undecided = name == "precision" and wanted == "auto"
         if was != wanted and not undecided:
             raise CheckpointError(
-                f"checkpoint {path} was made with {name} {strict.brief(was)}, and this run has "
-                f"{strict.brief(wanted)}; take another run name"
+                f"checkpoint {path} was made with {name} {errors.brief(was)}, and this run has "
+                f"{errors.brief(wanted)}; take another run name"
             )
 
 

@@ -24,7 +24,7 @@ from torchmetrics.classification import (
 
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.training import hardware
 
 _RATES = {

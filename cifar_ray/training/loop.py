@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.training import checkpoint, optimizer, per_rank, record, stopping
 from cifar_ray.training.observer import Launch, Observer, Outcome

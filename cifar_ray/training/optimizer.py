@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 

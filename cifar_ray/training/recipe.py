@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from cifar_ray import config as configs
-from cifar_ray import models, strategies, strict, topology
-from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
+from cifar_ray import models, strategies
+from cifar_ray.config import errors, strict, topology
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.data import SPECS, order
-from cifar_ray.strict import ConfigError
-from cifar_ray.topology import Topology
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
@@ -134,10 +135,10 @@ def command(config: TrainConfig) -> str:
         if key in _NEVER or (key not in always and value == defaults[key]):
             continue
         if isinstance(value, bool):
-            words.append(strict.flag_of(key) if value else strict.flag_of(f"no_{key}"))
+            words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
         elif value is not None:
             values = value if isinstance(value, list) else [value]
-            words.append(" ".join([strict.flag_of(key), *map(str, values)]))
+            words.append(" ".join([errors.flag_of(key), *map(str, values)]))
     return " ".join(words)
 
 

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cifar_ray import config as configs
 from cifar_ray import models, strategies
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 
 if TYPE_CHECKING:
     from cifar_ray.training.setup import Job

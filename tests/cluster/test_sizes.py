@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import config as configs
-from cifar_ray import data, strict
-from cifar_ray.config import TrainConfig
+from cifar_ray import data
+from cifar_ray.config import strict
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.helpers import train_here
 from tests.nodes import TOKEN, Head

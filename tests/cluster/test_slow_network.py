@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data, models
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 
 pytestmark = pytest.mark.cluster
 

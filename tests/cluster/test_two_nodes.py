@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.orchestration import cluster
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.cluster import connection
 from tests.nodes import Head
 from tests.person import Person
 
@@ -148,10 +148,10 @@ def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(perso
 def test_an_address_where_nothing_listens_is_refused(person: Person) -> None:
     for address in ("127.0.0.1:9", "nowhere.invalid:6379"):
         with pytest.raises(ConfigError, match=f"must be that of a running Ray head; '{address}': "):
-            cluster.reach(address)
+            connection.reach(address)
     for address in ("localhost", "ray://127.0.0.1:10001"):
         with pytest.raises(ConfigError, match=f"must be HOST:PORT of a Ray head, or auto, got '{address}'"):
-            cluster.reach(address)
+            connection.reach(address)
     done = person.runs(*WORDS, "--address", "127.0.0.1:9")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --address must be that of a running Ray head; '127.0.0.1:9': ")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cifar_ray import strategies
-from cifar_ray.config import ResNetOptions, TrainConfig
+from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.training import checkpoint
 from tests.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
 from tests.person import Person

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import config as configs
-from cifar_ray import strict, sweeps, sweeptext
+from cifar_ray.config import strict, sweeptext
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import train as configs
 from cifar_ray.training import recipe
 from tests.person import Person
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cifar_ray.orchestration import forkserver
+from cifar_ray.orchestration.cluster import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
@@ -33,7 +33,7 @@ if "stay" in sys.argv:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The command that stands for Python."""
-    with forkserver.running(tmp_path_factory.mktemp("forkserver")) as environment:
+    with fork_server.running(tmp_path_factory.mktemp("forkserver")) as environment:
         yield shlex.split(environment["py_executable"])
 
 
@@ -82,7 +82,7 @@ def test_without_a_server_python_is_started(script: str, tmp_path: Path) -> None
         sys.executable,
         "-I",
         "-S",
-        forkserver.__file__.replace("forkserver", "fork_client"),
+        fork_server.__file__.replace("fork_server", "fork_client"),
         str(tmp_path / "none"),
     ]
     done = subprocess.run([*words, script, "a"], capture_output=True, text=True, timeout=60)
@@ -92,8 +92,8 @@ def test_without_a_server_python_is_started(script: str, tmp_path: Path) -> None
 
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
     driver = (
-        "import pathlib, sys, time; from cifar_ray.orchestration import forkserver\n"
-        "with forkserver.running(pathlib.Path(sys.argv[1])) as environment:\n"
+        "import pathlib, sys, time; from cifar_ray.orchestration.cluster import fork_server\n"
+        "with fork_server.running(pathlib.Path(sys.argv[1])) as environment:\n"
         "    print(environment['py_executable'], flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", driver, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:

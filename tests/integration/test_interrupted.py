@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
 from cifar_ray.training import checkpoint, recipe
 from tests.helpers import Recorder, Stopped, train_here

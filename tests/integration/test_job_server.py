@@ -12,8 +12,9 @@ import pytest
 import ray
 from aiohttp import web
 
-from cifar_ray.orchestration import jobs, jobserver, submission
-from cifar_ray.orchestration.jobserver import JobServerError
+from cifar_ray.orchestration.jobs import client, submission
+from cifar_ray.orchestration.jobs import server as jobserver
+from cifar_ray.orchestration.jobs.server import JobServerError
 
 
 class Stalling:
@@ -99,8 +100,8 @@ def server() -> Iterator[Stalling]:
 def test_a_log_that_stalls_is_asked_for_again(
     server: Stalling, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs, "_SILENCE_S", 0.3)
-    assert jobs.logs("one", server.url, follow=True) == 0
+    monkeypatch.setattr(client, "_SILENCE_S", 0.3)
+    assert client.logs("one", server.url, follow=True) == 0
     said = capsys.readouterr()
     assert said.out == "first\nsecond\n"
     assert said.err == "job one has ended (SUCCEEDED)\n"
@@ -118,10 +119,10 @@ def test_a_request_that_stalls_is_given_up(server: Stalling, monkeypatch: pytest
 def test_a_job_of_another_version_is_followed_although_it_greets_otherwise(
     server: Stalling, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(jobs, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(client, "_SILENCE_S", 0.3)
     words = ["train", "--dataset", "digits", "--model", "simple_cnn"]
     server.identity = submission.read(words, "one").identity
-    assert jobs.submit(words, server.url, "one", str(tmp_path), wait=True) == 0
+    assert client.submit(words, server.url, "one", str(tmp_path), wait=True) == 0
     said = capsys.readouterr().out
     assert said.startswith("job one is under way already; nothing was submitted\n")
     assert said.endswith("first\nsecond\n")

@@ -22,8 +22,8 @@ import psutil
 import pytest
 import ray
 
-from cifar_ray.orchestration import jobserver
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.jobs import server as jobserver
 from tests.person import Person
 from tests.ports import free_port, free_ports
 

@@ -16,8 +16,9 @@ import pytest
 from PIL import Image
 
 from cifar_ray import storage
-from cifar_ray.config import ResNetOptions
-from cifar_ray.storage import Folder, copies
+from cifar_ray.config.train import ResNetOptions
+from cifar_ray.orchestration.run import copies
+from cifar_ray.storage import Folder
 from tests import stores
 from tests.helpers import resolved, train_on_ranks
 from tests.person import Person

@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 from cifar_ray import models, strategies
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.helpers import Recorder, Steps, resolved, steps_on_ranks, train_on_ranks
 

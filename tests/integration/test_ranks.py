@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.helpers import (
     checkpoints_on_ranks,

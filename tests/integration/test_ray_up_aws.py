@@ -364,7 +364,7 @@ def test_a_node_gets_the_token_for_itself_alone_and_the_package(
     assert token.read_text() == "0" * 64
     assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
     copied = {str(path.relative_to(home / "cifar_ray")) for path in (home / "cifar_ray").rglob("*")}
-    assert {"pyproject.toml", "constraints.txt", "cifar_ray/cli.py", "examples/nodes/profile.sh"} <= copied
+    assert {"pyproject.toml", "constraints.txt", "cifar_ray/cli/main.py", "examples/nodes/profile.sh"} <= copied
     assert not [path for path in copied if re.search(r"\.git\b|venv|__pycache__|\.pem|\.env", path)]
 
 

@@ -13,11 +13,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from cifar_ray import cli, sweeps, sweeptext
-from cifar_ray.orchestration import plan
+from cifar_ray.cli import main
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweeptext
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.sweep import planner
 from cifar_ray.reporting import report
 from cifar_ray.reporting.study import Trial
-from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import reading, store
 from tests.studies import trial, without_run
 
@@ -125,7 +127,7 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     out = tmp_path / "new" / "report"
     words = ["report", "scaling", "--out", str(out), "--tracking-uri", uri]
     words += ["--baseline", "rangoju_katneni_2025", "--price", "g4dn.xlarge"]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     shown = capsys.readouterr().out
     assert "fastest is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with 100.00 s" in shown
     assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
@@ -150,7 +152,7 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
 
 def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: Path) -> None:
     words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
-    assert cli.main([*words, "--price", "g4dn.xlarge"]) == 0
+    assert main.main([*words, "--price", "g4dn.xlarge"]) == 0
     cost = tmp_path / "tables" / "resnet_cifar10_cost_of_run_usd.csv"
     own = [tmp_path / "tables" / "own.csv", tmp_path / "charts" / "own.png", tmp_path / "own.csv"]
     for file in own:
@@ -161,12 +163,12 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: P
     assert "tables/resnet_cifar10_cost_of_run_usd.csv" in listed["files"]
     listed["files"] += ["own.csv", "tables/../own.csv", str(own[2]), 7]
     manifest.write_text(json.dumps(listed))
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert not cost.exists()
     assert all(file.read_text() == "mine" for file in own)
     assert (tmp_path / "tables" / "runs.csv").exists()
     manifest.write_text("damaged")
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert "tables/runs.csv" in json.loads(manifest.read_text())["files"]
 
 
@@ -180,7 +182,7 @@ def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
     skipped, _, lost = reading.study(address, "odd").trials
     assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 32)
     assert (lost.status, lost.reason) == ("FAILED", "it ended without a run")
-    assert cli.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
+    assert main.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
 
 
 def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
     held = sweeptext.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
     (cell,) = sweeps.cells(held, sweeps.combinations(held))
-    known = plan.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
+    known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
     assert (known["global_batch_size"], known["topology"]) == ("32", "1x2")
     assert "batch_size" not in known
     assert "None" not in known.values()
@@ -219,7 +221,7 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))
-    known = plan.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(of_all)["params"]
+    known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(of_all)["params"]
     assert known["global_batch_size"] == "64"
 
 
@@ -236,7 +238,7 @@ def test_runs_of_one_global_batch_are_compared_by_it(tmp_path: Path) -> None:
 def test_a_sweep_without_a_finished_run_has_a_report(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["report", "nothing", "--out", str(tmp_path), "--tracking-uri", uri]) == 0
+    assert main.main(["report", "nothing", "--out", str(tmp_path), "--tracking-uri", uri]) == 0
     assert "no run has finished, so there is nothing to compare yet" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists()
 
@@ -255,14 +257,14 @@ def test_a_mistake_is_one_sentence(
     words: list[str], complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), *words]
-    assert cli.main(given) == 2
+    assert main.main(given) == 2
     assert capsys.readouterr().err.startswith(f"error: {complaint}")
 
 
 def test_no_such_sweep_is_status_2_and_leaves_nothing(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
+    assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
     assert "there is no sweep 'none'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -270,7 +272,7 @@ def test_no_such_sweep_is_status_2_and_leaves_nothing(
 def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, run_id = "bs16 1x1 seed0", reading.study(uri, "scaling").trials[2].run_id
     assert (
-        cli.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
+        main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
         == 0
     )
     shown = capsys.readouterr().out
@@ -296,7 +298,7 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
     for run in runs:
         for name in cells[0].metrics:
             client.log_metric(run.run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step
-    assert cli.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address]) == 0
+    assert main.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address]) == 0
     shown = _tables(capsys.readouterr().out)
 
     # Title of a table and place of a column -> the metric, and how it is shown.
@@ -344,7 +346,7 @@ def _tables(text: str) -> dict[str, dict[str, list[str]]]:
 def test_what_cannot_be_compared_is_refused(
     runs: list[str], complaint: str, uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["compare", *runs, "--tracking-uri", uri]) == 2
+    assert main.main(["compare", *runs, "--tracking-uri", uri]) == 2
     assert capsys.readouterr().err.startswith(f"error: {complaint}")
 
 

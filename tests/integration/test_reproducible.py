@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.helpers import digest, resolved, train_on_ranks
 

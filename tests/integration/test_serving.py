@@ -24,11 +24,12 @@ import requests
 from mlflow import MlflowClient
 from PIL import Image
 
-from cifar_ray import data, results
+from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import imagefiles
-from cifar_ray.orchestration.endpoint import BODY_TIMEOUT_S, MAX_BODY_MIB
-from cifar_ray.orchestration.serving import serve
-from cifar_ray.strict import ConfigError
+from cifar_ray.orchestration.run import results
+from cifar_ray.orchestration.serving.deployment import serve
+from cifar_ray.orchestration.serving.endpoint import BODY_TIMEOUT_S, MAX_BODY_MIB
 from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
 from tests.nodes import Head

@@ -14,18 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifar_ray import config as configs
-from cifar_ray import storage, sweeptext
-from cifar_ray.config import TrainConfig
-from cifar_ray.console import Console
+from cifar_ray import storage
+from cifar_ray.config import sweeptext
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import interrupts, plan, runs
-from cifar_ray.orchestration.attempt import RunFailedError
-from cifar_ray.orchestration.runs import RunFolder
-from cifar_ray.orchestration.work import Work
-from cifar_ray.storage import ObjectFolder, StorageError, copies, lease
+from cifar_ray.display.run import Console
+from cifar_ray.orchestration.run import copies, interrupts
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run.attempt import RunFailedError
+from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.session import Work
+from cifar_ray.orchestration.sweep import planner
+from cifar_ray.storage import ObjectFolder, StorageError, lease
 from cifar_ray.storage import folder as places
-from cifar_ray.strict import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
@@ -256,13 +259,13 @@ def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     train = {"dataset": "digits", "storage": folder.address}
     config = sweeptext.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
-    first, held = plan.create(config, client)
+    first, held = planner.create(config, client)
     monkeypatch.setattr(ObjectFolder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):
-        plan.create(config, client)
+        planner.create(config, client)
     held.release()
     with pytest.raises(ConfigError, match="name must be new, and 'mine' is in "):
-        plan.create(config, client)
+        planner.create(config, client)
     assert first.names() == ["sweep.yaml"]
 
 

@@ -25,13 +25,14 @@ import torch
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 
-from cifar_ray import config as configs
-from cifar_ray import results, storage, tracking
-from cifar_ray.config import TrainConfig
+from cifar_ray import storage, tracking
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import runs
-from cifar_ray.orchestration.work import Work
-from cifar_ray.strict import ConfigError
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import results
+from cifar_ray.orchestration.run.session import Work
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.run import RunRecord, finite

@@ -13,8 +13,8 @@ import pytest
 from mlflow.entities import Run
 from PIL import Image
 
-from cifar_ray import config as configs
 from cifar_ray import data
+from cifar_ray.config import train as configs
 from cifar_ray.training import checkpoint
 from tests.person import Person
 

@@ -10,78 +10,49 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "cifar_ray"
 HEAVY = {"ray": "orchestration", "mlflow": "tracking", "pyarrow": "storage"}
 # What each room may import of the package, besides itself.
+DOMAIN = {"config", "data", "models", "strategies", "training"}
 BELOW = {
-    "files": {"strict"},
-    "strict": set(),
-    "topology": set(),
-    "config": {"strict", "topology"},
-    "sweeps": {"config", "strict"},
-    "sweeptext": {"config", "strict", "sweeps"},
-    "data": {"config", "files", "strict"},
+    "config": set(),
+    "data": {"config"},
     "models": {"config", "data"},
-    "place": set(),
-    "ports": {"strict"},
-    "strategies": {"config", "data", "models", "place", "strict"},
-    "training": {"config", "data", "files", "models", "place", "strategies", "strict", "topology"},
-    "storage": {"config", "files", "strict", "training"},
-    "tracking": {"config", "data", "ports", "reporting", "strict", "sweeps", "sweeptext", "training"},
-    "reporting": {"files", "strict"},
-    "clusterfile": {"reporting", "strict"},
-    "console": {"results", "strategies"},
-    "board": {"console"},
-    "results": {"config", "data", "place", "storage", "strict", "tracking", "training"},
-    "orchestration": {
-        "board",
-        "clusterfile",
-        "config",
-        "console",
-        "data",
-        "files",
-        "models",
-        "place",
-        "ports",
-        "results",
-        "runtext",
-        "storage",
-        "strategies",
-        "strict",
-        "sweeps",
-        "sweeptext",
-        "topology",
-        "tracking",
-        "training",
-    },
-    "doctor": {"config", "console", "data", "orchestration", "storage", "strict", "tracking", "training"},
-    "flags": {"strict"},
-    "commands": {"config"},
-    "cluster_commands": {"config"},
-    "runtext": {"commands", "config", "flags", "strict", "sweeps", "sweeptext"},
-    "cluster_cli": {"cluster_commands", "config", "console", "flags", "orchestration", "results", "strict", "tracking"},
+    "strategies": {"config", "data", "models"},
+    "training": {"config", "data", "models", "strategies"},
+    "storage": {"config"},
+    "tracking": {"config", "data", "reporting", "training"},
+    "reporting": {"config"},
+    "display": {"orchestration.run", "strategies"},
+    "orchestration.clusterfile": {"config", "reporting"},
+    "orchestration.cluster": {*DOMAIN, "display", "orchestration.clusterfile", "orchestration.run", "storage"},
+    "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
+    "orchestration.sweep": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "storage", "tracking"},
+    "orchestration.jobs": {*DOMAIN, "display", "orchestration.cluster", "orchestration.sweep"},
+    "orchestration.serving": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "tracking"},
     "cli": {
-        "cluster_cli",
-        "commands",
-        "config",
-        "console",
-        "doctor",
-        "flags",
-        "orchestration",
+        *DOMAIN,
+        "display",
+        "orchestration.cluster",
+        "orchestration.jobs",
+        "orchestration.run",
+        "orchestration.serving",
+        "orchestration.sweep",
         "reporting",
-        "results",
-        "runtext",
-        "strategies",
-        "strict",
+        "storage",
         "tracking",
-        "training",
     },
 }
 
 
 def modules() -> list[Path]:
-    return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    outer = {PACKAGE / "__init__.py", PACKAGE / "orchestration" / "__init__.py"}
+    return [path for path in PACKAGE.rglob("*.py") if path not in outer]
 
 
 def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room_of(path.relative_to(PACKAGE).parts)
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    return ".".join(parts[: 2 if parts[0] == "orchestration" else 1])
 
 
 def imports(path: Path) -> set[str]:
@@ -101,14 +72,17 @@ def test_every_module_has_a_room() -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_one_way(path: Path) -> None:
-    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("cifar_ray.")}
-    constants = {"IMPORTED_AT", "__version__"}
+    names = {tuple(name.split(".")[1:]) for name in imports(path) if name.startswith("cifar_ray.")}
+    rooms = {room_of(parts) for parts in names}
+    constants = {"IMPORTED_AT", "__version__", "orchestration"}
     assert rooms - constants - {room(path)} <= BELOW[room(path)]
 
 
 @pytest.mark.parametrize(("library", "only"), HEAVY.items())
 def test_only_one_room_knows_it(library: str, only: str) -> None:
-    users = {room(path) for path in modules() if any(name.split(".")[0] == library for name in imports(path))}
+    users = {
+        room(path).split(".")[0] for path in modules() if any(name.split(".")[0] == library for name in imports(path))
+    }
     assert users == {only}
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, order
 from cifar_ray.data.loader import Feed, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
 from cifar_ray.training.errors import CheckpointError

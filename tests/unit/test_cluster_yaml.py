@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cifar_ray import cli
-from cifar_ray.clusterfile import shell
-from cifar_ray.orchestration import clusterschema
+from cifar_ray.cli import main
+from cifar_ray.orchestration.cluster import schema
+from cifar_ray.orchestration.clusterfile import shell
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
@@ -42,12 +42,12 @@ def loaded(name: str) -> dict[str, Any]:
 def told(folder: Path, config: Any) -> tuple[str, ...]:
     file = folder / "cluster.yaml"
     file.write_text(config if isinstance(config, str) else dumped(config))
-    return clusterschema.check(file).problems
+    return schema.check(file).problems
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
 def test_a_shipped_file_is_sound(file: Path) -> None:
-    assert clusterschema.check(file).problems == ()
+    assert schema.check(file).problems == ()
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
@@ -625,7 +625,7 @@ def test_what_is_no_cluster_file_is_refused(
 ) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
-    assert cli.main(["cluster", "check", str(file)]) == 2
+    assert main.main(["cluster", "check", str(file)]) == 2
     assert capsys.readouterr().err == f"error: {file} {sentence}\n"
 
 
@@ -636,8 +636,8 @@ def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_pat
         "import socket, sys\n"
         "for name in ('boto3', 'botocore', 'googleapiclient', 'google.auth'): sys.modules[name] = None\n"
         "socket.socket.connect = None\n"
-        "from cifar_ray import cli\n"
-        "sys.exit(cli.main(sys.argv[1:]))"
+        "from cifar_ray.cli import main\n"
+        "sys.exit(main.main(sys.argv[1:]))"
     )
     words = ["cluster", "check", "broken.yaml", "gone.yaml", str(ROOT / "cluster.yaml")]
     done = subprocess.run(
@@ -656,20 +656,20 @@ def test_the_command_tells_an_unknown_key_and_goes_on_with_the_next_file(tmp_pat
 
 @pytest.mark.parametrize("words", [["cluster"], ["cluster", "chek"]])
 def test_the_second_word_must_be_known(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster must be followed by check")
 
 
 def test_the_help_says_that_a_file_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["cluster", "check", "--help"])
+        main.main(["cluster", "check", "--help"])
     shown = capsys.readouterr().out
     assert "[-h] FILE [FILE ...]\n" in shown
     assert "(default" not in shown
 
 
 def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["cluster", "check"]) == 2
+    assert main.main(["cluster", "check"]) == 2
     assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
 
 
@@ -679,15 +679,15 @@ def test_a_value_is_filled_in_when_its_mark_is_gone(tmp_path: Path, monkeypatch:
     (tmp_path / ".ray" / "auth_token").touch()
     file = tmp_path / "cluster.yaml"
     file.write_text(LOCAL.replace("ssh_user: ubuntu}", "ssh_user: ubuntu}  # YOURS").replace("desk", "YOURS-desk"))
-    assert clusterschema.check(file).notes == ("2 values are still to be filled in: cluster_name, auth.ssh_user",)
+    assert schema.check(file).notes == ("2 values are still to be filled in: cluster_name, auth.ssh_user",)
     file.write_text(LOCAL)
-    assert clusterschema.check(file).notes == ()
+    assert schema.check(file).notes == ()
 
 
 def test_a_mount_that_is_not_here_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "cluster.yaml"
     file.write_text(LOCAL)
-    verdict = clusterschema.check(file)
+    verdict = schema.check(file)
     assert verdict.problems == ()
     assert verdict.notes == ("file_mounts copies ~/.ray/auth_token, which is not here: `ray up` fails without it",)

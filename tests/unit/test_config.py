@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 import yaml
 
-from cifar_ray import config as configs
-from cifar_ray import data, models, strategies, strict
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
-from cifar_ray.strict import ConfigError
-from cifar_ray.topology import Topology
+from cifar_ray import data, models, strategies
+from cifar_ray.config import strict
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import recipe
 
 FLAGS_OTHERS_RELY_ON = [

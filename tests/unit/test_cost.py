@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cost, tables
-from cifar_ray.strict import ConfigError
 from tests.studies import grid, study, trial
 
 CLUSTER = Path(__file__).parents[2] / "cluster.yaml"

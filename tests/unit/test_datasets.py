@@ -17,9 +17,9 @@ import torch
 from torchvision import datasets as tv
 
 from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import SPECS, Dataset
 from cifar_ray.data import datasets as ours
-from cifar_ray.strict import ConfigError
 
 
 def md5(path: Path) -> str:

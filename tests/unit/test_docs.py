@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cluster_commands, commands, models, runtext, strict, sweeps, sweeptext
-from cifar_ray.config import TrainConfig
+from cifar_ray import models
+from cifar_ray.config import cluster_commands, commands, errors, runtext, strict, sweeptext
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.reporting import cost
 
@@ -34,7 +36,7 @@ def ours(block: str) -> list[str]:
 def test_flags_exist(page: Path) -> None:
     modules = (commands, cluster_commands)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
-    known = {strict.flag_of(key) for kind in kinds for key in strict.flat_types(kind)}
+    known = {errors.flag_of(key) for kind in kinds for key in strict.flat_types(kind)}
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's

@@ -13,8 +13,8 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cifar_ray.orchestration import endpoint
-from cifar_ray.orchestration.endpoint import Bodies, image_in
+from cifar_ray.orchestration.serving import endpoint
+from cifar_ray.orchestration.serving.endpoint import Bodies, image_in
 
 FORM = "multipart/form-data; boundary=xyz"
 

@@ -9,9 +9,9 @@ import torch
 from sklearn import metrics
 from torch import nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.training import classifier
 from cifar_ray.training.evaluate import Evaluator
 from tests.helpers import train_here

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import strategies
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import Piece
-from cifar_ray.place import Place
 from cifar_ray.strategies import gradients, layout
+from cifar_ray.strategies.context import Place
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper
 from tests.helpers import resolved

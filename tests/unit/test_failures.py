@@ -9,9 +9,9 @@ import pytest
 import ray
 import torch
 
-from cifar_ray.orchestration import attempt, placement
-from cifar_ray.orchestration.events import Silent, WorkersFailed
-from cifar_ray.orchestration.placement import Failures, Silence
+from cifar_ray.orchestration.run import attempt, placement
+from cifar_ray.orchestration.run.events import Silent, WorkersFailed
+from cifar_ray.orchestration.run.placement import Failures, Silence
 
 
 class Method:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import files
+from cifar_ray.config import files
 
 HOLDER = """
 import sys, time
-from cifar_ray import files
+from cifar_ray.config import files
 with files.scratch(sys.argv[1]) as folder:
     (folder / "socket").touch()
     (folder / "session").mkdir()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from cifar_ray import results
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
-from cifar_ray.strict import ConfigError
+from cifar_ray.orchestration.run import results
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cifar_ray.orchestration import jobs
+from cifar_ray.orchestration.jobs import client
 
 LOG = ["first line\n", "second ", "line\nthird line\n", "last line\n"]
 
@@ -27,7 +27,7 @@ class Breaking:
 
 
 def test_each_piece_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tail = jobs._Tail(Breaking(2, 0, 3, 1), "any")  # type: ignore[arg-type]
+    tail = client._Tail(Breaking(2, 0, 3, 1), "any")  # type: ignore[arg-type]
     for _ in range(4):
         with pytest.raises(RuntimeError):
             asyncio.run(tail.show())
@@ -37,7 +37,7 @@ def test_each_piece_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_why_a_job_has_not_begun() -> None:
-    assert jobs._reason("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
-    assert jobs._reason("/bin/sh: 1: exec: python: not found\n").startswith(
+    assert client._reason("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
+    assert client._reason("/bin/sh: 1: exec: python: not found\n").startswith(
         "/bin/sh: 1: exec: python: not found (Ray must be started there with cifar_ray's own `python`"
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cifar_ray import data
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, datasets, loader, order
 from cifar_ray.data.loader import Feed, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray import config as configs
 from cifar_ray import models
-from cifar_ray.config import TrainConfig
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
-from cifar_ray.place import Place
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.training import checkpoint, hardware
 from cifar_ray.training.errors import CheckpointError, DivergedError

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cifar_ray.orchestration.metadata import Aws, Gcp
+from cifar_ray.orchestration.cluster.metadata import Aws, Gcp
 
 
 class Service(ThreadingHTTPServer):

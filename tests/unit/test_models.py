@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import ResNet50Options, ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import ResNet50Options, ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import SPECS
 
 

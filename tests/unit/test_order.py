@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, order
 from cifar_ray.data.loader import Feed, TrainLoader
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.orchestration import packing
-from cifar_ray.strict import ConfigError
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.jobs import packing
 
 GOES = {"run.yaml", "sweeps/grid.yml", "code/model.py", "code/tokenizer.py", "code/keypoints.py", "pyproject.toml"}
 SECRET = {

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import papers
 from cifar_ray.reporting.table import Entry, Table
-from cifar_ray.strict import ConfigError
 from tests.studies import grid, study, trial
 
 ALONE = "no finished run on 1x1 with the same batch that trained on as many images"

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import board, sweeps, sweeptext
-from cifar_ray.orchestration import plan as plans
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweeptext
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.display import sweep as board
+from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.storage import LocalFolder
-from cifar_ray.strict import ConfigError
-from cifar_ray.sweeps import SweepConfig
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import config as configs
-from cifar_ray.config import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration import preflight, runs, trainer
-from cifar_ray.strict import ConfigError
+from cifar_ray.orchestration.cluster import preflight
+from cifar_ray.orchestration.run import driver
+from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
 from tests.helpers import forge, resolved, train_here
@@ -60,13 +62,13 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
     forge(newest, config=configs.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    continued, kept = trainer._look(folder)
+    continued, kept = driver._look(folder)
     assert continued == replace(config, run_name=None)
     assert [saved.path for saved in kept] == [older, newest]
     assert (Path(folder.address) / "config.yaml").read_bytes() == written
     forge(older, config=configs.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
-        trainer._look(folder)
+        driver._look(folder)
 
 
 @pytest.mark.parametrize(

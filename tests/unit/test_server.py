@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.data.loader import Piece
-from cifar_ray.place import Place
 from cifar_ray.strategies import layout
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import Answer, ParameterServer, Start, SupersededError
 from cifar_ray.training import optimizer, recipe
 

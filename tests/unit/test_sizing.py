@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
-from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration import attempt, autoscaler, cluster, preflight, segments
-from cifar_ray.orchestration.attempt import RunFailedError
-from cifar_ray.orchestration.autoscaler import Demand
-from cifar_ray.orchestration.events import Stopped
-from cifar_ray.orchestration.sizing import Sizing
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Node
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import autoscaler, connection, preflight
+from cifar_ray.orchestration.cluster.allocation import Sizing
+from cifar_ray.orchestration.cluster.autoscaler import Demand
+from cifar_ray.orchestration.run import attempt, segments
+from cifar_ray.orchestration.run.attempt import RunFailedError
+from cifar_ray.orchestration.run.events import Stopped
 from cifar_ray.storage import LocalFolder
-from cifar_ray.strict import ConfigError
-from cifar_ray.topology import Node
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
 
@@ -101,7 +102,7 @@ class Places(Sizing):
 
 def test_an_elastic_run_is_not_placed_on_a_node_found_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "second")]
-    monkeypatch.setattr(cluster, "free_nodes", lambda cpus, gpus: nodes)
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
     places = Sizing(lambda _: None, lambda: None, demand=Asked([]))
     assert set(places.place(config("2x1", "1x1:2x1"))[1]) == {"first", "second"}
     places.unfit.add("first")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.strategies import stages, stopwatch
 

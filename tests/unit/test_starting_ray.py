@@ -12,9 +12,9 @@ import pytest
 import ray
 from ray._private import services
 
-from cifar_ray import cli
-from cifar_ray.config import TrainConfig
-from cifar_ray.orchestration import cluster
+from cifar_ray.cli import main
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import connection
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -35,7 +35,7 @@ class Starts:
 def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(ray, "init", starts)
     try:
-        cluster._started(TrainConfig(), {}, folder, {})
+        connection._started(TrainConfig(), {}, folder, {})
     finally:
         for process in starts.left[: starts.succeeds - 1]:
             assert not psutil.pid_exists(process.pid)
@@ -59,8 +59,8 @@ def test_a_second_failure_ends_in_one_sentence(
         started(starts, monkeypatch, tmp_path)
         return 0
 
-    monkeypatch.setitem(cli.COMMANDS, "train", (run, ""))
-    assert cli.main(["train"]) == 1
+    monkeypatch.setitem(main.COMMANDS, "train", (run, ""))
+    assert main.main(["train"]) == 1
     assert len(starts.left) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: Ray did not start on this machine, 2 times in a row")
@@ -82,10 +82,10 @@ def test_ray_waits_for_its_node_as_long_as_a_busy_machine_needs(
         return {"node_id": node_id}
 
     monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(cluster.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cluster.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(cluster.psutil.Process, "children", lambda _: [])
-    with cluster._patience():
+    monkeypatch.setattr(connection.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(connection.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(connection.psutil.Process, "children", lambda _: [])
+    with connection._patience():
         if comes:
             assert services.get_node("address", "id") == {"node_id": "id"}
         else:

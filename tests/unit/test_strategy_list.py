@@ -5,12 +5,13 @@ import importlib
 import pytest
 import torch
 
-from cifar_ray import cli, strategies
-from cifar_ray.config import STRATEGY_OPTIONS, TrainConfig
+from cifar_ray import strategies
+from cifar_ray.cli import main
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.reporting import pace
 from cifar_ray.reporting import strategies as reported
 from cifar_ray.strategies import reproducible
-from cifar_ray.strict import ConfigError
 from cifar_ray.training import clock, recipe
 
 
@@ -26,7 +27,7 @@ def test_every_file_opens_with_what_it_promises(name: str) -> None:
 
 
 def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["strategies"]) == 0
+    assert main.main(["strategies"]) == 0
     shown = capsys.readouterr().out
     for name in strategies.NAMES:
         assert f"{name}: {strategies.about(name).label}\n" in shown

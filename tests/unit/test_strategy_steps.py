@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config import ResNetOptions, TrainConfig
+from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import Piece, TrainLoader
-from cifar_ray.place import Place
 from cifar_ray.strategies import server
+from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.pipeline import idle
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.training import hardware, optimizer

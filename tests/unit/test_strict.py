@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from cifar_ray import strict
-from cifar_ray.strict import ConfigError
+from cifar_ray.config import strict
+from cifar_ray.config.errors import ConfigError
 
 
 @dataclass(frozen=True)

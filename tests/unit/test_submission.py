@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import cli
-from cifar_ray.config import NAME
-from cifar_ray.orchestration import submission
-from cifar_ray.strict import ConfigError
+from cifar_ray.cli import main
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import NAME
+from cifar_ray.orchestration.jobs import submission
 
 DIGITS = ["--dataset", "digits", "--model", "simple_cnn"]
 
@@ -92,7 +92,7 @@ def test_mistakes_are_found_before_anything_is_sent(
 ) -> None:
     """No server is asked: there is none at that address."""
     before = ["submit", "--address", "http://127.0.0.1:9", *(["--"] if words else [])]
-    assert cli.main([*before, *words.split()]) == 2
+    assert main.main([*before, *words.split()]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
@@ -101,9 +101,9 @@ def test_mistakes_are_found_before_anything_is_sent(
 
 def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs", raising=False)
-    monkeypatch.delattr("cifar_ray.orchestration.jobs", raising=False)
-    assert cli.main(["jobs"]) == 2
+    monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs.client", raising=False)
+    monkeypatch.delattr("cifar_ray.orchestration.jobs.client", raising=False)
+    assert main.main(["jobs"]) == 2
     assert capsys.readouterr().err == "error: jobs need aiohttp; `pip install 'cifar-ray[cluster]'` has it\n"
 
 
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be() -> None:
 
 def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("127.0.0.1:8265", "ray://head:10001", "http://me:hunter2@head", "auto"):
-        assert cli.main(["jobs", "--address", wrong]) == 2
+        assert main.main(["jobs", "--address", wrong]) == 2
         said = capsys.readouterr().err
         assert said.startswith("error: --address must be http://HOST:PORT of a Ray job server, got ")
         assert "hunter2" not in said

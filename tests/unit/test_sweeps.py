@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cifar_ray import sweeps, sweeptext
-from cifar_ray.strict import ConfigError
-from cifar_ray.sweeps import Cell, Range, SweepConfig
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweeptext
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.training import recipe
 
 

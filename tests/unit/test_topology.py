@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cifar_ray import topology
-from cifar_ray.topology import Node, Topology
+from cifar_ray.config import topology
+from cifar_ray.config.topology import Node, Topology
 
 
 def node(name: str, cpus: float, gpus: float = 0) -> Node:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import hardware, optimizer, recipe, record
 from cifar_ray.training.clock import Clock
 

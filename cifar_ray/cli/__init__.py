@@ -1,0 +1,1 @@
+"""The ``cifar-ray`` command."""

@@ -1,0 +1,134 @@
+"""What this machine offers to a run, and what would stop one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from cifar_ray import data, storage
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.display.run import Finding
+from cifar_ray.storage import LocalFolder
+
+_LEAST_FREE_GB = 2.0
+
+
+def examine(config: TrainConfig) -> Iterator[Finding]:
+    """Look at everything that a run with this config would use. Nothing is started or changed."""
+    yield Finding("cifar_ray", metadata.version("cifar-ray"))
+    yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
+    for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
+        yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]
+    yield _guarded("processor", _processor)
+    yield _guarded("GPUs", _gpus)
+    yield _memory()
+    for name in SPECS:
+        yield _guarded(f"data set {name}", lambda name=name: _dataset(name, config))  # type: ignore[misc]
+    yield _storage(config)
+    yield _guarded("tracking store", lambda: _store(config))
+    yield _guarded("Ray", lambda: _ray(config))
+
+
+def _guarded(subject: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, look())
+    except ConfigError as error:
+        return Finding(subject, "not usable", error.as_flag())
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        return Finding(subject, "not usable", f"{error}; install it")
+    except OSError as error:
+        return Finding(subject, "not usable", str(error))
+
+
+def _dataset(name: str, config: TrainConfig) -> str:
+    if name == "digits":
+        return "bundled with scikit-learn"
+    where = str(data.folder(config.data_dir))
+    return where if data.present(name, config.data_dir) else f"not in {where}; downloaded at first use"
+
+
+def _processor() -> str:
+    import torch
+
+    from cifar_ray.training import hardware
+
+    cpu = torch.device("cpu")
+    precision = "fast at bf16" if hardware.fast_at_bf16(cpu) else "fp32 only"
+    allowed, there = hardware.allowed_cpus(), os.cpu_count()
+    cpus = f"{there} CPUs" if allowed == there else f"{allowed} of {there} CPUs may be used"
+    return f"{hardware.describe(cpu)}, {cpus}, {precision}"
+
+
+def _gpus() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    state = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
+    if shared.is_dir():
+        state += f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free"
+    return Finding("memory", state)
+
+
+def _storage(config: TrainConfig) -> Finding:
+    try:
+        folder = storage.at(config.storage)
+        if isinstance(folder, LocalFolder):
+            return _folder(folder.path)
+        folder.names()
+    except ConfigError as error:
+        return Finding("storage", str(config.storage), error.as_flag())
+    except OSError as error:
+        return Finding("storage", str(config.storage), storage.refusal(folder, error).as_flag())
+    return Finding("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
+
+
+def _folder(path: Path) -> Finding:
+    there = path
+    while not os.path.lexists(there):
+        there = there.parent
+    free = shutil.disk_usage(there).free / 1e9
+    state = f"{path}, {free:.1f} GB free"
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return Finding("storage", state, f"{there} cannot be written; choose another --storage")
+    if free < _LEAST_FREE_GB:
+        return Finding("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
+    return Finding("storage", state)
+
+
+def _store(config: TrainConfig) -> str:
+    from cifar_ray import tracking
+    from cifar_ray.tracking import store
+
+    tracking.quieten(config.verbose)
+    uri = store.resolve_uri(config.tracking_uri)
+    if not store.exists(uri):
+        return f"{uri} is made at first use"
+    store.connect(uri)
+    return f"{uri} answers"
+
+
+def _ray(config: TrainConfig) -> str:
+    from cifar_ray.orchestration.cluster import connection
+
+    head = connection.address(config)
+    if head is None:
+        return "is started on this machine for each run (no --address, no RAY_ADDRESS)"
+    with connection.session(config):
+        nodes = connection.nodes()
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    return f"{head} answers: {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"

@@ -1,0 +1,252 @@
+"""The ``cifar-ray`` command. Each subcommand reads its words and calls one function."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from cifar_ray import IMPORTED_AT, __version__
+from cifar_ray.cli import cluster
+from cifar_ray.config import errors, flags, runtext
+from cifar_ray.config.commands import (
+    CompareCommand,
+    DoctorCommand,
+    EvaluateCommand,
+    PredictCommand,
+    ReportCommand,
+    StrategiesCommand,
+    UiCommand,
+)
+from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.training.errors import CheckpointError
+
+_OBJECTS_PER_LOOK = 100_000
+
+
+def train(words: Sequence[str]) -> int:
+    """``cifar-ray train``."""
+    config = runtext.train(words)
+    from cifar_ray.orchestration.run.driver import train as run
+
+    run(config, begun=IMPORTED_AT)
+    return 0
+
+
+def resume(words: Sequence[str]) -> int:
+    """``cifar-ray resume``."""
+    run, changes = runtext.resume(words)
+    from cifar_ray.orchestration.run.driver import resume as run_again
+
+    if run_again(run, changes, begun=IMPORTED_AT) is None:
+        print(f"run {run} is finished; there is nothing to resume")
+    return 0
+
+
+def sweep(words: Sequence[str]) -> int:
+    """``cifar-ray sweep``."""
+    asked = runtext.sweep(words)
+    from cifar_ray.display.run import Console
+
+    if asked.config is None:
+        from cifar_ray.orchestration.sweep.runner import resume as sweep_on
+
+        result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
+        if result is None:
+            print(f"sweep {asked.name} is finished; there is nothing to resume")
+            return 0
+    else:
+        from cifar_ray.orchestration.sweep.runner import sweep as run
+
+        result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
+    Console().sweep_summary(result.states, result.figures, result.name)
+    return 1 if result.failed else 0
+
+
+def report(words: Sequence[str]) -> int:
+    """``cifar-ray report``."""
+    command = flags.read(ReportCommand, words, None, "report")
+    from cifar_ray.reporting import cost, papers
+    from cifar_ray.reporting import report as reports
+
+    _check_target(command.target)
+    price = cost.find(command.price) if command.price is not None else None
+    if command.baseline is not None:
+        papers.check(command.baseline)
+    from cifar_ray.tracking import reading, store
+
+    study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
+    folder = reports.folder(command.out)
+    whole = reports.build(study, command.baseline, price, command.target)
+    written = reports.write(whole, folder, flags.note)
+    for sentence in (*whole.summary, *(f"caution: {warning}" for warning in whole.warnings)):
+        print(sentence)
+    print(written[0])
+    print(f"{len(written)} files in {folder}")
+    return 0
+
+
+def compare(words: Sequence[str]) -> int:
+    """``cifar-ray compare``."""
+    command = flags.read(CompareCommand, words, None, "compare")
+    from cifar_ray.reporting import cost
+    from cifar_ray.reporting import report as reports
+
+    _check_target(command.target)
+    if len(set(command.runs)) < 2:
+        raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
+    price = cost.find(command.price) if command.price is not None else None
+    from cifar_ray.tracking import reading, store
+
+    study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
+    for line in reports.terminal(study, price, command.target):
+        print(line)
+    return 0
+
+
+def _check_target(target: float | None) -> None:
+    if target is not None and not 0 < target < 1:
+        raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """``cifar-ray evaluate``."""
+    command = flags.read(EvaluateCommand, words, None, "evaluate")
+    from cifar_ray.display.run import Console
+    from cifar_ray.orchestration.run import results
+
+    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
+    Console().scores(scored)
+    return 0
+
+
+def predict(words: Sequence[str]) -> int:
+    """``cifar-ray predict``."""
+    command = flags.read(PredictCommand, words, None, "predict")
+    if command.top < 1:
+        raise ConfigError("top", f"must be at least 1, got {command.top}")
+    from cifar_ray.display.run import Console
+    from cifar_ray.orchestration.run import results
+
+    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
+    Console().predictions(predictions, command.top)
+    return 0
+
+
+def strategies(words: Sequence[str]) -> int:
+    """``cifar-ray strategies``."""
+    flags.read(StrategiesCommand, words, None, "strategies")
+    from cifar_ray.display.run import Console
+    from cifar_ray.strategies import NAMES, about
+
+    Console().strategies({name: about(name) for name in NAMES})
+    return 0
+
+
+def ui(words: Sequence[str]) -> int:
+    """``cifar-ray ui``."""
+    command = flags.read(UiCommand, words, None, "ui")
+    from cifar_ray.tracking.ui import serve
+
+    serve(command.tracking_uri, command.port)
+    return 0
+
+
+def doctor(words: Sequence[str]) -> int:
+    """``cifar-ray doctor``."""
+    command = flags.read(DoctorCommand, words, None, "doctor")
+    from cifar_ray.cli.doctor import examine
+    from cifar_ray.display.run import Console
+
+    healthy = Console().findings(examine(TrainConfig(**dataclasses.asdict(command))))
+    return 0 if healthy else 1
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train a model and record it in MLflow"),
+    "resume": (resume, "continue a run that was interrupted or has failed"),
+    "sweep": (sweep, "train every combination of batch sizes, worker counts or any other options"),
+    "report": (report, "write a sweep's results as a page, tables and charts"),
+    "compare": (compare, "show the results of some runs side by side"),
+    "strategies": (strategies, "list the ways of keeping replicas in step, and what each costs"),
+    "evaluate": (evaluate, "evaluate a run's model on every test image"),
+    "predict": (predict, "classify image files with a run's model"),
+    "ui": (ui, "open MLflow's pages on the runs"),
+    "doctor": (doctor, "look at what this machine offers, and what would stop a run"),
+    **cluster.COMMANDS,
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        0 on success; 1 when a run or a check fails; 2 on a user's mistake; 128 + N on signal N.
+    """
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(f"cifar-ray {__version__}")
+        return 0
+    try:
+        runtext.greet()
+        if words[0] not in COMMANDS:
+            raise ConfigError("", f"unknown command {words[0]!r}; it may be {errors.one_of(COMMANDS)}")
+        return COMMANDS[words[0]][0](words[1:])
+    except ConfigError as error:
+        return _complain(error.as_flag(), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has gone; so shall the rest of the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except CheckpointError as error:
+        return _complain(str(error), 2)
+    except CommandFailedError as error:
+        return _complain(str(error), 1)
+    except InterruptedRunError as error:
+        return _complain(str(error), 128 + error.signum)
+
+
+def _complain(sentence: str, status: int) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return status
+
+
+def _overview() -> str:
+    lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
+    lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
+    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += ["", "`cifar-ray COMMAND --help` lists a command's options; `cifar-ray --version` tells the version."]
+    return "\n".join(lines)
+
+
+def program() -> NoReturn:
+    """``main`` as a process of its own, which neither begins nor ends more slowly than it has to.
+
+    torch, Ray and MLflow bring a million objects that are needed until the end: no garbage is collected among them
+    while they are imported, and they are not taken apart at the end.
+    """
+    gc.set_threshold(_OBJECTS_PER_LOOK)
+    try:
+        status = main()
+    except SystemExit as stop:  # from --help
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):  # whoever read the output has gone
+                sys.excepthook(*sys.exc_info())
+            status = status or 1
+    os._exit(status)

@@ -1,0 +1,1 @@
+"""How a run and a sweep are described, and the checks of their values."""

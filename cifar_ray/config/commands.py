@@ -1,0 +1,212 @@
+"""The options of every ``cifar-ray`` command but those that are a run's own: flags, defaults and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from cifar_ray.config.train import TrainConfig, WhichCheckpoint
+
+
+@dataclass(frozen=True)
+class TrainCommand(TrainConfig):
+    """Train one image classifier on one topology, and record it in MLflow."""
+
+    config: str | None = None
+    """YAML file with any of these options; flags override it."""
+
+
+@dataclass(frozen=True)
+class ResumeCommand:
+    """Continue a run at the step after its newest usable checkpoint, in the same MLflow run.
+
+    What is learned and how stays as it was; these options say where it goes on.
+    """
+
+    run: Positional[str]
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+
+    topology: str | None = None
+    """NODESxWORKERS, if another than before; the global batch stays the same."""
+
+    data_dir: str | None = None
+    """Folder that holds the data set."""
+
+    address: str | None = None
+    """Ray cluster to join (RAY_ADDRESS)."""
+
+    local_nodes: int | None = None
+    """Ray nodes to start on this machine."""
+
+    oversubscribe: bool = False
+    """Let the Ray started here count more CPUs than the machine has, as it also does if the run was begun so."""
+
+    max_failures: int | None = None
+    """Worker failures to recover from before the run fails."""
+
+    start_timeout_s: float | None = None
+    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails."""
+
+    hang_timeout_s: float | None = None
+    """Seconds without an answer from a worker's process after which the workers are restarted."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+    verbose: bool = False
+    """Also show what Ray and MLflow have to say."""
+
+
+@dataclass(frozen=True)
+class SweepCommand(TrainConfig):
+    """Train every combination of values, and record all runs in MLflow under one parent.
+
+    A YAML file names the grids; these options override what it says, and those of a run are shared by all runs.
+    """
+
+    file: Positional[str | None] = None
+    """YAML file with the sweep."""
+
+    grid: tuple[str, ...] = ()
+    """FIELD=VALUE,VALUE ...: fields of a run and the values they take; in place of the file's."""
+
+    name: str | None = None
+    """Name of the sweep; that of the file when not given."""
+
+    resume: str | None = None
+    """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""
+
+    seeds: int = 1
+    """Runs of every cell, with seeds counting up from --seed."""
+
+    hold: Literal["batch", "global_batch"] | None = None
+    """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them; when not
+    given, the former where --batch-size alone is named, in the grid or for all runs, else the latter."""
+
+    search: Literal["grid", "random"] = "grid"
+    """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""
+
+    samples: int | None = None
+    """Combinations to draw in a random search."""
+
+    scheduler: Literal["none", "asha"] = "none"
+    """'asha' stops runs early whose test accuracy falls behind that of the others."""
+
+    skip_infeasible: bool = False
+    """Leave out cells that cannot run here, instead of refusing the sweep."""
+
+    max_concurrent: int | None = None
+    """Most runs at once; as many as the cluster holds when not given."""
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Write a sweep's results as a page, tables and charts, from the tracking store alone."""
+
+    sweep: Positional[str]
+    """The sweep's name."""
+
+    out: str = "report"
+    """Folder that receives report.html, report.md, tables/ and charts/."""
+
+    baseline: str | None = None
+    """Published study to lay beside it, such as rangoju_katneni_2025."""
+
+    price: str | None = None
+    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+
+    target: float | None = None
+    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the sweep."""
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Show the results of some runs side by side."""
+
+    runs: Positional[tuple[str, ...]]
+    """Names or MLflow ids of two or more runs."""
+
+    price: str | None = None
+    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+
+    target: float | None = None
+    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the runs."""
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate a run's model on every test image."""
+
+    run: Positional[str]
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+
+    checkpoint: WhichCheckpoint = "last"
+    """The newest checkpoint, or the one with the highest test accuracy."""
+
+    data_dir: str | None = None
+    """Folder that holds the data set."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+
+@dataclass(frozen=True)
+class PredictCommand:
+    """Classify image files with a run's model."""
+
+    run: Positional[str]
+    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+
+    images: Positional[tuple[Path, ...]]
+    """Image files of any size and common format."""
+
+    checkpoint: WhichCheckpoint = "last"
+    """The newest checkpoint, or the one with the highest test accuracy."""
+
+    top: int = 3
+    """Classes to show for each image, likeliest first."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the run."""
+
+
+@dataclass(frozen=True)
+class StrategiesCommand:
+    """List the ways of keeping replicas in step: what each promises, where it comes from, and what it sends."""
+
+
+@dataclass(frozen=True)
+class UiCommand:
+    """Open MLflow's pages on the tracking store, for this machine only."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store to show."""
+
+    port: int = 5000
+    """Port on the loopback interface."""
+
+
+@dataclass(frozen=True)
+class DoctorCommand:
+    """Look at what this machine offers to a run, and what would stop one."""
+
+    data_dir: str | None = None
+    """Folder that holds the data sets."""
+
+    storage: str | None = None
+    """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store."""
+
+    address: str | None = None
+    """Ray cluster to join (RAY_ADDRESS)."""

@@ -1,0 +1,75 @@
+"""What ends a command with one sentence, and the words that such sentences are made of."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+LONGEST = 80
+"""Characters of a value that an error repeats."""
+
+
+class ConfigError(ValueError):
+    """A user's mistake in one field.
+
+    Attributes:
+        key: dotted field name (``vit.depth``), or an empty string when no single field is at fault.
+        problem: what is wrong and what the value may be, without the key.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        self.problem = problem
+        super().__init__(f"{key} {problem}" if key else problem)
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str]]:
+        return ConfigError, (self.key, self.problem)  # it travels between processes
+
+    def as_flag(self) -> str:
+        """The sentence with the field spelled as a command-line flag."""
+        return f"{flag_of(self.key)} {self.problem}" if self.key else self.problem
+
+
+class CommandFailedError(RuntimeError):
+    """A run, a job or a service has failed; the sentence says why. Exit status 1."""
+
+
+class InterruptedRunError(BaseException):
+    """A signal has ended the run; like KeyboardInterrupt, it is not for ``except Exception``."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = LONGEST
+
+
+def brief(value: Any) -> str:
+    """A value as Python writes it, in at most 80 characters: what somebody else has made may be of any size."""
+    try:
+        text = _BRIEF.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def flag_of(key: str) -> str:
+    """``vit.patch_size`` -> ``--vit.patch-size``."""
+    return "--" + key.replace("_", "-")
+
+
+def one_of(options: Iterable[Any]) -> str:
+    """``a``, ``b`` or ``c`` as words."""
+    words = [str(option) for option in options]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean x?`` when something known is close, else an empty string."""
+    near = difflib.get_close_matches(word[:LONGEST].replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""

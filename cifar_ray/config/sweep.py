@@ -1,0 +1,296 @@
+"""What one sweep is: the values that vary, and the runs that follow from them.
+
+``SweepConfig`` is to a sweep what ``TrainConfig`` is to a run. Every combination of values is a *cell*; with
+several seeds, every cell is trained once with each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cifar_ray.config import errors, strict
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import NAME, TrainConfig, options_of_others
+
+OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
+"""Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
+
+RANGES = ("uniform", "loguniform")
+"""Ways to draw a number between two others."""
+
+_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
+BATCHES = ("batch_size", "global_batch_size")
+"""The two ways to give the batch; one of them counts."""
+
+_USUAL = (*_SHORT, "seed")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers to draw from, for a random search."""
+
+    kind: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        name: as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other.
+        config: what it is, before the model's recipe is filled in; None when the values do not go together.
+        values: the values that make it, by field.
+        reason: why it cannot be, when ``config`` is None.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    config: TrainConfig | None = None
+    reason: str = ""
+
+
+Axes = Mapping[str, Any]
+"""Field -> a list of values, a :class:`Range`, or one value for all cells of this grid."""
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Train every combination of values, and record all runs under one parent."""
+
+    name: str
+    """Name of the sweep, new in its storage folder."""
+
+    grid: tuple[Axes, ...] = ()
+    """One or several grids; each maps fields of a run to the values they take."""
+
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """What all runs share: any fields of a run."""
+
+    seeds: int = 1
+    """Runs of every cell, with seeds counting up from the runs' own."""
+
+    hold: Literal["batch", "global_batch"] | None = None
+    """What stays when the workers change: 'batch' per worker, so that the global batch grows with them, or
+    'global_batch', for which batch_size is that of a single worker. When not given: the former where batch_size alone
+    is named, in the grid or for all runs, else the latter."""
+
+    search: Literal["grid", "random"] = "grid"
+    """Every combination, or --samples combinations drawn at random."""
+
+    samples: int | None = None
+    """Combinations to draw from each grid in a random search."""
+
+    scheduler: Literal["none", "asha"] = "none"
+    """'asha' stops runs early whose test accuracy falls behind that of the others."""
+
+    skip_infeasible: bool = False
+    """Leave out cells that cannot run here, instead of refusing the sweep."""
+
+    max_concurrent: int | None = None
+    """Most runs at once; as many as the cluster holds when not given."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def held(self) -> str:
+        """``hold``, decided."""
+        if self.hold is not None:
+            return self.hold
+        given = {name for axes in self.grid for name in axes} | set(self.train)
+        return "batch" if given.intersection(BATCHES) == {"batch_size"} else "global_batch"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The fields that tell the cells apart, in the order of the grids.
+
+        What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
+        """
+        fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
+        varying = [name for name in fields if self._varies(name)]
+        chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
+        if any(isinstance(values, Range) for axes in self.grid for values in axes.values()):
+            return tuple(varying)
+        made = combinations(self)
+        told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
+        return tuple(chosen if len(told) == len(made) else varying)
+
+    def _varies(self, name: str) -> bool:
+        lists = [listed(axes[name]) for axes in self.grid if name in axes]
+        values = {repr(value) for values in lists for value in values}
+        return len(values) > 1 or len(lists) < len(self.grid) or any(_many(axes.get(name)) for axes in self.grid)
+
+    @property
+    def base(self) -> TrainConfig:
+        """What is the same for all runs: where they run and are recorded."""
+        own = {name: value for name, value in self.train.items() if name in OWN}
+        return strict.build(TrainConfig, own)
+
+
+def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
+    """Every combination of the grids' values, in their order; a random search draws some of them elsewhere."""
+    return [
+        dict(zip(axes, values, strict=True))
+        for axes in sweep.grid
+        for values in itertools.product(*(listed(value) for value in axes.values()))
+    ]
+
+
+def listed(values: Any) -> list[Any]:
+    """The values of an axis; a single one is a list of one."""
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _many(values: Any) -> bool:
+    """Whether an axis takes several values."""
+    return isinstance(values, Range) or (isinstance(values, list) and len(values) > 1)
+
+
+def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Every run of the sweep: the chosen combinations in their order, each with its seeds in turn.
+
+    Raises:
+        ConfigError: when two cells are the same, or a value that all runs share is impossible.
+    """
+    first = strict.convert("seed", sweep.train.get("seed", 0), int)
+    settings = []
+    for values in chosen:
+        seeds = [values["seed"]] if "seed" in values else range(first, first + sweep.seeds)
+        settings += [{**values, "seed": seed} for seed in seeds]
+    names = _names(sweep, settings)
+    made = [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
+    for position, cell in enumerate(made):
+        twin = next((other for other in made[:position] if _same(other, cell)), None)
+        if twin is not None:
+            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
+    return made
+
+
+def _same(one: Cell, other: Cell) -> bool:
+    return one.values == other.values if one.config is None else one.config == other.config
+
+
+def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
+    """The run with these values, or why there is none."""
+    try:
+        return Cell(name, values, config=_config(sweep, values))
+    except ConfigError as error:
+        return Cell(name, values, reason=str(error))
+
+
+def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
+    flat = {**strict.flatten(sweep.train), **values}
+    if "global_batch_size" in values:  # the grid's choice replaces what all runs share
+        flat.pop("batch_size", None)
+    elif "batch_size" in values:
+        flat.pop("global_batch_size", None)
+    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
+        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
+    return flat
+
+
+def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
+    flat = merged(sweep, values)
+    others = options_of_others(flat.get("model", TrainConfig.model), flat.get("strategy", TrainConfig.strategy))
+    # What all runs share may be meant for the models and strategies of other cells.
+    flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
+    return strict.build(TrainConfig, strict.nest(flat))
+
+
+def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for every run: the values that tell it from the others, the usual ones first."""
+    merged = [{**strict.flatten(sweep.train), **values} for values in settings]
+    batch = "global_batch_size" if sweep.held == "global_batch" else "batch_size"
+    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
+    order += [name for name in sweep.axes if name not in (*order, *BATCHES, "topology", "seed")]
+
+    def named(whole: bool) -> list[str]:
+        names = []
+        for values in merged:
+            parts = [_label(name, values[name], whole) for name in order if values.get(name) is not None]
+            size = values.get(batch, values.get("batch_size", values.get("global_batch_size")))
+            parts += [_label(batch, size, whole)] if size is not None else []
+            parts += [str(values.get("topology", TrainConfig.topology)), f"seed{values['seed']}"]
+            names.append(" ".join(parts))
+        return names
+
+    short = named(whole=False)
+    return short if len(set(short)) == len(short) else named(whole=True)
+
+
+def _label(name: str, value: Any, whole: bool) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
+    text = text.replace("e+", "e")
+    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-")) + text
+
+
+def _check(sweep: SweepConfig) -> None:
+    """Refuse impossible sweeps, each in a sentence that names the field and what it may be."""
+    import re
+
+    if not re.fullmatch(NAME, sweep.name):
+        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(sweep.name)}")
+    for key, least in (("seeds", 1), ("samples", 1), ("max_concurrent", 1)):
+        value = getattr(sweep, key)
+        if value is not None and value < least:
+            raise ConfigError(key, f"must be at least {least}, got {value}")
+    if (sweep.search == "random") != (sweep.samples is not None):
+        raise ConfigError("samples", "must be given for --search random, and for nothing else")
+    if not sweep.grid or not any(sweep.grid):
+        raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
+    for key in strict.flatten(sweep.train):
+        check_field("train", key)
+    if "run_name" in sweep.train:
+        raise ConfigError("train", "must not have run_name; runs are named after their cells")
+    if any("elastic" in axes for axes in (sweep.train, *sweep.grid)):
+        raise ConfigError(
+            "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"
+        )
+    for axes in sweep.grid:
+        _check_axes(sweep, axes)
+    everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
+    if twice := sorted(everywhere & set(strict.flatten(sweep.train))):
+        raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
+    given = {name for axes in sweep.grid for name in axes} | set(sweep.train)
+    if sweep.hold == "batch" and "global_batch_size" in given:
+        raise ConfigError("hold", "must be global_batch where global_batch_size is given")
+    if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
+        raise ConfigError(
+            "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
+        )
+    _ = sweep.base  # what all runs share is checked even where no cell can be made
+
+
+def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
+    kinds = strict.flat_types(TrainConfig)
+    if set(BATCHES) <= set(axes):
+        raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
+    if "seed" in axes and sweep.seeds > 1:
+        raise ConfigError("seeds", "must be 1 where seed is an axis")
+    for name, values in axes.items():
+        check_field("grid", name)
+        if name in OWN or name == "run_name":
+            raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
+        if isinstance(values, Range):
+            if sweep.search != "random":
+                raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random")
+            if kinds[name] not in (float, float | None) or not 0 < values.low < values.high:
+                raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
+            continue
+        if not listed(values):
+            raise ConfigError("grid", f"must have at least one value for {name}")
+        for value in listed(values):
+            strict.check(name, value, kinds[name])
+
+
+def check_field(key: str, name: str) -> None:
+    """Refuse what is no field of a run, naming ``key``, where it was given."""
+    known = strict.flat_types(TrainConfig)
+    if name not in known:
+        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{errors.suggestion(name, known)}")

@@ -1,0 +1,184 @@
+"""How a sweep is written: as a YAML file, and as words on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar_ray.config import errors, strict
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import BATCHES, RANGES, Axes, Range, SweepConfig, check_field
+from cifar_ray.config.train import TrainConfig
+
+SWEEP_VERSION = 2
+"""The version of the YAML files written here. It changes when an old file would mean something else."""
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The values in a YAML file, for :func:`from_mapping` when flags have been put on top of them.
+
+    Raises:
+        ConfigError: when it cannot be read, or was written by another version. The sentence names the file.
+    """
+    values = strict.read_yaml(path)
+    version = values.pop("version", SWEEP_VERSION)
+    if version != SWEEP_VERSION:
+        raise ConfigError("", f"{path}: version must be {SWEEP_VERSION}, got {errors.brief(version)}")
+    return values
+
+
+_OF_SWEEP = ("name", "seeds", "hold", "search", "samples", "scheduler", "skip_infeasible", "max_concurrent")
+
+
+def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+    """The values of a file with flags on top: options of the sweep by their names, all others shared by its runs.
+
+    Args:
+        base: what :func:`load` has read.
+        flags: option -> its words; ``grid`` has the words of :func:`read_axes`.
+        file: where ``base`` was read; the sweep is named after it when it has no name.
+
+    Raises:
+        ConfigError: when an axis is not understood.
+    """
+    flags = dict(flags)
+    merged = dict(base)
+    if "grid" in flags:
+        merged["grid"] = read_axes(flags.pop("grid").split())
+    merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
+    if file is not None:
+        merged.setdefault("name", Path(file).stem)
+    shared = merged.get("train") or {}
+    if not isinstance(shared, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
+    shared = strict.flatten(shared)
+    flat = strict.flatten(flags)
+    for given, other in (BATCHES, BATCHES[::-1]):
+        if given in flat and other not in flat:  # the one given last counts
+            shared.pop(other, None)
+    merged["train"] = strict.nest({**shared, **flat})
+    return merged
+
+
+def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
+    """A sweep from plain values.
+
+    Raises:
+        ConfigError: on an unknown key, a wrong type or an impossible value.
+    """
+    values = dict(values)
+    grids = values.pop("grid", {})
+    shared = values.pop("train", {})
+    grids = [grids] if isinstance(grids, Mapping) else grids
+    if not isinstance(grids, list) or not all(isinstance(axes, Mapping) for axes in grids):
+        raise ConfigError(
+            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(grids)}"
+        )
+    if not isinstance(shared, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
+    if "name" not in values:
+        raise ConfigError("name", "must be given")
+    kinds = {name: kind for name, kind in strict.field_types(SweepConfig).items() if name not in ("grid", "train")}
+    plain = {}
+    for key, value in values.items():
+        if key not in kinds:
+            raise ConfigError(
+                "", f"unknown key {errors.brief(key)}{errors.suggestion(str(key), [*kinds, 'grid', 'train'])}"
+            )
+        plain[key] = strict.convert(key, value, kinds[key])
+    return SweepConfig(grid=tuple(_axes(axes) for axes in grids), train=_typed(shared), **plain)
+
+
+def _axes(axes: Mapping[str, Any]) -> Axes:
+    """One grid with the values' own types."""
+    known = strict.flat_types(TrainConfig)
+    made: dict[str, Any] = {}
+    for name, values in _flat(axes).items():
+        check_field("grid", name)
+        kind = known[name]
+        if isinstance(values, Range):
+            made[name] = values
+        elif isinstance(values, list) and not (_is_tuple(kind) and not any(isinstance(v, list) for v in values)):
+            made[name] = [strict.convert(name, value, kind) for value in values]
+        else:
+            made[name] = [strict.convert(name, values, kind)]
+    return made
+
+
+def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """One grid with dotted names, and ``{uniform: [0, 1]}`` as a :class:`Range`."""
+    flat: dict[str, Any] = {}
+    for name, values in axes.items():
+        key = f"{prefix}{name}"
+        if isinstance(values, Mapping) and len(values) == 1 and next(iter(values)) in RANGES:
+            kind, ends = next(iter(values.items()))
+            if not isinstance(ends, list) or len(ends) != 2:
+                raise ConfigError("grid", f"must have two numbers for the range of {key}, got {errors.brief(ends)}")
+            low, high = (strict.convert(key, end, float) for end in ends)
+            flat[key] = Range(str(kind), low, high)
+        elif isinstance(values, Mapping):
+            flat.update(_flat(values, f"{key}."))
+        else:
+            flat[key] = values
+    return flat
+
+
+def _is_tuple(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
+
+
+def _typed(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """What all runs share, with the fields' own types."""
+    known = strict.flat_types(TrainConfig)
+    flat = strict.flatten(shared)
+    for name in flat:
+        check_field("train", name)
+    return strict.nest({name: strict.convert(name, value, known[name]) for name, value in flat.items()})
+
+
+def read_axes(words: Sequence[str]) -> dict[str, Any]:
+    """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
+
+    Raises:
+        ConfigError: when a word has no ``=``, or a field comes twice.
+    """
+    axes: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
+        if name in axes:
+            raise ConfigError("grid", f"must name every field once, and {name} comes twice")
+        kind, *ends = text.split(":")
+        if kind in RANGES and ends:
+            axes[name] = {kind: ends}
+        else:
+            axes[name] = [value for value in text.split(",") if value]
+    return axes
+
+
+def to_yaml(sweep: SweepConfig) -> str:
+    """The sweep as a YAML file that makes the same runs again."""
+    import yaml
+
+    values: dict[str, Any] = {"version": SWEEP_VERSION, **dataclasses.asdict(sweep)}
+    values["grid"] = [
+        {
+            name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else _plain(item)
+            for name, item in axes.items()
+        }
+        for axes in sweep.grid
+    ]
+    values["train"] = _plain(sweep.train)
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, which is what YAML has."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,243 @@
+"""What a person sees of a run: one live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+if TYPE_CHECKING:
+    from cifar_ray.orchestration.run.results import Prediction, Scored
+    from cifar_ray.strategies import About
+
+PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+_METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; ``problem`` says what to do when it is not as it should be."""
+
+    subject: str
+    state: str
+    problem: str = ""
+
+
+class Output(Terminal):
+    """Standard output; when its reader has gone, what is shown is lost and the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """The reader, such as ``head``, has gone: what is shown is lost, the run is not."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Console:
+    """Shows the course of one run on standard output."""
+
+    def __init__(self) -> None:
+        self._terminal = Output(highlight=False, soft_wrap=True)
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        self._epochs = 0
+        self._steps_per_epoch = 0
+        self._loss: float | None = None
+        self._begun = (time.perf_counter(), 0)
+
+    def __enter__(self) -> Console:
+        if self._terminal.is_terminal:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                console=self._terminal,
+                transient=True,
+                expand=True,
+            )
+            self._live.start()
+            self._task = self._live.add_task("starting", total=None, figures="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_live()
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str) -> None:
+        """One plain line, above the live one if there is one."""
+        self._terminal.print(text, markup=False)
+
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, description=text, figures="")
+        else:
+            self.line(text)
+
+    @contextmanager
+    def aside(self, text: str) -> Iterator[None]:
+        """Within it, the terminal is left to a bar of somebody else's."""
+        self.line(text)
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.start()
+
+    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """The first step is next."""
+        self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
+        self._begun = (time.perf_counter(), step)
+        if self._live is not None and self._task is not None:
+            epoch = min(step // steps_per_epoch + 1, epochs)
+            total = epochs * steps_per_epoch
+            self._live.update(self._task, description=f"epoch {epoch}/{epochs}", total=total, completed=step)
+
+    def loss(self, value: float) -> None:
+        """The latest mean loss."""
+        self._loss = value
+
+    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
+        """Where the run is; the time left is from the pace of this process."""
+        if self._live is None or self._task is None:
+            return
+        begun, first = self._begun
+        pace = (time.perf_counter() - begun) / max(step - first, 1)
+        left = duration(pace * (self._epochs * self._steps_per_epoch - step))
+        loss = "" if self._loss is None else f"loss {self._loss:.3f}  "
+        self._live.update(
+            self._task,
+            completed=step,
+            description=f"epoch {epoch + 1}/{self._epochs}",
+            figures=f"{loss}{images_per_s:,.0f} images/s  {left} left",
+        )
+
+    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
+        """One line for an epoch that is done."""
+        self.line(
+            f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
+            f"test loss {metrics['test/loss']:.4f}  accuracy {metrics['test/accuracy']:.2%}  "
+            f"{metrics['epoch_s']:.1f} s  {metrics['epoch_images_per_s']:,.0f} images/s"
+        )
+
+    def summary(
+        self, metrics: Mapping[str, float], times: Mapping[str, float], places: Iterable[tuple[str, str]]
+    ) -> None:
+        """The closing table: metrics of the last epoch, times, and where everything is."""
+        rows = [*_metric_rows({name: metrics[f"test/{name}"] for name in _METRICS})]
+        rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
+        rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
+        rows.append(("", ""))
+        rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
+        rows.append(("training per epoch", f"{times['time/epoch_mean_s']:.2f} s"))
+        if "time/iteration_mean_s" in times:
+            parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))
+            rows.append(("training per iteration", ", ".join(parts)))
+            rows.append(("throughput", f"{times['images_per_s']:,.0f} images/s"))
+        rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
+        rows.append(("", ""))
+        self._end_live()
+        self._table([*rows, *places])
+
+    def scores(self, scored: Scored) -> None:
+        """A checkpoint's evaluation, beside the accuracy noted when it was written."""
+        rows = [*_metric_rows(scored.metrics), ("images evaluated", f"{scored.images:,}")]
+        rows.append(("checkpoint", f"{scored.checkpoint} (step {scored.step:,})"))
+        if scored.recorded_accuracy is not None:
+            rows.append(("accuracy when written", f"{scored.recorded_accuracy:.2%}"))
+        self._table(rows)
+
+    def predictions(self, predictions: Iterable[Prediction], top: int) -> None:
+        """One line per image: its likeliest classes with their probabilities."""
+        for prediction in predictions:
+            shown = ", ".join(f"{name} {chance:.1%}" for name, chance in prediction.classes[:top])
+            self.line(f"{prediction.image}: {shown}")
+
+    def strategies(self, known: Mapping[str, About]) -> None:
+        """What every strategy promises, where it comes from, and what it sends."""
+        for name, about in known.items():
+            self.line(f"{name}: {about.label}")
+            rows = [
+                ("what", about.summary),
+                (about.label, about.condition),
+                ("source", about.source),
+                ("each step", f"{about.messages} messages, {about.bytes} bytes"),
+                ("", about.cost),
+            ]
+            for title, text in rows:
+                lines = textwrap.wrap(text.replace("``", ""), 96)
+                self.line("\n".join(f"  {title if not at else '':<10} {line}" for at, line in enumerate(lines)))
+            self.line("")
+        self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
+
+    def findings(self, findings: Iterable[Finding]) -> bool:
+        """What the doctor found; whether nothing is wrong."""
+        healthy = True
+        for finding in findings:
+            mark = "!!" if finding.problem else "ok"
+            healthy = healthy and not finding.problem
+            self.line(f"{mark}  {finding.subject:<18} {finding.state}")
+            if finding.problem:
+                self.line(f"    {'':<18} {finding.problem}")
+        self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
+        return healthy
+
+    def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
+        """What became of a sweep's runs, and where its time went."""
+        counts = Counter(states.values())
+        rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
+        rows.append(("wall time", duration(figures["sweep/wall_s"])))
+        rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
+        rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
+        failed = [run for run, state in states.items() if state == "failed"]
+        rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
+        rows.append(("report", f"cifar-ray report {name}"))
+        self._table(rows)
+
+    def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A table of any number of columns; the last may be long, and stays on its line."""
+        lines = [header, *rows]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(header) - 1)]
+        for line in lines:
+            cells = [f"{cell:<{width}}" for cell, width in zip(line, widths)]
+            self.line("  ".join([*cells, line[-1]]))
+
+    def _table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Two columns; a long value stays on its line, so that it can be copied."""
+        rows = list(rows)
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            self.line(f"{label:<{width}}  {value}".rstrip())
+
+
+def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    rows = []
+    for name in _METRICS:
+        macro = "" if name in ("accuracy", "loss") else " (macro)"
+        rows.append((f"test {name}{macro}", f"{metrics[name]:.4f}" if name == "loss" else f"{metrics[name]:.2%}"))
+    return rows
+
+
+def duration(seconds: float) -> str:
+    """``59 s``, ``3 min 05 s`` or ``2 h 07 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,181 @@
+"""What a person sees of a sweep: a live table of its runs in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cifar_ray.display.run import Output, duration
+
+WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
+_MOST_ROWS = 30
+_MARKS = {WAITING: "·", RUNNING: "▶", FINISHED: "✓", FAILED: "✗", STOPPED: "■", SKIPPED: "–"}
+
+
+@dataclass
+class RowState:
+    """One run of the sweep, as far as it is shown.
+
+    Attributes:
+        state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler), or ``skipped``.
+        note: what it does just now, or what became of it.
+        share: how much of it is done, from 0 to 1.
+        begun: ``time.monotonic()`` when it began.
+        took_s: seconds from its beginning to its end; None before.
+        resumed: whether an earlier driver had done a part of it, so that it tells nothing of how long others take.
+    """
+
+    name: str
+    state: str = WAITING
+    note: str = ""
+    share: float = 0.0
+    begun: float = 0.0
+    took_s: float | None = None
+    resumed: bool = False
+
+
+class Board:
+    """Shows the course of a sweep on standard output."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.rows = [RowState(name) for name in names]
+        self._terminal = Output(highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._at_once = 1
+        self._begun = time.monotonic()
+        self._doing = ""
+
+    def __enter__(self) -> Board:
+        if self._terminal.is_terminal:
+            self._live = Live(console=self._terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self, text: str) -> None:
+        """One plain line, above the live table if there is one."""
+        self._terminal.print(text, markup=False)
+
+    def doing(self, text: str) -> None:
+        """What goes on before the first run begins."""
+        self._doing = text
+        if self._live is None:
+            self.line(text)
+
+    def start(self, at_once: int) -> None:
+        """Runs begin, at most ``at_once`` at a time."""
+        self._at_once, self._begun, self._doing = at_once, time.monotonic(), ""
+
+    def begin(self, index: int) -> None:
+        """A run has begun."""
+        row = self.rows[index]
+        row.state, row.begun, row.note = RUNNING, time.monotonic(), "starting the workers"
+        if self._live is None:
+            begun = sum(row.begun > 0 for row in self.rows)
+            self.line(f"{row.name}: begins, run {begun} of {self._total()}")
+
+    def end(self, index: int, state: str, note: str) -> None:
+        """A run has ended as ``state``; ``note`` says what it came to, or why."""
+        row = self.rows[index]
+        row.state, row.note, row.share = state, note, 1.0
+        row.took_s = time.monotonic() - row.begun if row.begun else None
+        left = self.left_s()
+        rest = f"; about {duration(left)} left" if left else ""
+        self.line(f"{row.name}: {state}, {note} ({self._ended()} of {self._total()} runs{rest})")
+
+    def skip(self, index: int, reason: str) -> None:
+        """A run is left out."""
+        self.rows[index].state, self.rows[index].note = SKIPPED, reason
+        self.line(f"{self.rows[index].name}: skipped, {reason}")
+
+    def left_s(self) -> float:
+        """Seconds that the rest takes if runs go on as they did; 0 when none has finished yet, or none is left."""
+        times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
+        if not times:
+            return 0.0
+        usual = sum(times) / len(times)
+        now = time.monotonic()
+        running = sum(max(usual - (now - row.begun), 0.0) for row in self.rows if row.state == RUNNING)
+        waiting = usual * sum(row.state == WAITING for row in self.rows)
+        return (running + waiting) / self._at_once
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a table that is renewed by itself."""
+        return self._live is not None
+
+    def _ended(self) -> int:
+        return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
+
+    def _total(self) -> int:
+        """The runs of this driver: without those that were skipped, or had ended before it."""
+        return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
+
+    def _table(self) -> Group:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, highlight=False)
+        for row in self._shown():
+            spent = row.took_s or (time.monotonic() - row.begun if row.state == RUNNING else 0.0)
+            bar = f"{row.share:4.0%}" if row.state == RUNNING else ""
+            table.add_row(
+                Text(f"{_MARKS[row.state]} {row.name}"),
+                Text(row.state),
+                Text(bar),
+                Text(duration(spent) if spent else ""),
+                Text(row.note, overflow="ellipsis", no_wrap=True),
+            )
+        left = self.left_s()
+        parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.monotonic() - self._begun)} so far"]
+        parts.append(f"about {duration(left)} left" if left else "")
+        return Group(table, Text(self._doing or ", ".join(filter(None, parts))))
+
+    def _shown(self) -> Sequence[RowState]:
+        """All rows, or as many as a screen takes: those around the one that runs."""
+        most = min(_MOST_ROWS, max(self._terminal.height - 3, 3))
+        if len(self.rows) <= most:
+            return self.rows
+        now = next((i for i, row in enumerate(self.rows) if row.state in (RUNNING, WAITING)), len(self.rows) - 1)
+        first = min(max(now - most // 2, 0), len(self.rows) - most)
+        return self.rows[first : first + most]
+
+
+class RunView:
+    """One run's line of the board; what a single run shows by itself, see ``orchestration.work.View``."""
+
+    def __init__(self, board: Board, index: int) -> None:
+        self._board, self._row = board, board.rows[index]
+        self._epochs, self._total, self._loss = 1, 1, ""
+
+    def line(self, text: str) -> None:
+        self._board.line(f"{self._row.name}: {text}")
+
+    def doing(self, text: str) -> None:
+        self._row.note = text
+
+    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        self._epochs, self._total = epochs, epochs * steps_per_epoch
+        self._row.share, self._row.resumed = step / self._total, step > 0
+        self._row.note = "training"
+
+    def loss(self, value: float) -> None:
+        self._loss = f"loss {value:.3f}, "
+
+    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
+        self._row.share = step / self._total
+        self._row.note = f"epoch {epoch + 1}/{self._epochs}, {self._loss}{images_per_s:,.0f} images/s"
+
+    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
+        if not self._board.is_live:
+            self._board.line(
+                f"{self._row.name}: epoch {number}/{self._epochs}, accuracy {metrics['test/accuracy']:.2%}, "
+                f"{metrics['epoch_s']:.1f} s, {metrics['epoch_images_per_s']:,.0f} images/s"
+            )

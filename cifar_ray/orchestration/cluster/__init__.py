@@ -1,0 +1,1 @@
+"""Ray itself: joining or starting it, its nodes, and its private parts."""

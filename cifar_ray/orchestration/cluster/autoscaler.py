@@ -1,0 +1,107 @@
+"""What a run asks of the cluster's autoscaler: nodes to come, and to be free to go again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import ray
+from ray._raylet import RAY_NODE_GROUP_KEY  # type: ignore[attr-defined]
+from ray.autoscaler.sdk import request_resources
+from ray.core.generated.autoscaler_pb2 import AutoscalingState, GetClusterStatusReply
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+from cifar_ray.config import topology
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import connection
+
+_ANSWER_S = 10
+_REPEAT_S = 10.0
+
+
+class Demand:
+    """The request of one run, while it has one; the cluster keeps the latest of all, and only one.
+
+    It stays when the driver is killed, and another run's takes its place. So it is dropped as soon as it can be, and
+    repeated until then.
+
+    Ray packs the bundles of a request onto nodes as it likes, and has none for "on a node of its own". So every
+    node that is there is given as many bundles as it holds, and one more is asked for each node that is missing.
+    """
+
+    def __init__(self) -> None:
+        self._bundles: list[dict[str, float]] = []
+        self._sent = 0.0
+        self._refused: list[list[dict[str, float]]] = []
+
+    def renew(self, wanted: Sequence[TrainConfig]) -> bool:
+        """Ask for the nodes of the first config that the autoscaler has not refused.
+
+        Returns:
+            Whether somebody has been asked: there is an autoscaler, and it has not refused all of them.
+        """
+        state = _state()
+        if state is None:
+            return False
+        if self._bundles and _infeasible(state) == self._bundles:
+            self._refused.append(self._bundles)
+        for config in wanted:
+            bundles = _bundles(config)
+            if bundles in self._refused:
+                continue
+            if bundles != self._bundles or time.monotonic() - self._sent >= _REPEAT_S:
+                request_resources(bundles=bundles)
+                self._bundles, self._sent = bundles, time.monotonic()
+            return True
+        return False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the autoscaler has said that its node types do not allow a request."""
+        return bool(self._refused)
+
+    def drop(self) -> None:
+        """Need nothing any more, so that idle nodes are taken away again."""
+        if self._bundles:
+            with suppress(ray.exceptions.RayError):  # the cluster has gone, and the request with it
+                request_resources(bundles=[])
+            self._bundles = []
+
+
+def _state() -> AutoscalingState | None:
+    """What the autoscaler has to say, or None when the cluster has none that starts nodes.
+
+    Every head runs a monitor, which reports in the same way for nodes that were started by hand. A node of a
+    cluster that Ray's launcher or KubeRay has made carries the name of its node type.
+    """
+    if not any(node["Alive"] and node["Labels"].get(RAY_NODE_GROUP_KEY) for node in ray.nodes()):
+        return None
+    reply = GetClusterStatusReply()
+    reply.ParseFromString(internal_kv_get_gcs_client().get_cluster_status(timeout_s=_ANSWER_S))
+    return reply.autoscaling_state if reply.autoscaling_state.autoscaler_state_version else None
+
+
+def _infeasible(state: AutoscalingState) -> list[dict[str, float]]:
+    """The request that the autoscaler cannot meet, as bundles."""
+    return [
+        dict(group.request.resources_bundle)
+        for constraint in state.infeasible_cluster_resource_constraints
+        for group in constraint.resource_requests
+        for _ in range(group.count)
+    ]
+
+
+def _bundles(config: TrainConfig) -> list[dict[str, float]]:
+    """One bundle for each node that the autoscaler must have for ``config``, each as large as a node's workers."""
+    wanted = config.placement
+    gpus = config.gpus_reserved
+    bundle = {"CPU": float(wanted.workers_per_node * config.cpus_per_worker)}
+    if gpus:
+        bundle["GPU"] = float(wanted.workers_per_node * gpus)
+    rooms = [
+        topology.capacity(node, config.cpus_per_worker, gpus) // wanted.workers_per_node for node in connection.nodes()
+    ]
+    missing = wanted.nodes - sum(room > 0 for room in rooms)
+    held = sum(rooms) if missing > 0 else wanted.nodes
+    return [bundle] * (held + max(missing, 0))

@@ -1,0 +1,1 @@
+"""Commands submitted to a cluster as Ray jobs."""

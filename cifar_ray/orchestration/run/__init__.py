@@ -1,0 +1,1 @@
+"""One run on Ray, from its configuration to its result."""

@@ -1,0 +1,197 @@
+"""Using what a run has left: evaluate its model again, and classify images with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cifar_ray import data, storage, tracking
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import WhichCheckpoint
+from cifar_ray.data import SPECS, DatasetSpec, imagefiles
+from cifar_ray.orchestration.run import copies
+from cifar_ray.strategies.context import Place
+from cifar_ray.tracking import store
+from cifar_ray.tracking.store import KnownRun
+from cifar_ray.training import checkpoint, classifier, hardware
+from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.errors import CheckpointError
+
+_AT_ONCE = 256  # images in one forward pass
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A checkpoint evaluated again.
+
+    Attributes:
+        checkpoint: its address.
+        step: optimizer steps done.
+        metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
+        images: test images counted.
+        recorded_accuracy: the accuracy noted when the checkpoint was written, if its epoch was evaluated.
+    """
+
+    checkpoint: str
+    step: int
+    metrics: dict[str, float]
+    images: int
+    recorded_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's classes, likeliest first, with their probabilities."""
+
+    image: Path
+    classes: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run's checkpoint.
+
+    Attributes:
+        address: where it is.
+        snapshot: what is in it.
+        weights_sha256: SHA-256 of its weights file.
+        run: the run.
+    """
+
+    address: str
+    snapshot: Snapshot
+    weights_sha256: str
+    run: KnownRun
+
+
+Note = Callable[[str], None]
+"""Is told what a person should know beside the result."""
+
+
+def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
+    """A run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the usual storage.
+
+    Raises:
+        ConfigError: when there is no such run, or several of that name.
+    """
+    uri = store.resolve_uri(tracking_uri)
+    try:
+        return store.open_run(uri, run)[1]
+    except store.AmbiguousRunError:
+        raise
+    except ConfigError as unknown:
+        try:
+            place = storage.at(run) if "/" in run else storage.at(None).below(run)
+            key = json.loads(place.read(storage.DESCRIPTION))["key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise unknown from None
+    try:
+        if known := store.with_key(uri, key):
+            return known
+        lacks = "does not have"
+    except ConfigError:
+        lacks = "does not answer for"
+    note(f"MLflow at {uri} {lacks} run {place.name!r}, which is in {place.address}")
+    return KnownRun("", place.name, key, place.address, "")
+
+
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
+    """A run's newest usable checkpoint, or the one with the highest test accuracy.
+
+    Raises:
+        CheckpointError: when the run has none that can be used.
+        ConfigError: when there is no such run.
+    """
+    tracking.quieten(verbose=False)
+    known = find_run(run, tracking_uri, note)
+    kept = storage.at(known.folder).below(copies.CHECKPOINTS)
+    with copies.reading(storage.at(known.folder), which) as here:
+        newest = checkpoint.latest(here)
+        best = checkpoint.best(here) if which == "best" else None
+        if newest is None:
+            raise CheckpointError(f"run {run!r} has no checkpoint in {kept.address}")
+        for problem in newest[2]:
+            note(f"passed over: {problem.replace(str(here), kept.address)}")
+        path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
+        digest = checkpoint.read_manifest(path).weights.sha256
+        return Found(kept.below(path.name).address, snapshot, digest, known)
+
+
+def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
+    """Evaluate a run's model on every test image, in this process, in float32 as the evaluations during training.
+
+    Raises:
+        CheckpointError: when the run has no usable checkpoint.
+        ConfigError: when there is no such run, or its data set cannot be read.
+    """
+    from cifar_ray.training.evaluate import Evaluator
+
+    found = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = found.snapshot
+    model = classifier.restore(found.address, snapshot)
+    dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    hardware.set_threads(hardware.allowed_cpus())
+    evaluation = Evaluator(dataset, Place(device=device))(model.to(device))
+    return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
+
+
+def predict(
+    run: str, images: Sequence[Path], which: WhichCheckpoint, tracking_uri: str | None, note: Note
+) -> list[Prediction]:
+    """Classify image files with a run's model.
+
+    An image is scaled to the size of its data set's, and made grey if they are.
+
+    Raises:
+        CheckpointError: when the run has no usable checkpoint.
+        ConfigError: when there is no such run, or a file is not an image.
+    """
+    if not images:
+        raise ConfigError("", "there is no image to classify; name at least one file after the run")
+    for image in images:
+        with _named(image):
+            imagefiles.check(image)
+    found = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = found.snapshot
+    spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
+    model = classifier.Classifier(classifier.restore(found.address, snapshot), spec).eval()
+    scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
+    with torch.inference_mode():
+        probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])
+    return [Prediction(image, ranked(names, row)) for image, row in zip(images, probabilities, strict=True)]
+
+
+def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
+    """Classes with their probabilities, likeliest first, from one probability (C,) per name."""
+    return [(names[index], probabilities[index].item()) for index in probabilities.argsort(descending=True).tolist()]
+
+
+def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
+    """Image files as the input of a model of that data set: uint8, (N, 32, 32, 3).
+
+    One after the other is decoded and scaled, since a decoded photo takes tens of megabytes.
+
+    Raises:
+        ConfigError: naming a file that is not an image.
+    """
+    scaled = []
+    for path in paths:
+        with _named(path):
+            scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
+    return torch.cat(scaled)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Context manager: name the file in an error about its image."""
+    try:
+        yield
+    except imagefiles.ImageError as error:
+        raise ConfigError("", f"cannot read image {path}: {error}") from None

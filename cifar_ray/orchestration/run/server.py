@@ -1,0 +1,61 @@
+"""The parameter server as a Ray actor, for the strategy that has one.
+
+Rank 0 makes it, on its own node, so it ends with the workers that it serves: those of a restart make another, and
+what it held comes from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cifar_ray import strategies
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.server import Answer, ParameterServer, ServerHandle, Start, Vector
+from cifar_ray.training import hardware
+
+
+class _Server(ParameterServer):
+    def __init__(self, threads: int) -> None:
+        hardware.set_threads(threads)
+        super().__init__()
+
+
+class RayServer:
+    """A worker's end of the actor; every call waits for its answer."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def reset(self, generation: str, start: Start) -> None:
+        ray.get(self._actor.reset.remote(generation, start))
+
+    def pull(self, generation: str, rank: int) -> Answer:
+        return ray.get(self._actor.pull.remote(generation, rank))
+
+    def push(self, generation: str, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
+        return ray.get(self._actor.push.remote(generation, rank, gradient, lr, loss))
+
+    def state(self, generation: str) -> dict[str, Any]:
+        return ray.get(self._actor.state.remote(generation))
+
+
+def start(config: TrainConfig, place: Place) -> ServerHandle | None:
+    """Every rank's end of the server; None for a strategy without one. Every rank calls this.
+
+    The server computes with as many threads as a worker and reserves no CPU. It ends when rank 0 lets go of it.
+    """
+    if not strategies.of(config).needs_server:
+        return None
+    actor: list[Any] = [None]
+    if place.rank == 0:
+        here = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        options = {"num_cpus": 0, "max_concurrency": place.world_size, "scheduling_strategy": here}
+        actor[0] = ray.remote(_Server).options(**options).remote(config.cpus_per_worker)
+    if place.world_size > 1:
+        dist.broadcast_object_list(actor, src=0, device=place.device)
+    return RayServer(actor[0])

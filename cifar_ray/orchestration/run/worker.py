@@ -1,0 +1,206 @@
+"""What runs in each Ray Train worker: the plain loop, and an observer that tells the driver."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import ray
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from cifar_ray.config import topology
+from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.run import copies, server
+from cifar_ray.orchestration.run.copies import Copy
+from cifar_ray.orchestration.run.events import Placed, Progress, Stopped, SystemSample
+from cifar_ray.storage import Folder
+from cifar_ray.strategies.context import Place
+from cifar_ray.training import hardware
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.stopping import StoppedError
+
+_PROGRESS_INTERVAL_S = 0.25
+_SAMPLE_INTERVAL_S = 5.0
+_FIRST_SAMPLE_S = 1.0
+
+
+def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
+    """Ray Train's ``train_loop_per_worker``.
+
+    Args:
+        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``, and
+            ``stoppable``: whether the driver may ask the run to stop between two steps.
+
+    Returns:
+        The outcome, or where the run has stopped, on rank 0; None elsewhere.
+
+    Raises:
+        ConfigError: when rank 0's node does not see the run's folder.
+        StorageError: when the run's object store cannot be read or written.
+    """
+    config = configs.from_mapping(payload["config"])
+    mailbox = payload["mailbox"]
+    launch: Launch = ray.get(mailbox.launch.remote())
+    waiting = time.perf_counter()
+    dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
+    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
+    place = _place(config, mailbox)
+    outcome: Outcome | Stopped
+    with _sampling(mailbox, place), _checkpoints(payload["folder"], config, place) as copy:
+        observer = MailboxObserver(mailbox, place.rank, copy)
+        asked = observer.asked if payload["stoppable"] else None
+        try:
+            outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place), asked)
+        except StoppedError as stop:
+            outcome = Stopped(stop.step)
+    observer.flush()
+    return outcome if place.rank == 0 else None
+
+
+class MailboxObserver:
+    """Posts what the loop tells. Rank 0 speaks for all."""
+
+    def __init__(self, mailbox: Any, rank: int, copy: Copy) -> None:
+        self._mailbox = mailbox
+        self._rank = rank
+        self._copy = copy
+        self._images_per_step = 0
+        self._step = 0
+        self._shown = (time.perf_counter(), 0)
+        self._last: Any = None
+        self._unread: Any = None
+        self._stop = False
+
+    def started(self, event: Started) -> None:
+        self._images_per_step = configs.from_mapping(event.config).images_per_step
+        self._shown = (time.perf_counter(), event.step)
+        self._post(event)
+
+    def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+        if self._rank != 0:
+            return
+        self._step = step
+        if row is not None:
+            self._post(row)
+        now = time.perf_counter()
+        before, shown = self._shown
+        if now - before >= _PROGRESS_INTERVAL_S:
+            self._post(Progress(epoch, step, (step - shown) * self._images_per_step / (now - before)))
+            self._unread = self._unread or self._last
+            self._shown = (now, step)
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        if self._rank == 0:
+            self._post(record)
+        # A barrier over all ranks, and what Ray Tune's callbacks hear of.
+        ray.train.report({"epoch": record.row.step, **record.row.metrics})
+        self._shown = (time.perf_counter(), self._step)
+
+    def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        self._copy.keep(saved.path)
+        self._post(saved)
+
+    def asked(self) -> bool:
+        """Whether the driver has asked the run to stop, by the answer to the latest progress that has one."""
+        if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
+            with suppress(ray.exceptions.RayError):  # the mailbox starts again, and the driver asks again
+                self._stop = ray.get(self._unread)
+            self._unread = None
+        return self._stop
+
+    def flush(self) -> None:
+        """Wait until what was posted has arrived, or the mailbox is lost."""
+        if self._last is not None:
+            ray.wait([self._last], timeout=10)
+
+    def _post(self, event: Any) -> None:
+        self._last = self._mailbox.post.remote(event)
+
+
+def _place(config: TrainConfig, mailbox: Any) -> Place:
+    """This worker's place, after checking that all workers stand as the topology says."""
+    context = ray.train.get_context()
+    node_id = ray.get_runtime_context().get_node_id()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    node_ids: list[Any] = [node_id]
+    if world_size > 1:
+        node_ids = [None] * world_size
+        dist.all_gather_object(node_ids, node_id)
+    topology.verify(config.placement, node_ids)
+    device = ray.train.torch.get_devices()[0] if config.device == "cuda" else torch.device("cpu")
+    mailbox.post.remote(
+        Placed(
+            rank=rank,
+            node_id=node_id,
+            address=ray.util.get_node_ip_address(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            threads=config.cpus_per_worker,
+            device=hardware.describe(device),
+            interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        )
+    )
+    # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
+    return Place(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+
+
+@contextmanager
+def _checkpoints(folder: Folder, config: TrainConfig, place: Place) -> Iterator[Copy]:
+    """Where rank 0 has the checkpoints; the others have no use for them."""
+    if place.rank != 0:
+        yield Copy(copies.notes(folder, copies.CHECKPOINTS))
+        return
+    with copies.training(folder, config) as copy:
+        yield copy
+
+
+@contextmanager
+def _sampling(mailbox: Any, place: Place) -> Iterator[None]:
+    """Within it, the first worker of each node samples the node's load."""
+    stop = threading.Event()
+
+    def sample() -> None:
+        psutil.cpu_percent()  # the first call only sets the start of the interval
+        pause = _FIRST_SAMPLE_S  # a short run shall have one, too
+        while not stop.wait(pause):
+            pause = _SAMPLE_INTERVAL_S
+            metrics = {f"{place.node[:8]}/{name}": value for name, value in _load().items()}
+            mailbox.post.remote(SystemSample(time.time_ns() // 1_000_000, metrics))
+
+    if place.local_rank == 0:
+        threading.Thread(target=sample, daemon=True, name="system-metrics").start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _load() -> dict[str, float]:
+    """The node's load under MLflow's names for system metrics."""
+    memory = psutil.virtual_memory()
+    load = {
+        "cpu_utilization_percentage": psutil.cpu_percent(),
+        "system_memory_usage_megabytes": memory.used / 1e6,
+        "system_memory_usage_percentage": memory.percent,
+    }
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            with suppress(Exception):  # a part of a GPU, or an old driver, does not tell
+                used, total = torch.cuda.device_memory_used(index), torch.cuda.get_device_properties(index).total_memory
+                load[f"gpu_{index}_memory_usage_megabytes"] = used / 1e6
+                load[f"gpu_{index}_memory_usage_percentage"] = 100 * used / total
+                load[f"gpu_{index}_utilization_percentage"] = float(torch.cuda.utilization(index))
+    return load

@@ -1,0 +1,246 @@
+"""A sweep before it runs: its runs, those that cannot be, and what an earlier driver has left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray.tune
+
+from cifar_ray import storage
+from cifar_ray.config import strict, sweeptext
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import train as configs
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import Cell, Range, SweepConfig
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.orchestration.run import copies
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.session import Work
+from cifar_ray.storage import Folder, Held
+from cifar_ray.tracking import parent
+from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from cifar_ray.tracking.store import Client
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import Outcome
+
+_CONFIG, _CELLS = "sweep.yaml", "cells.json"
+_LONGEST_SLUG = 100
+_MOST_DRAWS = 100  # per sample, before there are taken to be no others
+
+
+def draw(config: SweepConfig) -> list[dict[str, Any]]:
+    """The combinations of values: all of them, or drawn by Ray Tune's own distributions, the same for a name."""
+    if config.search == "grid":
+        return sweeps.combinations(config)
+    assert config.samples is not None
+    state = random.Random(config.name)
+    drawn: list[dict[str, Any]] = []
+    for axes in config.grid:
+        wanted = len(drawn) + config.samples
+        for _ in range(_MOST_DRAWS * config.samples):  # a combination is drawn once; there may be fewer than samples
+            values = {name: _domain(each).sample(random_state=state.randrange(2**31)) for name, each in axes.items()}
+            if values not in drawn and len(drawn) < wanted:
+                drawn.append(values)
+    return drawn
+
+
+def _domain(values: Any) -> Any:
+    if isinstance(values, Range):
+        return getattr(ray.tune, values.kind)(values.low, values.high)
+    return ray.tune.choice(sweeps.listed(values))
+
+
+@dataclass
+class Trial:
+    """One run of the sweep.
+
+    Attributes:
+        index: its place.
+        cell: what it is.
+        config: the resolved config; None when it cannot run.
+        state: one of the board's words.
+        reason: why it is skipped or has failed.
+        run_id: its run in MLflow, when an earlier driver has made it.
+        times: seconds by phase, once it has ended.
+    """
+
+    index: int
+    cell: Cell
+    config: TrainConfig | None
+    state: str = boards.WAITING
+    reason: str = ""
+    run_id: str = ""
+    folder: RunFolder | None = None
+    work: Work | None = None
+    outcome: Outcome | None = None
+    recording: threading.Thread | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """Name of its folder."""
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
+        if len(plain) <= _LONGEST_SLUG:
+            return plain
+        return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
+
+    def described(self, sweep: SweepConfig) -> dict[str, Any]:
+        """What the store keeps of it, whatever becomes of it."""
+        return {
+            "name": self.cell.name,
+            "state": "SKIPPED" if self.state == boards.SKIPPED else "RUN",
+            "reason": self.reason if self.state == boards.SKIPPED else "",
+            "params": configs.params(self.config) if self.config else self._wished(sweep),
+        }
+
+    def _wished(self, sweep: SweepConfig) -> dict[str, str]:
+        """The parameters of a cell that cannot be, as far as its values tell."""
+        usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
+        values = {**usual, **sweeps.merged(sweep, self.cell.values)}
+        return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
+
+    def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
+        """What an earlier driver has made of it.
+
+        Raises:
+            ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
+        """
+        own = folder.below(self.slug)
+        if self.state == boards.SKIPPED:
+            return
+        if runs.is_half_made(own):  # its driver was killed then, before the run was anywhere else
+            own.remove()
+            return
+        self.folder = runs.reopen(own)
+        known = there.get(self.folder.key)
+        if known is None:
+            return
+        self.run_id, self.times = known.run_id, known.times
+        ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
+        self.state = boards.STOPPED if known.stopped else ended
+
+
+def plan(cells: Sequence[Cell]) -> list[Trial]:
+    """The runs of a sweep; those whose values do not go together say why."""
+    return [_planned(index, cell) for index, cell in enumerate(cells)]
+
+
+def _planned(index: int, cell: Cell) -> Trial:
+    if cell.config is None:
+        return Trial(index, cell, None, reason=cell.reason)
+    try:
+        return Trial(index, cell, recipe.resolve(cell.config))
+    except ConfigError as error:
+        return Trial(index, cell, None, reason=str(error))
+
+
+def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
+    """Skip the cells that cannot run, or refuse the sweep for them.
+
+    Raises:
+        ConfigError: naming every cell and why.
+    """
+    hopeless = [trial for trial in trials if trial.config is None]
+    for trial in hopeless:
+        trial.state = boards.SKIPPED
+    if not hopeless:
+        return
+    reasons: dict[str, list[str]] = {}
+    for trial in hopeless:
+        reasons.setdefault(trial.reason, []).append(trial.cell.name)
+    named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if len(hopeless) == len(trials):
+        raise ConfigError("grid", f"must have a cell that can run here; {named}")
+    if not config.skip_infeasible:
+        raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
+
+
+def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
+    """A folder for a new sweep, and the lock that makes this process the only one that works on it.
+
+    Raises:
+        ConfigError: when there is a sweep of that name, or the folder cannot be written.
+    """
+    above = storage.at(config.base.storage)
+    folder = above.below(config.name)
+    known = parent.find(client, config.name)
+    with storage.refusing(folder):
+        there = folder.exists()
+    if there or known is not None:
+        raise _taken(config.name, above.address if there else client.tracking_uri)
+    with storage.refusing(above):
+        folder.make()
+    held = lock(folder, named=above)
+    with storage.refusing(above), ExitStack() as undo:
+        undo.callback(held.release)
+        if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
+            raise _taken(config.name, above.address)
+        folder.write(_CONFIG, sweeptext.to_yaml(config))
+        undo.pop_all()  # the lock is the caller's now
+    return folder, held
+
+
+def _taken(name: str, where: str) -> ConfigError:
+    return ConfigError(
+        "name", f"must be new, and {name!r} is in {where}; `cifar-ray sweep --resume {name}` continues it"
+    )
+
+
+def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
+    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
+    with storage.refusing(folder):
+        folder.write(_CELLS, json.dumps(cells))
+
+
+def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
+    """A sweep as its first driver planned it."""
+    folder = storage.at(known.folder)
+    try:
+        kept = json.loads(folder.read(_CELLS))
+        with copies.file(folder, _CONFIG) as path:
+            config = sweeptext.from_mapping(sweeptext.load(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
+    chosen: list[dict[str, Any]] = []
+    kinds = strict.flat_types(TrainConfig)  # JSON has no tuples
+    for entry in kept:  # seeds are counted anew from the same combinations
+        values = {name: strict.convert(name, value, kinds[name]) for name, value in entry["values"].items()}
+        if not any("seed" in axes for axes in config.grid):
+            del values["seed"]
+        if values not in chosen:
+            chosen.append(values)
+    trials = plan(sweeps.cells(config, chosen))
+    for trial, entry in zip(trials, kept, strict=True):
+        if entry["skipped"]:
+            trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
+    return config, trials
+
+
+def lock(folder: Folder, named: Folder | None = None) -> Held:
+    """Make this process the only one that works on the sweep, until it ends or releases the lock.
+
+    Args:
+        folder: the sweep's.
+        named: the folder that is named when it cannot be written; the sweep's by default.
+
+    Raises:
+        ConfigError: when another process does, or the folder cannot be written.
+    """
+    taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
+    with storage.refusing(named or folder):
+        return folder.lock(taken)
