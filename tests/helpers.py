@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile
 from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.data.loader import Piece, TrainLoader
-from cifar_ray.strategies.context import Place
+from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.server import ParameterServer, ServerHandle
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
@@ -100,11 +100,11 @@ def train_here(
     dataset: Dataset,
     folder: Path,
     recorder: Recorder | None = None,
-    place: Place | None = None,
+    worker: Worker | None = None,
     server: ServerHandle | None = None,
 ) -> Outcome:
     """The loop in this process, with no launcher."""
-    return fit(config, dataset, folder, place or Place(), recorder or Recorder(), Launch(0.0, 0.0), server)
+    return fit(config, dataset, folder, worker or Worker(), recorder or Recorder(), Launch(0.0, 0.0), server)
 
 
 def digest(snapshot: Snapshot) -> str:
@@ -268,7 +268,7 @@ def train_at_own_pace(
 
 
 def wait_for_the_dead(config: TrainConfig) -> list[str]:
-    """What the error says of each rank that waits in :meth:`Strategy.publish` for another that has ended; else ""."""
+    """What the error says of each rank that waits in :meth:`Strategy.consolidate` for another that has ended; else ""."""
     return _on_ranks(config, _wait_for_the_dead)
 
 
@@ -288,40 +288,40 @@ def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T],
     if config.world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=config.world_size)
     try:
-        return work(config, Place(rank, config.world_size, rank), *arguments)
+        return work(config, Worker(rank, config.world_size, rank), *arguments)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def _train(
-    config: TrainConfig, place: Place, folder: Path, stop_after: int | None, test_images: int | None
+    config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None, test_images: int | None
 ) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
     dataset = data.load(config.dataset)
     test = replace(dataset.test, images=dataset.test.images[:test_images], labels=dataset.test.labels[:test_images])
     try:
         with _watching(recorder):
-            return train_here(config, replace(dataset, test=test), folder, recorder, place), recorder
+            return train_here(config, replace(dataset, test=test), folder, recorder, worker), recorder
     except Stopped:
         return None, recorder
 
 
-def _stop(config: TrainConfig, place: Place, folder: Path, asked_after: int) -> tuple[int, Recorder]:
+def _stop(config: TrainConfig, worker: Worker, folder: Path, asked_after: int) -> tuple[int, Recorder]:
     recorder = Recorder()
 
     def asked() -> bool:
-        assert place.rank == 0, "the others hear it from rank 0"
+        assert worker.rank == 0, "the others hear it from rank 0"
         return recorder.steps[-1] >= asked_after
 
     try:
-        fit(config, data.load(config.dataset), folder, place, recorder, Launch(0.0, 0.0), None, asked)
+        fit(config, data.load(config.dataset), folder, worker, recorder, Launch(0.0, 0.0), None, asked)
     except StoppedError as stop:
         return stop.step, recorder
     return 0, recorder
 
 
-def _save(config: TrainConfig, place: Place, folder: Path, fails_at: int) -> tuple[list[int], str]:
+def _save(config: TrainConfig, worker: Worker, folder: Path, fails_at: int) -> tuple[list[int], str]:
     class Slow(Recorder):
         def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
             time.sleep(0.5)
@@ -330,15 +330,15 @@ def _save(config: TrainConfig, place: Place, folder: Path, fails_at: int) -> tup
             (folder / f"kept-{saved.step}").touch()
 
     found = []
-    pieces = TrainLoader.pieces
+    micro_batches = TrainLoader.micro_batches
 
-    def told(self: TrainLoader, epoch: int, step: int) -> Iterator[Piece]:
+    def told(self: TrainLoader, epoch: int, step: int) -> Iterator[MicroBatch]:
         found.append(len(list(folder.glob("kept-*"))))
-        return pieces(self, epoch, step)
+        return micro_batches(self, epoch, step)
 
-    with mock.patch.object(TrainLoader, "pieces", told):
+    with mock.patch.object(TrainLoader, "micro_batches", told):
         try:
-            train_here(config, data.load(config.dataset), folder, Slow(), place)
+            train_here(config, data.load(config.dataset), folder, Slow(), worker)
         except OSError as error:
             return found, str(error)
     return found, ""
@@ -346,7 +346,7 @@ def _save(config: TrainConfig, place: Place, folder: Path, fails_at: int) -> tup
 
 def _train_at_own_pace(
     config: TrainConfig,
-    place: Place,
+    worker: Worker,
     folder: Path,
     address: tuple[str, int],
     key: bytes,
@@ -356,19 +356,19 @@ def _train_at_own_pace(
 ) -> tuple[Outcome | None, Recorder]:
     host = ServerHost(address, key)
     host.connect()
-    recorder = Paced(stop_after, pause_s=pauses[place.rank] if pauses else 0.0, timeout_s=timeout_s)
+    recorder = Paced(stop_after, pause_s=pauses[worker.rank] if pauses else 0.0, timeout_s=timeout_s)
     try:
         with _watching(recorder):
-            return train_here(config, data.load(config.dataset), folder, recorder, place, host.server()), recorder
+            return train_here(config, data.load(config.dataset), folder, recorder, worker, host.server()), recorder
     except Stopped:
         return None, recorder
 
 
-def _wait_for_the_dead(config: TrainConfig, place: Place) -> str:
-    strategy, _ = _ready(config, place)
+def _wait_for_the_dead(config: TrainConfig, worker: Worker) -> str:
+    strategy, _ = _ready(config, worker)
     try:
-        if place.rank == 0:
-            strategy.publish()
+        if worker.rank == 0:
+            strategy.consolidate()
     except RuntimeError as error:
         return str(error)
     return ""
@@ -388,7 +388,7 @@ def _watching(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _hashes(config: TrainConfig, place: Place, folder: Path) -> list[str]:
+def _hashes(config: TrainConfig, worker: Worker, folder: Path) -> list[str]:
     made: list[strategies.Strategy] = []
     build = strategies.build
 
@@ -398,19 +398,19 @@ def _hashes(config: TrainConfig, place: Place, folder: Path) -> list[str]:
             found.append(hashlib.sha256(b"".join(weights)).hexdigest())
 
     found: list[str] = []
-    with mock.patch.object(strategies, "build", lambda parts: made.append(build(parts)) or made[0]):
-        train_here(config, data.load(config.dataset), folder, Watching(), place)
+    with mock.patch.object(strategies, "build", lambda context: made.append(build(context)) or made[0]):
+        train_here(config, data.load(config.dataset), folder, Watching(), worker)
     return found
 
 
-def _traffic(config: TrainConfig, place: Place, steps: int) -> tuple[float, float]:
-    strategy, loader = _ready(config, place)
+def _traffic(config: TrainConfig, worker: Worker, steps: int) -> tuple[float, float]:
+    strategy, loader = _ready(config, worker)
     for _ in range(3):  # in the third, DDP tells the ranks once how its buckets lie
-        strategy.gradients(loader.pieces(0, 0))
-    strategy.load(strategy.parts.model.state_dict(), None)  # type: ignore[attr-defined]
+        strategy.gradients(loader.micro_batches(0, 0))
+    strategy.load(strategy.context.model.state_dict(), None)  # type: ignore[attr-defined]
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         for step in range(steps):
-            strategy.gradients(loader.pieces(0, step))
+            strategy.gradients(loader.micro_batches(0, step))
             strategy.step()
     sizes = {"float": 4, "c10::Half": 2, "c10::BFloat16": 2}
     found = []
@@ -421,20 +421,20 @@ def _traffic(config: TrainConfig, place: Place, steps: int) -> tuple[float, floa
     return len(found) / steps, sum(found) / steps
 
 
-def _ready(config: TrainConfig, place: Place) -> tuple[strategies.Strategy, TrainLoader]:
+def _ready(config: TrainConfig, worker: Worker) -> tuple[strategies.Strategy, TrainLoader]:
     """A strategy with fresh weights, and what feeds it."""
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
     model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
     made = partial(optimizer.build, config=config)
-    parts = strategies.Parts(config, place, model, made, nn.CrossEntropyLoss(), lambda part: None)
-    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
-    return strategies.build(parts), loader
+    context = strategies.StrategyContext(config, worker, model, made, nn.CrossEntropyLoss(), lambda part: None)
+    loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
+    return strategies.build(context), loader
 
 
-def _exchanges(config: TrainConfig, place: Place) -> list[int]:
+def _exchanges(config: TrainConfig, worker: Worker) -> list[int]:
     """Buckets exchanged in each micro-batch of one step."""
-    strategy, loader = _ready(config, place)
+    strategy, loader = _ready(config, worker)
     counts: list[int] = []
 
     def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
@@ -443,31 +443,31 @@ def _exchanges(config: TrainConfig, place: Place) -> list[int]:
 
     strategy._replica.register_comm_hook(None, counting)  # type: ignore[attr-defined]
 
-    def told() -> Iterator[Piece]:
-        for piece in loader.pieces(0, 0):
+    def told() -> Iterator[MicroBatch]:
+        for micro_batch in loader.micro_batches(0, 0):
             counts.append(0)
-            yield piece
+            yield micro_batch
 
     strategy.gradients(told())
     return counts
 
 
-def _steps(config: TrainConfig, place: Place, count: int) -> Steps:
+def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:
     hardware.set_threads(config.cpus_per_worker)
-    strategy, loader = _ready(config, place)
+    strategy, loader = _ready(config, worker)
     model: nn.Module = strategy.model  # type: ignore[attr-defined]
     losses = []
     sent: list[int] = []
     for step in range(count):
-        with _sending(sent, place):
-            losses.append(strategy.gradients(loader.pieces(0, step)).item())
+        with _sending(sent, worker):
+            losses.append(strategy.gradients(loader.micro_batches(0, step)).item())
         trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
         strategy.step()
     kept = {name for name, parameter in model.named_parameters() if parameter in strategy.optimizer.state}
-    strategy.publish()
+    strategy.consolidate()
     weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()))
     activations = 0
-    x = next(iter(loader.pieces(0, 0))).images[: strategies.of(config).at_once(config)]
+    x = next(iter(loader.micro_batches(0, 0))).images[: strategies.of(config).at_once(config)]
     for stage in getattr(strategy, "_stages", [])[:-1]:
         x = stage(x)
         activations += x.nbytes
@@ -475,7 +475,7 @@ def _steps(config: TrainConfig, place: Place, count: int) -> Steps:
 
 
 @contextmanager
-def _sending(sent: list[int], place: Place) -> Iterator[None]:
+def _sending(sent: list[int], worker: Worker) -> Iterator[None]:
     """Within it, ``sent`` has the bytes of every message that this rank sends."""
     operation, broadcast = dist.P2POp, dist.broadcast
 
@@ -485,7 +485,7 @@ def _sending(sent: list[int], place: Place) -> Iterator[None]:
         return operation(op, tensor, *arguments)  # type: ignore[arg-type]
 
     def spread(tensor: torch.Tensor, src: int) -> None:
-        if src == place.rank:
+        if src == worker.rank:
             sent.append(tensor.nbytes)
         broadcast(tensor, src=src)
 
@@ -495,12 +495,12 @@ def _sending(sent: list[int], place: Place) -> Iterator[None]:
 
 
 def _train_apart(
-    config: TrainConfig, place: Place, folder: Path, stop_after: int | None
+    config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None
 ) -> tuple[Outcome | None, Recorder]:
-    return _train(config, place, folder if place.rank == 0 else Path("/proc/none"), stop_after, None)
+    return _train(config, worker, folder if worker.rank == 0 else Path("/proc/none"), stop_after, None)
 
 
-def _evaluate(config: TrainConfig, place: Place) -> Evaluation:
+def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
-    return Evaluator(dataset, place)(models.build(config, dataset.spec))
+    return Evaluator(dataset, worker)(models.build(config, dataset.spec))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ TIMEOUT = timedelta(seconds=30)
 _isolate: Callable[[bool], None] = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
 
 
-def on_threads(count: int, work: Callable[[Place], T]) -> list[T]:
+def on_threads(count: int, work: Callable[[Worker], T]) -> list[T]:
     """What ``work`` returns on each of ``count`` ranks, of which every one is a thread.
 
     Random generators are the process's: ``work`` draws nothing.
@@ -31,7 +31,7 @@ def on_threads(count: int, work: Callable[[Place], T]) -> list[T]:
     def one(rank: int) -> T:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
         try:
-            found = work(Place(rank, count, rank))
+            found = work(Worker(rank, count, rank))
             dist.barrier()  # nobody leaves while another still connects
             return found
         finally:

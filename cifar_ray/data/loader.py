@@ -20,25 +20,25 @@ CPU seconds for 2,560 images with 128 at once, 1.3 with 256, 1.9 with 512 (media
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``pieces``.
+class DataShard:
+    """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``micro_batches``.
 
     A rank that has no use for the images gets none of them, only labels and seeds.
     """
 
     index: int = 0
     shares: int = 1
-    pieces: int = 1
+    micro_batches: int = 1
     images: bool = True
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """Images that pass through the model together, on the device.
 
     Attributes:
         images: normalised float32, shape (B, C, H, W).
         labels: int64, shape (B,).
-        seed: of torch's generators while they do; it depends on the step and the piece, not on what came before.
+        seed: of torch's generators while they do; it depends on the step and the micro-batch, not on what came before.
     """
 
     images: Tensor
@@ -53,10 +53,10 @@ class TrainLoader:
         steps_per_epoch: global batches in an epoch.
     """
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, feed: Feed, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, data_shard: DataShard, device: torch.device) -> None:
         self._config = config
         self._spec = dataset.spec
-        self._feed = feed
+        self._shard = data_shard
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared.
         self._normalise = augment.Normalise(dataset.spec).to(device)
         self._images, self._labels = (tensor.to(device) for tensor in as_tensors(dataset.train))
@@ -65,17 +65,17 @@ class TrainLoader:
         whole = order.steps_per_epoch(len(self._labels), config.images_per_step)
         self.steps_per_epoch = config.steps_per_epoch or whole
 
-    def pieces(self, epoch: int, step: int) -> Iterator[Piece]:
-        """This rank's share of global batch ``step`` of ``epoch``, piece by piece."""
+    def micro_batches(self, epoch: int, step: int) -> Iterator[MicroBatch]:
+        """This rank's share of global batch ``step`` of ``epoch``, one micro-batch after the other."""
         config = self._config
         batch = order.global_batch(self._permutation(epoch), step, config.images_per_step)
-        parts = order.share(batch, self._feed.index, self._feed.shares).chunk(self._feed.pieces)
+        parts = order.share(batch, self._shard.index, self._shard.shares).chunk(self._shard.micro_batches)
         for samples, seeds in zip(parts, self._seeds):
-            shown = samples if self._feed.images else samples[:0]
+            shown = samples if self._shard.images else samples[:0]
             images = self._images[shown]
             if config.augment:
                 images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip)
-            yield Piece(self._normalise(images), self._labels[samples], seeds[step])
+            yield MicroBatch(self._normalise(images), self._labels[samples], seeds[step])
 
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
@@ -83,9 +83,9 @@ class TrainLoader:
             samples = order.permutation(self._config.seed, epoch, len(self._labels))
             self._order = (epoch, samples.to(self._labels.device))
             steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
-            first = self._feed.index * self._feed.pieces
-            pieces = range(first, first + self._feed.pieces)
-            self._seeds = [order.step_seeds(self._config.seed, steps, piece) for piece in pieces]
+            first = self._shard.index * self._shard.micro_batches
+            micro_batches = range(first, first + self._shard.micro_batches)
+            self._seeds = [order.step_seeds(self._config.seed, steps, micro_batch) for micro_batch in micro_batches]
         return self._order[1]
 
 

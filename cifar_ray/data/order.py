@@ -4,8 +4,8 @@ Nothing here depends on the number of workers except the slice that each rank ta
 global batch, so the union of what the workers see in a step is the same at any world size.
 
 Every random choice is a hash of the numbers that it depends on. A hash needs no state to save or restore,
-and it gives the same numbers on a CPU and on a GPU, in any version of any library. A sample's place in its
-epoch and its augmentation come from one hash: the place from its highest bits, the augmentation from others.
+and it gives the same numbers on a CPU and on a GPU, in any version of any library. A sample's position in its
+epoch and its augmentation come from one hash: the position from its highest bits, the augmentation from others.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def evaluation_range(size: int, rank: int, world_size: int) -> range:
     return range(size * rank // world_size, size * (rank + 1) // world_size)
 
 
-def step_seeds(seed: int, steps: range, piece: int) -> list[int]:
-    """Seeds of torch's generators (dropout) for one piece of every global batch of consecutive ``steps``.
+def step_seeds(seed: int, steps: range, micro_batch: int) -> list[int]:
+    """Seeds of torch's generators (dropout) for one micro-batch of every global batch of consecutive ``steps``.
 
     Args:
         seed: the run's seed.
         steps: optimizer steps over the whole run.
-        piece: number of the piece in its global batch, from 0, counted over all ranks.
+        micro_batch: number of the micro-batch in its global batch, from 0, counted over all ranks.
 
     Returns:
         Numbers from 0 to 2**63 - 1.
     """
-    return _shift(hash64(seed, torch.arange(steps.start, steps.stop), piece), 1).tolist()
+    return _shift(hash64(seed, torch.arange(steps.start, steps.stop), micro_batch), 1).tolist()

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from cifar_ray.config.train import StrategyName, TrainConfig
-from cifar_ray.strategies.protocol import Parts, Strategy
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 
-__all__ = ["NAMES", "About", "Parts", "Strategy", "about", "build", "of"]
+__all__ = ["NAMES", "About", "Strategy", "StrategyContext", "about", "build", "of"]
 
 NAMES: tuple[str, ...] = typing.get_args(StrategyName)
 
@@ -51,9 +51,9 @@ def of(config: TrainConfig) -> Any:
     return _module(config.strategy).STRATEGY
 
 
-def build(parts: Parts) -> Strategy:
+def build(context: StrategyContext) -> Strategy:
     """The configured strategy, ready for the first step."""
-    return of(parts.config)(parts)
+    return of(context.config)(context)
 
 
 def about(name: str) -> About:

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.data.loader import Piece
+from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
-from cifar_ray.strategies.protocol import Differs, Parts
+from cifar_ray.strategies.protocol import Differs, StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
 _PATIENCE = timedelta(days=365)
@@ -35,23 +35,23 @@ class Asynchronous(Replicas):
     """
 
     differs: Differs = "weights"
-    lockstep = False
+    synchronous = False
 
-    def __init__(self, parts: Parts) -> None:
-        if parts.place.world_size > 1:  # the timeout of the process group is for workers that are in step
+    def __init__(self, context: StrategyContext) -> None:
+        if context.worker.world_size > 1:  # the timeout of the process group is for workers that are in step
             self._patient: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        super().__init__(parts)
-        self.rank = parts.place.rank
+        super().__init__(context)
+        self.rank = context.worker.rank
         self.vector = self.room()
         self.loss = torch.zeros(())
         layout.move_into(self.vector, self.model)
 
     def room(self) -> Tensor:
         """A vector for all parameters."""
-        return torch.empty(layout.size(self.model), device=self.parts.place.device)
+        return torch.empty(layout.size(self.model), device=self.context.worker.device)
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
-        self.loss = super().gradients(pieces)
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        self.loss = super().gradients(micro_batches)
         return self.loss
 
     def exchange(self) -> None:

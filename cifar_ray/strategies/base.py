@@ -9,23 +9,23 @@ from torch import Tensor, nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.gradients import gather, restore
-from cifar_ray.strategies.protocol import Differs, Parts
+from cifar_ray.strategies.protocol import Differs, StrategyContext
 
 
 class Base:
     """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
 
     differs: Differs = "nothing"
-    lockstep = True
+    synchronous = True
     needs_server = False
     warm_ups = 1
 
-    def __init__(self, parts: Parts, model: nn.Module | None = None) -> None:
-        """Train ``parts.model``, or ``model`` in its place."""
-        self.parts = parts
-        self.model = model or parts.model
-        self.optimizer = parts.make_optimizer(self.model)
-        self.world_size = parts.place.world_size
+    def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
+        """Train ``context.model``, or ``model`` in its place."""
+        self.context = context
+        self.model = model or context.model
+        self.optimizer = context.make_optimizer(self.model)
+        self.world_size = context.worker.world_size
 
     @staticmethod
     def check(config: TrainConfig) -> None:
@@ -39,7 +39,7 @@ class Base:
     def step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.parts.mark("optimizer")
+        self.context.mark("optimizer")
 
     @property
     def may_pause(self) -> bool:

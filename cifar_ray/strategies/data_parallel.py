@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.context import autocast
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
+from cifar_ray.strategies.worker import autocast
 
 
 class _Autocast(nn.Module):
@@ -36,10 +36,10 @@ class DataParallel(Replicas):
 
     differs = "nothing"
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        gpus = list(range(parts.config.gpus_per_worker))
-        self._replicas = nn.DataParallel(_Autocast(parts.model, parts.config.precision), device_ids=gpus)
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        gpus = list(range(context.config.gpus_per_worker))
+        self._replicas = nn.DataParallel(_Autocast(context.model, context.config.precision), device_ids=gpus)
 
     @staticmethod
     def check(config: TrainConfig) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
 _PLAIN_STEPS = 10
@@ -34,15 +34,15 @@ class DDP(Replicas):
 
     warm_ups = 2  # with a static graph, buckets get their layout in the second pass
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
         self._replica: DistributedDataParallel | None = None
         self._power: powerSGD_hook.PowerSGDState | None = None
         if self.world_size == 1:
             return
-        config, device = parts.config, parts.place.device
+        config, device = context.config, context.worker.device
         self._replica = DistributedDataParallel(
-            parts.model,
+            context.model,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=True,
@@ -56,10 +56,10 @@ class DDP(Replicas):
         elif config.comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
             self._replica.register_comm_hook(None, halves[config.comm_hook])
-        for parameter in parts.model.parameters():
+        for parameter in context.model.parameters():
             # The backward pass ends with the last gradient; what DDP then still waits for is not overlapped.
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _: parts.mark("backward")
+                lambda _: context.mark("backward")
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class DDP(Replicas):
 
     def finish_backward(self) -> None:
         if self._replica is None:
-            self.parts.mark("backward")
+            self.context.mark("backward")
 
     def exchange(self) -> None:
         """DDP has exchanged the gradients during the backward pass."""

@@ -29,18 +29,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cifar_ray.strategies.gradients import numbered, on_cpu, restore
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
 
 class FSDP(Replicas):
     """See the module. With one worker there is nothing to shard and the model trains as it is."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts, parts.model if parts.place.world_size == 1 else _sharded(parts))
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context, context.model if context.worker.world_size == 1 else _sharded(context))
         self._keep_plain()
         self._passing = "forward"
-        if parts.place.device.type == "cpu":
+        if context.worker.device.type == "cpu":
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
                     module.set_custom_all_gather(_Timed(self._told, dist.all_gather_into_tensor))  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class FSDP(Replicas):
 
     def _told(self, waiting: bool) -> None:
         """A collective begins, or has ended."""
-        self.parts.mark("communication" if waiting else self._passing)
+        self.context.mark("communication" if waiting else self._passing)
 
     def forward(self, images: Tensor) -> Tensor:
         self._passing = "forward"
@@ -58,7 +58,7 @@ class FSDP(Replicas):
 
     def _keep_plain(self) -> None:
         """The fused step of SGD has no version for sharded weights."""
-        if self.model is not self.parts.model and isinstance(self.optimizer, torch.optim.SGD):
+        if self.model is not self.context.model and isinstance(self.optimizer, torch.optim.SGD):
             for group in self.optimizer.param_groups:
                 group["fused"] = False
 
@@ -71,29 +71,29 @@ class FSDP(Replicas):
     def exchange(self) -> None:
         """Gradients have been exchanged during the backward pass."""
 
-    def publish(self) -> None:
-        if self.model is not self.parts.model:
+    def consolidate(self) -> None:
+        if self.model is not self.context.model:
             with torch.no_grad():
-                for whole, part in zip(self.parts.model.parameters(), self.model.parameters(), strict=True):
+                for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                     whole.copy_(_whole(part))
-        super().publish()
+        super().consolidate()
 
     def state(self) -> dict[str, Any]:
         found = super().state()
         each: dict[int, dict[str, Any]] = {}
         for index, of in found["state"].items():
             whole = {key: _whole(value) for key, value in of.items()}
-            if self.parts.place.rank == 0:  # one parameter at a time is on the device in full
+            if self.context.worker.rank == 0:  # one parameter at a time is on the device in full
                 each[index] = on_cpu(whole)
         return {**found, "state": each}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
-        if self.model is self.parts.model:
+        if self.model is self.context.model:
             super().load(weights, state)
             return
-        self.parts.model.load_state_dict(weights)  # the buffers are the sharded model's, too
+        self.context.model.load_state_dict(weights)  # the buffers are the sharded model's, too
         with torch.no_grad():
-            for whole, part in zip(self.parts.model.parameters(), self.model.parameters(), strict=True):
+            for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                 part.copy_(_like(whole, part))
         self.optimizer.zero_grad(set_to_none=True)
         if state is not None:
@@ -122,12 +122,12 @@ class _Timed:
         return work
 
 
-def _sharded(parts: Parts) -> nn.Module:
+def _sharded(context: StrategyContext) -> nn.Module:
     """A copy of the model whose parameters are spread over the ranks; it shares the model's buffers."""
-    model = copy.deepcopy(parts.model).to(memory_format=torch.contiguous_format)
-    for own, whole in zip(model.modules(), parts.model.modules(), strict=True):
+    model = copy.deepcopy(context.model).to(memory_format=torch.contiguous_format)
+    for own, whole in zip(model.modules(), context.model.modules(), strict=True):
         own._buffers.update(whole._buffers)
-    mesh = init_device_mesh(parts.place.device.type, (parts.place.world_size,))
+    mesh = init_device_mesh(context.worker.device.type, (context.worker.world_size,))
     for child in model.children():
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh)

@@ -22,7 +22,7 @@ class GatherScatter(Replicas):
 
     def exchange(self) -> None:
         for gradient in flat_gradients(self.model):
-            if self.parts.place.rank != 0:
+            if self.context.worker.rank != 0:
                 dist.gather(gradient, dst=0)
                 dist.scatter(gradient, src=0)
                 continue

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.loader import Piece
+from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average, state_tensors
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
 
@@ -36,8 +36,8 @@ class Hogwild(Asynchronous):
 
     differs = "statistics"
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
         self._before = 0
         self._staleness = torch.zeros(2, dtype=torch.float64)
         self._staleness_max = torch.zeros(1, dtype=torch.float64)
@@ -60,9 +60,9 @@ class Hogwild(Asynchronous):
         self._losses = torch.frombuffer(memory, dtype=torch.float64, count=self.world_size, offset=steps + words)
         return torch.frombuffer(memory, dtype=torch.float32, count=layout.size(self.model))
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         self._before = self._done()
-        return super().gradients(pieces)
+        return super().gradients(micro_batches)
 
     def step(self) -> None:
         for group in self.optimizer.param_groups:
@@ -77,7 +77,7 @@ class Hogwild(Asynchronous):
     def known_losses(self) -> Sequence[float | None]:
         return [loss if steps else None for steps, loss in zip(self._steps.tolist(), self._losses.tolist())]
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         self.barrier()  # the last step is in the weights
         average([*state_tensors(self.optimizer), *self.model.buffers()])
 

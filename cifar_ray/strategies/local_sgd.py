@@ -40,11 +40,11 @@ class LocalSGD(Replicas):
     def step(self) -> None:
         super().step()
         self._apart += 1
-        if self._apart == self.parts.config.sync_every:
-            self.publish()
-        self.parts.mark("communication")
+        if self._apart == self.context.config.sync_every:
+            self.consolidate()
+        self.context.mark("communication")
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         if self._apart:  # the mean of equal numbers may differ from them in the last bit
             statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
             average([*self.model.parameters(), *statistics, *state_tensors(self.optimizer)])

@@ -26,7 +26,7 @@ from torch import Tensor
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.server import Answer, Start
 
 
@@ -35,10 +35,10 @@ class ParameterServing(Asynchronous):
 
     needs_server = True
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        assert parts.server is not None, "the launcher starts one"
-        self._server = parts.server
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        assert context.server is not None, "the launcher starts one"
+        self._server = context.server
         self._generation = ""
         self._layout = layout.of(self.model)
         self._gradient = torch.zeros_like(self.vector)
@@ -54,13 +54,13 @@ class ParameterServing(Asynchronous):
         lr = self.optimizer.param_groups[0]["lr"]
         gradient = self._gradient.cpu().numpy()
         self._take(self._server.push(self._generation, self.rank, gradient, lr, self.loss.item()))
-        self.parts.mark("communication")
+        self.context.mark("communication")
 
     def known_losses(self) -> Sequence[float | None]:
         assert self._answer is not None
         return self._answer.losses
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         self.barrier()  # the last push has arrived
         self._take(self._server.pull(self._generation, self.rank))
         if self.rank == 0:
@@ -77,22 +77,22 @@ class ParameterServing(Asynchronous):
         if self.rank == 0:
             self._server.reset(generation[0], self._start(state))
         if self.world_size > 1:
-            dist.broadcast_object_list(generation, src=0, device=self.parts.place.device)
+            dist.broadcast_object_list(generation, src=0, device=self.context.worker.device)
         self._generation = generation[0]
         self._take(self._server.pull(self._generation, self.rank))
         self.barrier()  # before rank 0 begins anew
 
     def figures(self) -> dict[str, float]:
-        """Those of the latest :meth:`publish`, when no push was under way."""
+        """Those of the latest :meth:`consolidate`, when no push was under way."""
         assert self._answer is not None
         return self._answer.figures
 
     def _start(self, state: Mapping[str, Any] | None) -> Start:
-        config = self.parts.config
+        config = self.context.config
         return Start(
             weights=self.vector.cpu().numpy(),
             layout=self._layout,
-            make_optimizer=self.parts.make_optimizer,
+            make_optimizer=self.context.make_optimizer,
             state=state,
             world_size=self.world_size,
             max_staleness=config.max_staleness,

@@ -20,24 +20,24 @@ from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.context import Place, autocast
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.stopwatch import Stopwatch
+from cifar_ray.strategies.worker import Worker, autocast
 
 
 class Stage(PipelineStage):
     """A stage that tells its computing from its waiting."""
 
-    def __init__(self, layers: stages.Layers, place: Place, given: Tensor, made: Tensor, watch: Stopwatch) -> None:
+    def __init__(self, layers: stages.Layers, worker: Worker, given: Tensor, made: Tensor, watch: Stopwatch) -> None:
         """Take the shapes of what the stage is given and what it makes from two tensors.
 
         With them, PyTorch needs no passes of its own to find them out.
         """
-        super().__init__(layers, place.rank, place.world_size, place.device, input_args=given, output_args=made)
+        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=given, output_args=made)
         self._layers, self._watch = layers, watch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -55,18 +55,18 @@ class Pipeline(Base):
 
     schedule: ClassVar[type[PipelineScheduleSingle]]
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        config, place = parts.config, parts.place
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        config, worker = context.config, context.worker
         self._count = self.micro_batches(config)
-        units = stages.units(models.layers(config, parts.model))
+        units = stages.units(models.layers(config, context.model))
         slices, costs = self._plan(units)
         self._stages: list[nn.Module] = [nn.Sequential(*units[part]) for part in slices]
-        self._watch = Stopwatch(parts.mark, place.device)
-        part = slices[place.rank]
-        self._layers = stages.Layers(units, part, config.precision, place.device)
+        self._watch = Stopwatch(context.mark, worker.device)
+        part = slices[worker.rank]
+        self._layers = stages.Layers(units, part, config.precision, worker.device)
         given = _like(costs[part.start - 1], grad=True) if part.start else self._images("meta")
-        stage = Stage(self._layers, place, given, _like(costs[part.stop - 1], grad=True), self._watch)
+        stage = Stage(self._layers, worker, given, _like(costs[part.stop - 1], grad=True), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod
@@ -104,26 +104,26 @@ class Pipeline(Base):
         return config.images_per_step // cls.micro_batches(config)
 
     @staticmethod
-    def feed(config: TrainConfig, place: Place) -> Feed:
+    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
         """All of it: the first stage takes the images, the last one the labels."""
-        return Feed(images=place.rank == 0)
+        return DataShard(images=worker.rank == 0)
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
-        (piece,) = pieces
-        parts, last = self.parts, self.world_size - 1
-        parts.mark("data")
-        self._layers.seed = piece.seed
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        (micro_batch,) = micro_batches
+        context, last = self.context, self.world_size - 1
+        context.mark("data")
+        self._layers.seed = micro_batch.seed
         self._watch.step()
         losses: list[Tensor] = []
-        images = [piece.images] if parts.place.rank == 0 else []
-        labels = piece.labels if parts.place.rank == last else None
+        images = [micro_batch.images] if context.worker.rank == 0 else []
+        labels = micro_batch.labels if context.worker.rank == last else None
         self._schedule.step(*images, target=labels, losses=losses, return_outputs=False)
-        loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=parts.place.device)
+        loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=context.worker.device)
         dist.broadcast(loss, src=last)
-        parts.mark("communication")
+        context.mark("communication")
         return loss
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         """Every rank is told the parameters and buffers of the other stages."""
         self._watch.read()
         for owner, stage in enumerate(self._stages):
@@ -133,7 +133,7 @@ class Pipeline(Base):
     def state(self) -> dict[str, Any]:
         own = self.optimizer.state_dict()
         mine = {number: on_cpu(values) for number, values in own["state"].items()}
-        first = self.parts.place.rank == 0
+        first = self.context.worker.rank == 0
         gathered: list[Any] = [None] * self.world_size
         dist.gather_object(mine, gathered if first else None, dst=0)
         if not first:
@@ -143,7 +143,7 @@ class Pipeline(Base):
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         if state is not None:
-            mine = {id(parameter) for parameter in self._stages[self.parts.place.rank].parameters()}
+            mine = {id(parameter) for parameter in self._stages[self.context.worker.rank].parameters()}
             every = numbered(self.optimizer)
             kept = {at: values for at, values in state["state"].items() if id(every[at]) in mine}
             state = {**state, "state": kept}
@@ -156,7 +156,7 @@ class Pipeline(Base):
         Rank 0 begins and ends every schedule, so that its times are the schedule's. The theory has stages of equal
         cost and no communication (GPipe, section 2.3).
         """
-        own = torch.tensor(self._watch.read(), dtype=torch.float64, device=self.parts.place.device)
+        own = torch.tensor(self._watch.read(), dtype=torch.float64, device=self.context.worker.device)
         every = gather(own)
         waits = self.world_size - 1
         figures = {"bubble/theory": waits / (self._count + waits)}
@@ -167,25 +167,25 @@ class Pipeline(Base):
 
     def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
         """Each stage's units and each unit's cost, as rank 0 finds them."""
-        config, place = self.parts.config, self.parts.place
+        config, worker = self.context.config, self.context.worker
         plan: list[Any] = [None]
-        if place.rank == 0:
-            costs = stages.measure(units, self._images(place.device), config.precision)
-            plan = [(stages.cut([cost.seconds for cost in costs], place.world_size), costs)]
-        dist.broadcast_object_list(plan, src=0, device=place.device)
+        if worker.rank == 0:
+            costs = stages.measure(units, self._images(worker.device), config.precision)
+            plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
+        dist.broadcast_object_list(plan, src=0, device=worker.device)
         return plan[0]
 
     def _images(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, (B, C, H, W)."""
-        config = self.parts.config
+        config = self.context.config
         spec = SPECS[config.dataset]
         shape = (self.at_once(config), spec.channels, spec.image_size, spec.image_size)
         return torch.rand(shape, device=device).to(memory_format=torch.channels_last)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        config, device = self.parts.config, self.parts.place.device
+        config, device = self.context.config, self.context.worker.device
         with self._watch.computing("forward"), autocast(config.precision, device):
-            return self.parts.criterion(logits, labels)
+            return self.context.criterion(logits, labels)
 
 
 def idle(busy: Sequence[float], took: float) -> float:

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.loader import Feed, Piece
-from cifar_ray.strategies.context import Place
+from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.worker import Worker
 
 Differs = Literal["nothing", "statistics", "weights"]
 
 
 @dataclass(frozen=True)
-class Parts:
+class StrategyContext:
     """What a strategy works with on one rank.
 
     Attributes:
         config: a resolved config.
-        place: this worker's place; the process group is up when there are several workers.
+        worker: this worker; the process group is up when there are several workers.
         model: initialised alike on every rank, on the device, in training mode.
         make_optimizer: makes the configured optimizer for a model that has the same parameters in the same order.
         criterion: mean loss of logits (B, num_classes) and labels (B,).
@@ -33,7 +33,7 @@ class Parts:
     """
 
     config: TrainConfig
-    place: Place
+    worker: Worker
     model: nn.Module
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     criterion: nn.Module
@@ -46,16 +46,16 @@ class Strategy(Protocol):
 
     Attributes:
         optimizer: its parameter groups' learning rate is set before every step.
-        differs: what of the model is every rank's own until :meth:`publish`: ``nothing``, batch norm's
+        differs: what of the model is every rank's own until :meth:`consolidate`: ``nothing``, batch norm's
             ``statistics``, or the ``weights`` and those.
-        lockstep: whether all ranks take each step together; others have a pace each.
+        synchronous: whether all ranks take each step together; others have a pace each.
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
     """
 
     optimizer: torch.optim.Optimizer
     differs: Differs
-    lockstep: bool
+    synchronous: bool
     needs_server: bool
     warm_ups: int
 
@@ -75,10 +75,10 @@ class Strategy(Protocol):
         """Images that pass through the model together, in a resolved config."""
 
     @staticmethod
-    def feed(config: TrainConfig, place: Place) -> Feed:
+    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
         """The part of every global batch that this rank is given."""
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         """Forward and backward pass of one global batch, and the exchange of the gradients.
 
         Returns:
@@ -95,11 +95,11 @@ class Strategy(Protocol):
     def losses(self, loss: Tensor) -> list[float]:
         """The latest loss of every rank, where this rank's is ``loss``."""
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         """Before an evaluation or a checkpoint: make the model whole, and the same on every rank."""
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's state for the whole model, on rank 0; call it after :meth:`publish`."""
+        """The optimizer's state for the whole model, on rank 0; call it after :meth:`consolidate`."""
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         """Go on from a whole model's parameters and buffers, and from :meth:`state` where there is one."""

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.context import Place, autocast, seed
 from cifar_ray.strategies.protocol import Differs
+from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
 class Replicas(Base, ABC):
@@ -26,28 +26,28 @@ class Replicas(Base, ABC):
     differs: Differs = "statistics"
 
     @staticmethod
-    def feed(config: TrainConfig, place: Place) -> Feed:
-        return Feed(place.rank, place.world_size, config.accumulate)
+    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+        return DataShard(worker.rank, worker.world_size, config.accumulate)
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
-        parts = self.parts
-        count = parts.config.accumulate
-        total = torch.zeros((), device=parts.place.device)
-        for number, piece in enumerate(pieces, start=1):
-            parts.mark("data")
-            seed(piece.seed, parts.place.device)
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        context = self.context
+        count = context.config.accumulate
+        total = torch.zeros((), device=context.worker.device)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            context.mark("data")
+            seed(micro_batch.seed, context.worker.device)
             with self.accumulating(last=number == count):
-                with autocast(parts.config.precision, parts.place.device):
-                    loss = parts.criterion(self.forward(piece.images), piece.labels) / count
-                parts.mark("forward")
+                with autocast(context.config.precision, context.worker.device):
+                    loss = context.criterion(self.forward(micro_batch.images), micro_batch.labels) / count
+                context.mark("forward")
                 loss.backward()
             total += loss.detach()
             if number < count:
-                parts.mark("backward")
+                context.mark("backward")
         self.finish_backward()
         if self.world_size > 1:
             self.exchange()
-        parts.mark("communication")
+        context.mark("communication")
         return total
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,18 +55,18 @@ class Replicas(Base, ABC):
         return self.model(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
-        """Around the passes of one piece; nothing is exchanged unless it is the ``last``."""
+        """Around the passes of one micro-batch; nothing is exchanged unless it is the ``last``."""
         return nullcontext()
 
     def finish_backward(self) -> None:
         """The last backward pass has returned; what follows is communication."""
-        self.parts.mark("backward")
+        self.context.mark("backward")
 
     @abstractmethod
     def exchange(self) -> None:
         """Make every rank's ``.grad`` the mean over the ranks."""
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         """Parameters are alike on all ranks; batch norm's running statistics become those of rank 0."""
         if self.world_size > 1:
             for buffer in self.model.buffers():

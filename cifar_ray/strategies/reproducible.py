@@ -24,23 +24,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.loader import Feed, Piece
+from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.context import Place, autocast, seed
 from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
-from cifar_ray.strategies.protocol import Parts
+from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
 class Reproducible(Base):
     """See the module."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._norms: list[Any] = [norm for norm in parts.model.modules() if isinstance(norm, _BatchNorm)]
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]
         self._momenta = [norm.momentum for norm in self._norms for _ in range(2)]
         for norm in self._norms:
             norm.momentum = 1.0  # a forward pass then leaves the statistics of its own shard in the buffers
-        if parts.place.device.type == "cuda":
+        if context.worker.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
 
     @staticmethod
@@ -60,55 +60,55 @@ class Reproducible(Base):
         return config.images_per_step // config.shards
 
     @staticmethod
-    def feed(config: TrainConfig, place: Place) -> Feed:
-        return Feed(place.rank, place.world_size, config.shards // place.world_size)
+    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+        return DataShard(worker.rank, worker.world_size, config.shards // worker.world_size)
 
-    def gradients(self, pieces: Iterable[Piece]) -> Tensor:
+    def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         before = [buffer.clone() for buffer in self._statistics()]
         batches = [norm.num_batches_tracked + 1 for norm in self._norms]
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
-        own = _tree(map(self._shard, pieces))
-        self.parts.mark("backward")
-        vector = self._across_ranks(own) / self.parts.config.shards
-        self.parts.mark("communication")
+        own = _tree(map(self._shard, micro_batches))
+        self.context.mark("backward")
+        vector = self._across_ranks(own) / self.context.config.shards
+        self.context.mark("communication")
         scatter_back(vector[1:], [*flat_gradients(self.model), *self._statistics()])
         for buffer, old, momentum in zip(self._statistics(), before, self._momenta):
             buffer.copy_(old.lerp(buffer, momentum))
         for norm, count in zip(self._norms, batches):
             norm.num_batches_tracked.copy_(count)
-        self.parts.mark("backward")
+        self.context.mark("backward")
         return vector[0]
 
     def _statistics(self) -> list[Tensor]:
         """Batch norm's running statistics, two of each layer."""
         return [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
 
-    def _shard(self, piece: Piece) -> Tensor:
+    def _shard(self, micro_batch: MicroBatch) -> Tensor:
         """One shard's loss, gradients and batch statistics, as one vector."""
-        parts = self.parts
-        parts.mark("data")
+        context = self.context
+        context.mark("data")
         self.model.zero_grad(set_to_none=True)
-        seed(piece.seed, parts.place.device)
-        with autocast(parts.config.precision, parts.place.device):
-            loss = parts.criterion(self.model(piece.images), piece.labels)
-        parts.mark("forward")
+        seed(micro_batch.seed, context.worker.device)
+        with autocast(context.config.precision, context.worker.device):
+            loss = context.criterion(self.model(micro_batch.images), micro_batch.labels)
+        context.mark("forward")
         loss.backward()
         vector = torch.cat([loss.detach().view(1), *flat_gradients(self.model), *self._statistics()])
-        parts.mark("backward")
+        context.mark("backward")
         return vector
 
     def _across_ranks(self, vector: Tensor) -> Tensor:
         """The sum over all ranks, by exchanges between partners whose numbers differ in one bit."""
         distance = 1
         while distance < self.world_size:
-            partner = self.parts.place.rank ^ distance
+            partner = self.context.worker.rank ^ distance
             theirs = torch.empty_like(vector)
             swap(vector, partner, theirs, partner)
             vector = vector + theirs
             distance *= 2
         return vector
 
-    def publish(self) -> None:
+    def consolidate(self) -> None:
         """All ranks have the same to the last bit."""
 
 

@@ -32,7 +32,7 @@ class SendRecv(Replicas):
     def _around(self, vector: Tensor) -> None:
         """Leave the sum over the ranks in ``vector``; every number of it is added up by one rank, in one order."""
         chunks = vector.tensor_split(self.world_size)
-        rank, hops = self.parts.place.rank, range(self.world_size - 1)
+        rank, hops = self.context.worker.rank, range(self.world_size - 1)
         for hop in hops:  # afterwards this rank has the whole sum of chunk rank + 1
             own = self._chunk(chunks, rank - hop - 1)
             arrived = torch.empty_like(own)
@@ -45,7 +45,7 @@ class SendRecv(Replicas):
         return chunks[number % self.world_size]
 
     def _hop(self, sent: Tensor, received: Tensor) -> None:
-        rank = self.parts.place.rank
+        rank = self.context.worker.rank
         swap(sent, (rank + 1) % self.world_size, received, (rank - 1) % self.world_size)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.strategies.context import autocast, seed
+from cifar_ray.strategies.worker import autocast, seed
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
 

@@ -19,7 +19,7 @@ from cifar_ray import IMPORTED_AT, data, strategies
 from cifar_ray.config import errors, files, strict
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
@@ -91,8 +91,8 @@ def main(words: list[str], begun: float) -> Outcome:
         launch = Launch(begun, time.time() - loading)
         name = config.run_name or f"{config.model}-{config.dataset}-{config.topology}-seed{config.seed}"
         folder = files.storage(config.storage) / name / "checkpoints"
-        place = Place(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
-        outcome = fit(config, dataset, folder, place, Printer(rank), launch).at(time.time())
+        worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
+        outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())
         if rank == 0:
             for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
                 print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))

@@ -24,7 +24,7 @@ from torchmetrics.classification import (
 
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 
 _RATES = {
@@ -59,8 +59,8 @@ class Evaluation:
 class Evaluator:
     """Evaluates a model on a data set's test images, each rank on its own share."""
 
-    def __init__(self, dataset: Dataset, place: Place) -> None:
-        self._dataset, self._place = dataset, place
+    def __init__(self, dataset: Dataset, worker: Worker) -> None:
+        self._dataset, self._place = dataset, worker
         classes = dataset.spec.num_classes
         rates = {f"{name}_macro": metric(classes, average="macro") for name, metric in _RATES.items()}
         rates |= {f"{name}_each": metric(classes, average="none") for name, metric in _RATES.items()}
@@ -70,9 +70,9 @@ class Evaluator:
                 "confusion": MulticlassConfusionMatrix(classes),
                 **rates,
             }
-        ).to(place.device)
+        ).to(worker.device)
         # A sum of 10,000 float32 losses loses digits; and a loss that is no number must show.
-        self._loss = SumMetric(nan_strategy="disable").set_dtype(torch.float64).to(place.device)
+        self._loss = SumMetric(nan_strategy="disable").set_dtype(torch.float64).to(worker.device)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Evaluation:

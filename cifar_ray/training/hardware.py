@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 
 _CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -77,10 +77,10 @@ def fast_at_bf16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
-def agree_on_precision(place: Place) -> str:
+def agree_on_precision(worker: Worker) -> str:
     """``fp32`` or ``bf16`` for ``auto``: bf16 only where the hardware of every worker is fast at it."""
-    fast = torch.tensor(int(fast_at_bf16(place.device)), device=place.device)
-    if place.world_size > 1:
+    fast = torch.tensor(int(fast_at_bf16(worker.device)), device=worker.device)
+    if worker.world_size > 1:
         dist.all_reduce(fast, op=dist.ReduceOp.MIN)
     return "bf16" if fast.item() else "fp32"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, optimizer, per_rank, record, stopping
 from cifar_ray.training.observer import Launch, Observer, Outcome
 from cifar_ray.training.setup import prepare
@@ -18,7 +18,7 @@ def fit(
     config: TrainConfig,
     dataset: Dataset,
     folder: Path,
-    place: Place,
+    worker: Worker,
     observer: Observer,
     launch: Launch,
     server: ServerHandle | None = None,
@@ -26,7 +26,7 @@ def fit(
 ) -> Outcome:
     """Train to the last epoch, from the newest usable checkpoint below ``folder`` if there is any.
 
-    Every rank calls this with the same arguments but for ``place`` and ``observer``;
+    Every rank calls this with the same arguments but for ``worker`` and ``observer``;
     :func:`cifar_ray.training.setup.prepare` tells what they are.
 
     Raises:
@@ -35,18 +35,18 @@ def fit(
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
-    lock = checkpoint.lock(folder) if place.rank == 0 else None
-    job = prepare(config, dataset, folder, place, launch, server, asked)
+    lock = checkpoint.lock(folder) if worker.rank == 0 else None
+    job = prepare(config, dataset, folder, worker, launch, server, asked)
     config, strategy, clock, steps = job.config, job.strategy, job.clock, job.loader.steps_per_epoch
     evaluation = None
-    if place.rank == 0:
+    if worker.rank == 0:
         observer.started(job.started)
     for epoch in range(job.step // steps, config.epochs):
         clock.start()
         for step_in_epoch in range(job.step % steps, steps):
             lr = optimizer.learning_rate(config, job.step, steps)
             optimizer.set_learning_rate(strategy.optimizer, lr)
-            loss = strategy.gradients(job.loader.pieces(epoch, step_in_epoch))
+            loss = strategy.gradients(job.loader.micro_batches(epoch, step_in_epoch))
             strategy.step()
             job.epoch_loss += loss
             job.step += 1
@@ -60,14 +60,14 @@ def fit(
             if job.step % steps != 0 and record.due(job):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
                 with clock.phase("training"):
-                    strategy.publish()
+                    strategy.consolidate()
                 record.save(job, observer)
                 stopping.leave(job)
                 clock.start()
         clock.stop()
         own = per_rank.replica(job, epoch)
         with clock.phase("training"):
-            strategy.publish()
+            strategy.consolidate()
         with clock.phase("evaluation"):
             evaluation = per_rank.evaluate(job, own)
         record.finish_epoch(job, epoch, evaluation, observer)

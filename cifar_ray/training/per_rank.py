@@ -44,7 +44,7 @@ def evaluate(job: Job, own: Own | None) -> Evaluation:
         job.model.load_state_dict(own, strict=False)
         mine = list(job.evaluator.alone(job.model))
         job.model.load_state_dict(kept, strict=False)
-    figures = gather(torch.tensor(mine, dtype=torch.float64, device=job.place.device))
+    figures = gather(torch.tensor(mine, dtype=torch.float64, device=job.worker.device))
     each = {f"{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)}
     return dataclasses.replace(shared, metrics={**shared.metrics, **each})
 
@@ -58,7 +58,7 @@ def _own(job: Job) -> Own:
 def _differ(job: Job, own: Own) -> bool:
     """Whether anything that is a rank's own is other than what is shared."""
     mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(job).items())
-    anywhere = torch.tensor(int(mine), device=job.place.device)
-    if job.place.world_size > 1:
+    anywhere = torch.tensor(int(mine), device=job.worker.device)
+    if job.worker.world_size > 1:
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
     return bool(anywhere.item())

@@ -58,7 +58,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     strategy = strategies.of(resolved)
     strategy.check(resolved)
-    if resolved.elastic is not None and not strategy.lockstep:
+    if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
             f"needs a strategy whose workers take every step together, so that all stop after the same one; "

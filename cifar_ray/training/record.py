@@ -59,7 +59,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
             raise DivergedError(job.step)
         state = job.strategy.state()
     with job.clock.phase("checkpoint"), _meeting(job):
-        if job.place.rank == 0:
+        if job.worker.rank == 0:
             observer.checkpoint_ready(checkpoint.save(_snapshot(job, state, total, accuracy), job.folder))
 
 
@@ -81,7 +81,7 @@ def _snapshot(job: Job, state: dict[str, Any], total: float, accuracy: float | N
         weights=job.model.state_dict(),
         optimizer=state,
         clock=job.clock.state(),
-        epoch_loss=total / job.place.world_size,
+        epoch_loss=total / job.worker.world_size,
         history=job.history,
     )
 
@@ -93,12 +93,12 @@ def _meeting(job: Job) -> Iterator[None]:
     Raises:
         OSError: on the other ranks, when rank 0 has failed.
     """
-    done = torch.zeros(1, dtype=torch.uint8, device=job.place.device)
+    done = torch.zeros(1, dtype=torch.uint8, device=job.worker.device)
     try:
         yield
         done.fill_(1)
     finally:
-        if job.place.world_size > 1:
+        if job.worker.world_size > 1:
             dist.broadcast(done, src=0)
     if not done.item():
         raise OSError(f"rank 0 could not write the checkpoint of step {job.step}")
@@ -115,7 +115,7 @@ def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observe
     steps = job.loader.steps_per_epoch
     earlier = sum(row.metrics["epoch_s"] for row in job.history if row.kind == "epoch")
     epoch_s = job.clock.seconds["training"] - earlier
-    loss = _sum_losses(job) / (steps * job.place.world_size)
+    loss = _sum_losses(job) / (steps * job.worker.world_size)
     job.epoch_loss.zero_()
     metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
     metrics["test/images"] = float(evaluation.images)
@@ -132,13 +132,13 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
     """The whole run in figures; the same on every rank but for the times, which are rank 0's to tell."""
     epochs = [row for row in job.history if row.kind == "epoch"]
     best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
-    peaks = _gather(job, hardware.peak_memory_mib(job.place.device))
+    peaks = _gather(job, hardware.peak_memory_mib(job.worker.device))
     times = {f"time/{phase}_s": seconds for phase, seconds in job.clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in job.clock.iterations().items()}
     times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(job).items()}
     times["time/epoch_mean_s"] = job.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
-        seconds = times["time/iteration_mean_s"] if job.strategy.lockstep else job.clock.pace()
+        seconds = times["time/iteration_mean_s"] if job.strategy.synchronous else job.clock.pace()
         times["images_per_s"] = job.config.images_per_step / seconds
     path, digest = _final(job)
     return Outcome(
@@ -163,20 +163,20 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
 def _final(job: Job) -> tuple[str, str]:
     """The last checkpoint's folder and the SHA-256 of its weights, as rank 0 sees them."""
     found: list[Any] = [None]
-    if job.place.rank == 0:
+    if job.worker.rank == 0:
         path = checkpoint.every(job.folder)[-1]
         found[0] = str(path), checkpoint.read_manifest(path).weights.sha256
-    if job.place.world_size > 1:
-        dist.broadcast_object_list(found, src=0, device=job.place.device)
+    if job.worker.world_size > 1:
+        dist.broadcast_object_list(found, src=0, device=job.worker.device)
     return found[0]
 
 
 def _sum_losses(job: Job) -> float:
     """The sum of all ranks' losses since the epoch began; from here on rank 0 keeps it for all."""
-    if job.place.world_size > 1:
+    if job.worker.world_size > 1:
         dist.all_reduce(job.epoch_loss)
     total = job.epoch_loss.item()
-    if job.place.rank != 0:
+    if job.worker.rank != 0:
         job.epoch_loss.zero_()
     if not math.isfinite(total):
         raise DivergedError(job.step)
@@ -187,8 +187,8 @@ def _parts(job: Job) -> dict[str, float]:
     """Mean seconds of a step by part, as the mean over the ranks that have measured it."""
     mine = job.clock.parts()
     found = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
-    found = found.to(job.place.device)
-    if job.place.world_size > 1:
+    found = found.to(job.worker.device)
+    if job.worker.world_size > 1:
         dist.all_reduce(found)
     return {part: seconds / count for part, (seconds, count) in zip(PARTS, found.tolist()) if count}
 
@@ -201,5 +201,5 @@ def _memory(peaks: list[float]) -> dict[str, float]:
 
 def _gather(job: Job, value: float) -> list[float]:
     """Every rank's number, in the order of the ranks."""
-    mine = torch.tensor(value, dtype=torch.float64, device=job.place.device)
+    mine = torch.tensor(value, dtype=torch.float64, device=job.worker.device)
     return [other.item() for other in gather(mine)]

@@ -19,8 +19,8 @@ from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
@@ -43,7 +43,7 @@ class Job:
     """
 
     config: TrainConfig
-    place: Place
+    worker: Worker
     folder: Path
     model: nn.Module
     strategy: strategies.Strategy
@@ -63,18 +63,18 @@ def prepare(
     config: TrainConfig,
     dataset: Dataset,
     folder: Path,
-    place: Place,
+    worker: Worker,
     launch: Launch,
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
 ) -> Job:
-    """Build the run's parts and restore the newest usable checkpoint below ``folder``.
+    """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
     Args:
         config: a resolved config.
         dataset: the data in memory.
         folder: where checkpoints are; only rank 0 looks into it.
-        place: this worker's place; the process group is up when there are several workers.
+        worker: this worker; the process group is up when there are several workers.
         launch: what happened before; what is left of the time since then is start-up time.
         server: the parameter server, for the strategy that has one.
         asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
@@ -84,41 +84,41 @@ def prepare(
         ConfigError: when the config needs hardware that is not there.
     """
     hardware.set_threads(config.cpus_per_worker)
-    found = _agree(folder, config, place)
+    found = _agree(folder, config, worker)
     precision: str = config.precision
     if precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
-        precision = found[1].config.precision if found else hardware.agree_on_precision(place)
+        precision = found[1].config.precision if found else hardware.agree_on_precision(worker)
     hardware.use_precision(precision)
     decided: dict[str, Any] = {"precision": precision}
-    config = dataclasses.replace(recipe.on_device(config, place.device.type), **decided)
+    config = dataclasses.replace(recipe.on_device(config, worker.device.type), **decided)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = model.to(place.device).to(memory_format=torch.channels_last).train()
-    clock = Clock(place.device, launch.begun)
+    model = model.to(worker.device).to(memory_format=torch.channels_last).train()
+    clock = Clock(worker.device, launch.begun)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
     make_optimizer = partial(optimizer.build, config=config)
-    parts = strategies.Parts(config, place, model, make_optimizer, criterion, clock.mark, server)
+    context = strategies.StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    strategy = strategies.build(parts)
-    loader = TrainLoader(config, dataset, strategies.of(config).feed(config, place), place.device)
+    strategy = strategies.build(context)
+    loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
     _warm_up(strategy, loader, fresh)
     job = Job(
         config=config,
-        place=place,
+        worker=worker,
         folder=folder,
         model=model,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset, place),
+        evaluator=Evaluator(dataset, worker),
         clock=clock,
         class_names=dataset.class_names,
-        stopper=Stopper(place, asked),
+        stopper=Stopper(worker, asked),
         started=Started(
-            configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(place.device)
+            configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device)
         ),
-        epoch_loss=torch.zeros((), dtype=torch.float64, device=place.device),
+        epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )
     if found is not None:
         _restore(job, *found)
@@ -135,19 +135,19 @@ def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str
     was never interrupted. What libraries set up at first use is also part of start-up this way.
     """
     for _ in range(strategy.warm_ups):
-        strategy.gradients(loader.pieces(0, 0))
+        strategy.gradients(loader.micro_batches(0, 0))
     strategy.load(fresh, None)
 
 
 def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) -> None:
     """Continue from the newest usable checkpoint, the same one on every rank."""
-    place = job.place
+    worker = job.worker
     job.strategy.load(snapshot.weights, snapshot.optimizer)
     job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
     job.step = job.saved = snapshot.step
     job.history = list(snapshot.history)
-    if place.rank == 0:  # it holds the sum over all ranks
-        job.epoch_loss.fill_(snapshot.epoch_loss * place.world_size)
+    if worker.rank == 0:  # it holds the sum over all ranks
+        job.epoch_loss.fill_(snapshot.epoch_loss * worker.world_size)
     job.started = dataclasses.replace(
         job.started,
         step=snapshot.step,
@@ -157,34 +157,34 @@ def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) ->
     )
 
 
-def _agree(folder: Path, config: TrainConfig, place: Place) -> tuple[str, Snapshot, list[str]] | None:
+def _agree(folder: Path, config: TrainConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
     """Rank 0's choice of checkpoint, for all; its refusal is every rank's refusal. No other rank reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
-    if place.rank == 0:
+    if worker.rank == 0:
         try:
             newest = checkpoint.latest(folder, config)
             answer[0] = (str(newest[0]), list(newest[2])) if newest else None
         except CheckpointError as error:
             answer[1] = str(error)
-    if place.world_size > 1:
-        dist.broadcast_object_list(answer, src=0, device=place.device)
+    if worker.world_size > 1:
+        dist.broadcast_object_list(answer, src=0, device=worker.device)
     if answer[1]:
         raise CheckpointError(answer[1])
     if answer[0] is None:
         return None
     path, skipped = answer[0]
-    return path, _share(newest[1] if newest else None, place), skipped
+    return path, _share(newest[1] if newest else None, worker), skipped
 
 
-def _share(snapshot: Snapshot | None, place: Place) -> Snapshot:
+def _share(snapshot: Snapshot | None, worker: Worker) -> Snapshot:
     """Rank 0's snapshot on every rank, on the CPU; the others have none."""
-    if snapshot is not None and place.world_size == 1:
+    if snapshot is not None and worker.world_size == 1:
         return snapshot
     content = torch.frombuffer(bytearray(checkpoint.to_bytes(snapshot)), dtype=torch.uint8) if snapshot else None
-    size = torch.tensor(0 if content is None else content.numel(), device=place.device)
+    size = torch.tensor(0 if content is None else content.numel(), device=worker.device)
     dist.broadcast(size, src=0)
     shared = torch.empty(int(size), dtype=torch.uint8) if content is None else content
-    shared = shared.to(place.device)
+    shared = shared.to(worker.device)
     dist.broadcast(shared, src=0)
     return snapshot or checkpoint.from_bytes(shared.cpu().numpy().tobytes())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 
 if TYPE_CHECKING:
     from cifar_ray.training.setup import Job
@@ -30,10 +30,10 @@ class Stopper:
     has a process group of its own on the CPU. For a run that is never asked there is neither group nor message.
     """
 
-    def __init__(self, place: Place, asked: Callable[[], bool] | None) -> None:
-        self._rank = place.rank
+    def __init__(self, worker: Worker, asked: Callable[[], bool] | None) -> None:
+        self._rank = worker.rank
         self._asked = asked
-        self._together = asked is not None and place.world_size > 1
+        self._together = asked is not None and worker.world_size > 1
         self._group: Any = dist.new_group(backend="gloo") if self._together else None
         self._answer = torch.zeros(1, dtype=torch.uint8)
         self._sent: Any = None

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, order
-from cifar_ray.data.loader import Feed, TrainLoader, evaluation_batches
+from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
 CPU = torch.device("cpu")
@@ -67,9 +67,9 @@ def test_normalised_images_are_channels_last_and_standardised() -> None:
 
 def micro_batches(config: TrainConfig, dataset: Dataset, world_size: int, step: int) -> list[torch.Tensor]:
     loaders = [
-        TrainLoader(config, dataset, Feed(rank, world_size, config.accumulate), CPU) for rank in range(world_size)
+        TrainLoader(config, dataset, DataShard(rank, world_size, config.accumulate), CPU) for rank in range(world_size)
     ]
-    return [piece.images for loader in loaders for piece in loader.pieces(epoch=1, step=step)]
+    return [micro_batch.images for loader in loaders for micro_batch in loader.micro_batches(epoch=1, step=step)]
 
 
 def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset) -> None:
@@ -87,7 +87,7 @@ def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset) -> None
 
 def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment=False))
-    (images, labels, _), *_ = TrainLoader(config, digits, Feed(), CPU).pieces(0, 0)
+    (images, labels, _), *_ = TrainLoader(config, digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
     assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
     assert labels.tolist() == digits.train.labels[samples].tolist()

@@ -11,7 +11,7 @@ from torch import nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import classifier
 from cifar_ray.training.evaluate import Evaluator
 from tests.helpers import train_here
@@ -39,7 +39,7 @@ class Noisy(nn.Module):
 
 def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
     model = Noisy(digits)
-    evaluation = Evaluator(digits, Place())(model)
+    evaluation = Evaluator(digits, Worker())(model)
     truth, predicted = digits.test.labels, model.logits.argmax(1).numpy()
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, predicted, average="macro")
     confusion = metrics.confusion_matrix(truth, predicted)
@@ -65,7 +65,7 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
 def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     model = Noisy(digits).train()
     before = model.norm.running_mean.clone()  # type: ignore[union-attr]
-    evaluator = Evaluator(digits, Place())
+    evaluator = Evaluator(digits, Worker())
     first = evaluator(model)
     model.position = 0
     assert evaluator(model) == first
@@ -99,9 +99,9 @@ def test_figures_are_those_of_the_saved_model_in_float32(
 
 def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
     """Each rank alone, without a process group: their counts are those of one worker."""
-    whole = Evaluator(digits, Place())(Noisy(digits))
+    whole = Evaluator(digits, Worker())(Noisy(digits))
     model = Noisy(digits)
-    parts = [Evaluator(digits, Place(rank, 3))(model) for rank in range(3)]
+    parts = [Evaluator(digits, Worker(rank, 3))(model) for rank in range(3)]
     total = np.sum([part.confusion for part in parts], axis=0)
     assert total.tolist() == whole.confusion
     assert [part.images for part in parts] == [120, 120, 120]

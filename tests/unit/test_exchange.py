@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.loader import Piece
+from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import gradients, layout
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper
 from tests.helpers import resolved
@@ -41,27 +41,31 @@ def whole(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(BATCH, 3, 8, 8, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
 
 
-def pieces(wanted: TrainConfig, place: Place, step: int) -> Iterator[Piece]:
-    feed = strategies.of(wanted).feed(wanted, place)
-    images, labels = (part.chunk(feed.shares)[feed.index].chunk(feed.pieces) for part in whole(step))
-    yield from (Piece(*pair, seed=0) for pair in zip(images, labels, strict=True))
-
-
-def ready(wanted: TrainConfig, place: Place, norm: bool = False, mark: list[str] | None = None) -> strategies.Strategy:
-    marks = mark if mark is not None else []
-    parts = strategies.Parts(
-        wanted, place, model(norm), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), marks.append
+def micro_batches(wanted: TrainConfig, worker: Worker, step: int) -> Iterator[MicroBatch]:
+    data_shard = strategies.of(wanted).data_shard(wanted, worker)
+    images, labels = (
+        part.chunk(data_shard.shares)[data_shard.index].chunk(data_shard.micro_batches) for part in whole(step)
     )
-    return strategies.build(parts)
+    yield from (MicroBatch(*pair, seed=0) for pair in zip(images, labels, strict=True))
 
 
-def trained(wanted: TrainConfig, place: Place, *, steps: int, norm: bool = False) -> dict[str, Tensor]:
+def ready(
+    wanted: TrainConfig, worker: Worker, norm: bool = False, mark: list[str] | None = None
+) -> strategies.Strategy:
+    marks = mark if mark is not None else []
+    context = strategies.StrategyContext(
+        wanted, worker, model(norm), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), marks.append
+    )
+    return strategies.build(context)
+
+
+def trained(wanted: TrainConfig, worker: Worker, *, steps: int, norm: bool = False) -> dict[str, Tensor]:
     """The model after some steps and what a checkpoint does first."""
-    strategy = ready(wanted, place, norm)
+    strategy = ready(wanted, worker, norm)
     for step in range(steps):
-        strategy.gradients(pieces(wanted, place, step))
+        strategy.gradients(micro_batches(wanted, worker, step))
         strategy.step()
-    strategy.publish()
+    strategy.consolidate()
     return {name: tensor.clone() for name, tensor in strategy.model.state_dict().items()}  # type: ignore[attr-defined]
 
 
@@ -82,9 +86,9 @@ def gradient_of_whole_batch() -> list[Tensor]:
 def test_every_rank_has_the_mean_gradient_of_the_whole_batch(strategy: str, workers: int, accumulate: int) -> None:
     wanted = of(strategy, workers, accumulate=accumulate)
 
-    def one(place: Place) -> tuple[list[Tensor], list[float]]:
-        made = ready(wanted, place)
-        loss = made.gradients(pieces(wanted, place, 0))
+    def one(worker: Worker) -> tuple[list[Tensor], list[float]]:
+        made = ready(wanted, worker)
+        loss = made.gradients(micro_batches(wanted, worker, 0))
         found = [parameter.grad for parameter in made.model.parameters()]  # type: ignore[attr-defined]
         return found, made.losses(loss)
 
@@ -105,17 +109,17 @@ def test_every_rank_has_the_mean_gradient_of_the_whole_batch(strategy: str, work
 
 @pytest.mark.parametrize("strategy", ["gather_scatter", "send_recv", "all_reduce"])
 def test_statistics_become_those_of_rank_0(strategy: str) -> None:
-    def one(place: Place) -> tuple[Tensor, Tensor]:
-        made = ready(of(strategy, 2), place, norm=True)
-        made.gradients(pieces(of(strategy, 2), place, 0))
+    def one(worker: Worker) -> tuple[Tensor, Tensor]:
+        made = ready(of(strategy, 2), worker, norm=True)
+        made.gradients(micro_batches(of(strategy, 2), worker, 0))
         mean = made.model[1].running_mean  # type: ignore[attr-defined]
         before = mean.clone()
-        made.publish()
+        made.consolidate()
         return before, mean
 
-    (own, published), (other, received) = on_threads(2, one)
+    (own, consolidated), (other, received) = on_threads(2, one)
     assert not torch.equal(own, other)
-    assert torch.equal(published, own)
+    assert torch.equal(consolidated, own)
     assert torch.equal(received, own)
 
 
@@ -133,7 +137,7 @@ def test_reproducible_is_the_same_to_the_last_bit_at_any_number_of_workers() -> 
 
 def test_shards_have_batch_statistics_of_their_own_and_their_mean_is_kept() -> None:
     wanted = of("reproducible", 1, shards=2)
-    found = trained(wanted, Place(), steps=1, norm=True)
+    found = trained(wanted, Worker(), steps=1, norm=True)
     halves = []
     for part in whole(0)[0].chunk(2):
         plain = model(norm=True)
@@ -147,11 +151,11 @@ def test_shards_have_batch_statistics_of_their_own_and_their_mean_is_kept() -> N
 def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
     wanted = of("local_sgd", 2, sync_every=2)
 
-    def one(place: Place) -> list[Tensor]:
-        made = ready(wanted, place)
+    def one(worker: Worker) -> list[Tensor]:
+        made = ready(wanted, worker)
         found = []
         for step in range(4):
-            made.gradients(pieces(wanted, place, step))
+            made.gradients(micro_batches(wanted, worker, step))
             made.step()
             found.append(made.model[0].weight.detach().clone())  # type: ignore[attr-defined]
         return found
@@ -161,13 +165,13 @@ def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:
-    def one(place: Place) -> list[Tensor]:
-        across = torch.arange(6.0).view(2, 3).t() * (place.rank + 1)  # not contiguous
+    def one(worker: Worker) -> list[Tensor]:
+        across = torch.arange(6.0).view(2, 3).t() * (worker.rank + 1)  # not contiguous
         tensors = [
             across,
-            torch.full((2,), 10.0 * place.rank),
-            torch.tensor([5 + place.rank]),
-            torch.tensor(place.rank),
+            torch.full((2,), 10.0 * worker.rank),
+            torch.tensor([5 + worker.rank]),
+            torch.tensor(worker.rank),
         ]
         gradients.average(tensors)
         return tensors
@@ -179,8 +183,8 @@ def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None
 
 
 def test_whole_numbers_alone_are_rank_0s_too() -> None:
-    def one(place: Place) -> int:
-        number = torch.tensor(7 + place.rank)
+    def one(worker: Worker) -> int:
+        number = torch.tensor(7 + worker.rank)
         gradients.average([number])
         return int(number)
 
@@ -188,7 +192,7 @@ def test_whole_numbers_alone_are_rank_0s_too() -> None:
 
 
 def test_what_is_gathered_is_in_the_order_of_the_ranks() -> None:
-    found = on_threads(3, lambda place: [part.tolist() for part in gradients.gather(torch.tensor([1.0, place.rank]))])
+    found = on_threads(3, lambda worker: [part.tolist() for part in gradients.gather(torch.tensor([1.0, worker.rank]))])
     assert found == [[[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]] * 3
 
 
@@ -200,9 +204,9 @@ def test_alone_there_is_nobody_to_tell() -> None:
 
 
 def test_neighbours_swap() -> None:
-    def one(place: Place) -> float:
+    def one(worker: Worker) -> float:
         received = torch.zeros(2)
-        gradients.swap(torch.full((2,), float(place.rank)), (place.rank + 1) % 3, received, (place.rank - 1) % 3)
+        gradients.swap(torch.full((2,), float(worker.rank)), (worker.rank + 1) % 3, received, (worker.rank - 1) % 3)
         return received.unique().item()
 
     assert on_threads(3, one) == [2.0, 0.0, 1.0]
@@ -247,21 +251,21 @@ def test_a_models_parameters_lie_in_one_vector() -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_each_part_of_a_step_is_marked_when_it_ends(accumulate: int) -> None:
     wanted, marks = of("all_reduce", 1, accumulate=accumulate), []
-    made = ready(wanted, Place(), mark=marks)
-    made.gradients(pieces(wanted, Place(), 0))
+    made = ready(wanted, Worker(), mark=marks)
+    made.gradients(micro_batches(wanted, Worker(), 0))
     made.step()
     assert marks == ["data", "forward", "backward"] * accumulate + ["communication", "optimizer"]
 
 
 def test_all_ranks_leave_after_the_same_step() -> None:
-    def one(place: Place) -> list[bool]:
+    def one(worker: Worker) -> list[bool]:
         steps: list[bool] = []
 
         def asked() -> bool:
-            assert place.rank == 0, "the others hear it from rank 0"
+            assert worker.rank == 0, "the others hear it from rank 0"
             return len(steps) >= 2
 
-        stopper = Stopper(place, asked)
+        stopper = Stopper(worker, asked)
         while len(steps) < 6:
             steps.append(stopper.agreed())
         return steps
@@ -270,4 +274,4 @@ def test_all_ranks_leave_after_the_same_step() -> None:
 
 
 def test_a_run_that_nobody_may_stop_sends_nothing() -> None:
-    assert on_threads(2, lambda place: [Stopper(place, None).agreed() for _ in range(2)]) == [[False, False]] * 2
+    assert on_threads(2, lambda worker: [Stopper(worker, None).agreed() for _ in range(2)]) == [[False, False]] * 2

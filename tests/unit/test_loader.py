@@ -9,7 +9,7 @@ import torch
 from cifar_ray import data
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, datasets, loader, order
-from cifar_ray.data.loader import Feed, TrainLoader, evaluation_batches
+from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
 CPU = torch.device("cpu")
@@ -23,16 +23,18 @@ def config(**values: object) -> TrainConfig:
 
 def seeds(digits: Dataset, rank: int, *epochs: int) -> list[list[int]]:
     """Of every piece of every step of some epochs, as one loader gives them."""
-    made = TrainLoader(config(), digits, Feed(rank, 2, 3), CPU)
-    return [[piece.seed for piece in made.pieces(epoch, step)] for epoch in epochs for step in range(11)]
+    made = TrainLoader(config(), digits, DataShard(rank, 2, 3), CPU)
+    return [
+        [micro_batch.seed for micro_batch in made.micro_batches(epoch, step)] for epoch in epochs for step in range(11)
+    ]
 
 
 def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_run(digits: Dataset) -> None:
-    expected = [order.step_seeds(SEED, range(33), piece) for piece in range(6)]
+    expected = [order.step_seeds(SEED, range(33), micro_batch) for micro_batch in range(6)]
     for rank in (0, 1):
         of_rank = expected[3 * rank : 3 * rank + 3]
         assert seeds(digits, rank, 0, 2) == [
-            [piece[step] for piece in of_rank] for step in (*range(11), *range(22, 33))
+            [micro_batch[step] for micro_batch in of_rank] for step in (*range(11), *range(22, 33))
         ]
 
 
@@ -42,8 +44,8 @@ def test_no_dropout_is_drawn_twice(digits: Dataset) -> None:
 
 
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
-    made = TrainLoader(config(), digits, Feed(0, 2), CPU)
-    first, second, again = (next(made.pieces(epoch, 3)) for epoch in (0, 1, 0))
+    made = TrainLoader(config(), digits, DataShard(0, 2), CPU)
+    first, second, again = (next(made.micro_batches(epoch, 3)) for epoch in (0, 1, 0))
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)
     assert not torch.equal(first.images, second.images)
@@ -52,16 +54,16 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes
 
 
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
-    with_images = list(TrainLoader(config(), digits, Feed(1, 2, 3), CPU).pieces(0, 0))
-    without = list(TrainLoader(config(), digits, Feed(1, 2, 3, images=False), CPU).pieces(0, 0))
-    assert [piece.images.shape for piece in without] == [(0, 3, 32, 32)] * 3
+    with_images = list(TrainLoader(config(), digits, DataShard(1, 2, 3), CPU).micro_batches(0, 0))
+    without = list(TrainLoader(config(), digits, DataShard(1, 2, 3, images=False), CPU).micro_batches(0, 0))
+    assert [micro_batch.images.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
     for one, other in zip(with_images, without, strict=True):
         assert (one.labels.tolist(), one.seed) == (other.labels.tolist(), other.seed)
 
 
 def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
-    assert TrainLoader(config(), digits, Feed(), CPU).steps_per_epoch == 11
-    assert TrainLoader(config(steps_per_epoch=4), digits, Feed(), CPU).steps_per_epoch == 4
+    assert TrainLoader(config(), digits, DataShard(), CPU).steps_per_epoch == 11
+    assert TrainLoader(config(steps_per_epoch=4), digits, DataShard(), CPU).steps_per_epoch == 4
 
 
 def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from cifar_ray import models
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.ddp import DDP
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
@@ -226,12 +226,12 @@ def test_every_second_is_in_its_phase(
 
     slow(DDP, "step", 1)
     slow(DDP, "state", 500_000)
-    slow(DDP, "publish", 6_000_000)
+    slow(DDP, "consolidate", 6_000_000)
     slow(Evaluator, "__call__", 70_000_000)
     launch = Launch(time.time(), data_s=5.0)
     passing(12)  # 5 of them with the data set
     config = replace(small, epochs=1, checkpoint_every=4)
-    times = fit(config, digits, tmp_path, Place(), Slow(), launch, None, asked).at(time.time()).times
+    times = fit(config, digits, tmp_path, Worker(), Slow(), launch, None, asked).at(time.time()).times
     assert {name: round(seconds, 3) for name, seconds in times.items() if name[5:-2] in (*PHASES, "wall", "other")} == {
         "time/startup_s": 7,
         "time/data_s": 5,
@@ -260,7 +260,7 @@ def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_pr
         passing(50)
         recorder = Slow(stop_after)
         return (
-            fit(replace(small, checkpoint_every=4), digits, tmp_path, Place(), recorder, launch).at(time.time()).times
+            fit(replace(small, checkpoint_every=4), digits, tmp_path, Worker(), recorder, launch).at(time.time()).times
         )
 
     with pytest.raises(Stopped):

@@ -5,7 +5,7 @@ import torch
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, order
-from cifar_ray.data.loader import Feed, TrainLoader
+from cifar_ray.data.loader import DataShard, TrainLoader
 
 
 def test_hash_is_splitmix64() -> None:
@@ -83,16 +83,16 @@ def test_every_piece_of_every_step_on_every_rank_has_a_dropout_seed_of_its_own(
     """They do not depend on the order in which the loader is asked."""
 
     def seeds(rank: int, epochs: tuple[int, ...]) -> dict[tuple[int, int, int], int]:
-        loader = TrainLoader(small, digits, Feed(rank, shares=2, pieces=2), torch.device("cpu"))
+        loader = TrainLoader(small, digits, DataShard(rank, shares=2, micro_batches=2), torch.device("cpu"))
         return {
-            (epoch, step, 2 * rank + piece): given.seed
+            (epoch, step, 2 * rank + micro_batch): given.seed
             for epoch in epochs
             for step in (0, 1, 10)
-            for piece, given in enumerate(loader.pieces(epoch, step))
+            for micro_batch, given in enumerate(loader.micro_batches(epoch, step))
         }
 
     every = {**seeds(0, (0, 1, 2)), **seeds(1, (0, 1, 2))}
     assert len(every) == len(set(every.values())) == 3 * 3 * 4
     assert every == {**seeds(0, (2, 0, 1)), **seeds(1, (1, 2, 0))}
-    for (epoch, step, piece), seed in every.items():
-        assert seed == order.step_seeds(small.seed, range(11 * epoch + step, 11 * epoch + step + 1), piece)[0]
+    for (epoch, step, micro_batch), seed in every.items():
+        assert seed == order.step_seeds(small.seed, range(11 * epoch + step, 11 * epoch + step + 1), micro_batch)[0]

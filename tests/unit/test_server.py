@@ -15,10 +15,10 @@ from torch import nn
 from cifar_ray import models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.data.loader import Piece
+from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import Answer, ParameterServer, Start, SupersededError
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer, recipe
 
 SHAPES = (((2,), (1,)), ((1, 2), (2, 1)))
@@ -198,11 +198,13 @@ def test_a_step_costs_what_the_strategy_says() -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", strategy="parameter_server"))
     model = models.build(config, SPECS["digits"])
     make = partial(optimizer.build, config=config)
-    parts = strategies.Parts(config, Place(), model, make, nn.CrossEntropyLoss(), lambda part: None, Counting())
-    worker = strategies.build(parts)
+    context = strategies.StrategyContext(
+        config, Worker(), model, make, nn.CrossEntropyLoss(), lambda part: None, Counting()
+    )
+    worker = strategies.build(context)
     worker.load(model.state_dict(), None)
     for seed in range(3):
-        worker.gradients([Piece(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
+        worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
         worker.step()
     symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters())}
     about = strategies.about("parameter_server")

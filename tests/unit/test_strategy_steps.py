@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.data.loader import Piece, TrainLoader
+from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies import server
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.pipeline import idle
 from cifar_ray.strategies.stopwatch import Stopwatch
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, optimizer
 from tests.helpers import Recorder, resolved, train_here
 
@@ -39,26 +39,28 @@ config = partial(resolved, USUAL)
 class Ready:
     """A strategy with fresh weights, and what feeds it."""
 
-    def __init__(self, wanted: TrainConfig, digits: Dataset, place: Place | None = None) -> None:
-        place = place or Place()
+    def __init__(self, wanted: TrainConfig, digits: Dataset, worker: Worker | None = None) -> None:
+        worker = worker or Worker()
         hardware.set_threads(1)
         torch.manual_seed(0)
         self.model = models.build(wanted, digits.spec).to(memory_format=torch.channels_last)
         made = partial(optimizer.build, config=wanted)
         serving = server.ParameterServer() if wanted.strategy == "parameter_server" else None
-        parts = strategies.Parts(wanted, place, self.model, made, nn.CrossEntropyLoss(), lambda part: None, serving)
-        self.strategy = strategies.build(parts)
+        context = strategies.StrategyContext(
+            wanted, worker, self.model, made, nn.CrossEntropyLoss(), lambda part: None, serving
+        )
+        self.strategy = strategies.build(context)
         self.strategy.load(self.weights(), None)
-        self._loader = TrainLoader(wanted, digits, strategies.of(wanted).feed(wanted, place), place.device)
+        self._loader = TrainLoader(wanted, digits, strategies.of(wanted).data_shard(wanted, worker), worker.device)
 
     def train(self, *steps: int) -> Ready:
         for step in steps:
-            self.strategy.gradients(self.pieces(step))
+            self.strategy.gradients(self.micro_batches(step))
             self.strategy.step()
         return self
 
-    def pieces(self, step: int) -> Iterator[Piece]:
-        return self._loader.pieces(0, step)
+    def micro_batches(self, step: int) -> Iterator[MicroBatch]:
+        return self._loader.micro_batches(0, step)
 
     def weights(self) -> dict[str, Tensor]:
         return copy.deepcopy(self.model.state_dict())
@@ -80,7 +82,7 @@ def test_an_optimizers_state_goes_on_whatever_its_layout_was(
 ) -> None:
     wanted = config(strategy=strategy, **values)
     first = Ready(wanted, digits).train(0, 1, 2)
-    first.strategy.publish()
+    first.strategy.consolidate()
     state = contiguous(copy.deepcopy(first.strategy.state()))
     rest = Ready(wanted, digits)
     rest.strategy.load(first.weights(), state)
@@ -109,10 +111,10 @@ def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(digits: 
 
 
 @pytest.fixture
-def second_of_two(tmp_path: Path) -> Iterator[Place]:
+def second_of_two(tmp_path: Path) -> Iterator[Worker]:
     """Rank 1 of 2, in a process group of this process alone: what is exchanged is exchanged with itself."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield Place(1, 2, 1)
+    yield Worker(1, 2, 1)
     dist.destroy_process_group()
 
 
@@ -122,23 +124,23 @@ def gradients(ready: Ready) -> list[Tensor]:
 
 @pytest.mark.parametrize(("hook", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_a_comm_hook_sends_gradients_of_half_the_size(
-    hook: str, dtype: torch.dtype, digits: Dataset, second_of_two: Place
+    hook: str, dtype: torch.dtype, digits: Dataset, second_of_two: Worker
 ) -> None:
     found = {}
     for name in ("none", hook):
         ready = Ready(config(strategy="ddp", topology="1x2", comm_hook=name), digits, second_of_two)
-        ready.strategy.gradients(ready.pieces(0))
+        ready.strategy.gradients(ready.micro_batches(0))
         found[name] = gradients(ready)
     assert all(torch.equal(sent, full.to(dtype).float()) for sent, full in zip(found[hook], found["none"], strict=True))
     assert not all(map(torch.equal, found[hook], found["none"]))
 
 
-def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Place) -> None:
+def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Worker) -> None:
     ready = Ready(config(strategy="ddp", topology="1x2", comm_hook="powersgd"), digits, second_of_two)
 
     def ranks(steps: int) -> int:
         for step in range(steps):
-            ready.strategy.gradients(ready.pieces(step))
+            ready.strategy.gradients(ready.micro_batches(step))
             largest = max(gradients(ready), key=torch.numel)
             ready.strategy.step()
         return int(torch.linalg.matrix_rank(largest.reshape(len(largest), -1), rtol=1e-4))

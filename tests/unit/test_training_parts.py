@@ -189,10 +189,10 @@ def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:
 
 
 def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = hardware.Place()
+    worker = hardware.Worker()
     for fast, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(hardware, "fast_at_bf16", lambda device, fast=fast: fast)
-        assert hardware.agree_on_precision(place) == precision
+        assert hardware.agree_on_precision(worker) == precision
 
 
 def test_a_resolved_config_has_nothing_left_open() -> None:

@@ -16,7 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import WhichCheckpoint
 from cifar_ray.data import SPECS, DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import copies
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
 from cifar_ray.training import checkpoint, classifier, hardware
@@ -87,8 +87,8 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
         raise
     except ConfigError as unknown:
         try:
-            place = storage.at(run) if "/" in run else storage.at(None).below(run)
-            key = json.loads(place.read(storage.DESCRIPTION))["key"]
+            folder = storage.at(run) if "/" in run else storage.at(None).below(run)
+            key = json.loads(folder.read(storage.DESCRIPTION))["key"]
         except (OSError, ValueError, KeyError, TypeError):
             raise unknown from None
     try:
@@ -97,8 +97,8 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
         lacks = "does not have"
     except ConfigError:
         lacks = "does not answer for"
-    note(f"MLflow at {uri} {lacks} run {place.name!r}, which is in {place.address}")
-    return KnownRun("", place.name, key, place.address, "")
+    note(f"MLflow at {uri} {lacks} run {folder.name!r}, which is in {folder.address}")
+    return KnownRun("", folder.name, key, folder.address, "")
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
@@ -138,7 +138,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = Evaluator(dataset, Place(device=device))(model.to(device))
+    evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
     return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
 
 

@@ -104,7 +104,7 @@ def _place(work: Work, places: Sizing, held: Counter[str], tried: set[str]) -> t
 def _stoppable(config: TrainConfig) -> bool:
     """Whether it can come to a stop between two steps: the workers step together, and nodes may come or go."""
     joined = connection.address(config) is not None
-    return strategies.of(config).lockstep and (joined or config.elastic is not None)
+    return strategies.of(config).synchronous and (joined or config.elastic is not None)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.context import Place
 from cifar_ray.strategies.server import Answer, ParameterServer, ServerHandle, Start, Vector
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 
 
@@ -44,7 +44,7 @@ class RayServer:
         return ray.get(self._actor.state.remote(generation))
 
 
-def start(config: TrainConfig, place: Place) -> ServerHandle | None:
+def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
     """Every rank's end of the server; None for a strategy without one. Every rank calls this.
 
     The server computes with as many threads as a worker and reserves no CPU. It ends when rank 0 lets go of it.
@@ -52,10 +52,10 @@ def start(config: TrainConfig, place: Place) -> ServerHandle | None:
     if not strategies.of(config).needs_server:
         return None
     actor: list[Any] = [None]
-    if place.rank == 0:
-        here = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        options = {"num_cpus": 0, "max_concurrency": place.world_size, "scheduling_strategy": here}
+    if worker.rank == 0:
+        here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
+        options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": here}
         actor[0] = ray.remote(_Server).options(**options).remote(config.cpus_per_worker)
-    if place.world_size > 1:
-        dist.broadcast_object_list(actor, src=0, device=place.device)
+    if worker.world_size > 1:
+        dist.broadcast_object_list(actor, src=0, device=worker.device)
     return RayServer(actor[0])

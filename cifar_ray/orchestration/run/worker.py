@@ -26,7 +26,7 @@ from cifar_ray.orchestration.run import copies, server
 from cifar_ray.orchestration.run.copies import Copy
 from cifar_ray.orchestration.run.events import Placed, Progress, Stopped, SystemSample
 from cifar_ray.storage import Folder
-from cifar_ray.strategies.context import Place
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
@@ -57,17 +57,17 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    place = _place(config, mailbox)
+    worker = _place(config, mailbox)
     outcome: Outcome | Stopped
-    with _sampling(mailbox, place), _checkpoints(payload["folder"], config, place) as copy:
-        observer = MailboxObserver(mailbox, place.rank, copy)
+    with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as copy:
+        observer = MailboxObserver(mailbox, worker.rank, copy)
         asked = observer.asked if payload["stoppable"] else None
         try:
-            outcome = fit(config, dataset, copy.path, place, observer, launch, server.start(config, place), asked)
+            outcome = fit(config, dataset, copy.path, worker, observer, launch, server.start(config, worker), asked)
         except StoppedError as stop:
             outcome = Stopped(stop.step)
     observer.flush()
-    return outcome if place.rank == 0 else None
+    return outcome if worker.rank == 0 else None
 
 
 class MailboxObserver:
@@ -130,7 +130,7 @@ class MailboxObserver:
         self._last = self._mailbox.post.remote(event)
 
 
-def _place(config: TrainConfig, mailbox: Any) -> Place:
+def _place(config: TrainConfig, mailbox: Any) -> Worker:
     """This worker's place, after checking that all workers stand as the topology says."""
     context = ray.train.get_context()
     node_id = ray.get_runtime_context().get_node_id()
@@ -154,13 +154,13 @@ def _place(config: TrainConfig, mailbox: Any) -> Place:
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
-    return Place(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+    return Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
 
 
 @contextmanager
-def _checkpoints(folder: Folder, config: TrainConfig, place: Place) -> Iterator[Copy]:
+def _checkpoints(folder: Folder, config: TrainConfig, worker: Worker) -> Iterator[Copy]:
     """Where rank 0 has the checkpoints; the others have no use for them."""
-    if place.rank != 0:
+    if worker.rank != 0:
         yield Copy(copies.notes(folder, copies.CHECKPOINTS))
         return
     with copies.training(folder, config) as copy:
@@ -168,7 +168,7 @@ def _checkpoints(folder: Folder, config: TrainConfig, place: Place) -> Iterator[
 
 
 @contextmanager
-def _sampling(mailbox: Any, place: Place) -> Iterator[None]:
+def _sampling(mailbox: Any, worker: Worker) -> Iterator[None]:
     """Within it, the first worker of each node samples the node's load."""
     stop = threading.Event()
 
@@ -177,10 +177,10 @@ def _sampling(mailbox: Any, place: Place) -> Iterator[None]:
         pause = _FIRST_SAMPLE_S  # a short run shall have one, too
         while not stop.wait(pause):
             pause = _SAMPLE_INTERVAL_S
-            metrics = {f"{place.node[:8]}/{name}": value for name, value in _load().items()}
+            metrics = {f"{worker.node[:8]}/{name}": value for name, value in _load().items()}
             mailbox.post.remote(SystemSample(time.time_ns() // 1_000_000, metrics))
 
-    if place.local_rank == 0:
+    if worker.local_rank == 0:
         threading.Thread(target=sample, daemon=True, name="system-metrics").start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""One worker's place among the others, and how it computes there: what strategies and the loop both need."""
+"""One worker of a run, and how it computes: what strategies and the loop both need."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One worker's place in the run.
+class Worker:
+    """One worker of a run.
 
     Attributes:
         rank: number of this worker, from 0.
