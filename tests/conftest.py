@@ -10,7 +10,7 @@ import pytest
 from cifar_ray import data
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
-from tests.person import ELSEWHERE, Person
+from tests.support.person import ELSEWHERE, Person
 
 NO_DATA = "needs real data; set CIFAR_RAY_DATA_DIR to a folder with CIFAR-10 and MNIST"
 

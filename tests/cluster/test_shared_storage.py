@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import stores
-from tests.nodes import Head
-from tests.person import Person
+from tests.support import stores
+from tests.support.nodes import Head
+from tests.support.person import Person
 
 pytestmark = pytest.mark.cluster
 

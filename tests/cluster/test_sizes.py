@@ -18,9 +18,9 @@ from cifar_ray.config import strict
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
-from tests.helpers import train_here
-from tests.nodes import TOKEN, Head
-from tests.person import Person, Started
+from tests.support.helpers import train_here
+from tests.support.nodes import TOKEN, Head
+from tests.support.person import Person, Started
 
 pytestmark = pytest.mark.cluster
 

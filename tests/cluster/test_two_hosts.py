@@ -20,15 +20,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import hosts
-from tests.hosts import ROOT, Answer, Network, Terminal
+from tests.support import hosts
+from tests.support.hosts import ROOT, Answer, Network, Terminal
 
 pytestmark = pytest.mark.cluster
 
 PAGE = ROOT / "docs" / "cluster.md"
 CHAPTER = "Two machines under a desk"
 NOT_TYPED = "Once"
-"""The part that makes two machines of two boxes; tests/hosts.py does it in its own way."""
+"""The part that makes two machines of two boxes; tests/support/hosts.py does it in its own way."""
 SUBNET = "192.168.1"
 """As on the page; this network reaches nobody."""
 REPLACED = {
@@ -209,7 +209,7 @@ def test_hosts_end_with_the_tests_however_these_end(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
-from tests import hosts
+from tests.support import hosts
 with hosts.network(Path(sys.argv[1]), ("head",), "192.168.1") as network:
     hosts.Terminal(network.laptop).types("ssh -i ~/.ssh/cifar_ray trainer@192.168.1.11 'sleep 1000 >/dev/null 2>&1 &'")
     print(*(machine.pid for machine in (network.laptop, *network.hosts)), flush=True)

@@ -14,8 +14,8 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.cluster import connection
-from tests.nodes import Head
-from tests.person import Person
+from tests.support.nodes import Head
+from tests.support.person import Person
 
 pytestmark = pytest.mark.cluster
 

@@ -17,8 +17,8 @@ import torch
 from cifar_ray import strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.training import checkpoint
-from tests.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
-from tests.person import Person
+from tests.support.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
+from tests.support.person import Person
 
 BOTH = ("parameter_server", "hogwild")
 LEARNED = ["--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "32", "--lr", "0.02"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.person import Person
-from tests.ports import free_port
+from tests.support.person import Person
+from tests.support.ports import free_port
 
 DIGITS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1"]
 

@@ -15,7 +15,7 @@ from PIL import Image
 from cifar_ray.reporting import charts
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.study import Point, Study, Trial
-from tests import studies
+from tests.support import studies
 
 EVERY = ["training_time", "accuracy", "scaling", "accuracy_by_time", "loss", "phases", "confusion"]
 PHASES = {"startup": 5.0, "data": 2.0, "training": 80.0, "evaluation": 8.0, "checkpoint": 1.0}

@@ -13,7 +13,7 @@ from cifar_ray.config import strict, sweeptext
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import train as configs
 from cifar_ray.training import recipe
-from tests.person import Person
+from tests.support.person import Person
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHERS = {"aws-stack", "cluster-gcp", "cluster-onprem", "rayjob"}

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tests.person import Person
-from tests.ports import free_port
+from tests.support.person import Person
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.fault
 

@@ -10,7 +10,7 @@ import pytest
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
 from cifar_ray.training import checkpoint, recipe
-from tests.helpers import Recorder, Stopped, train_here
+from tests.support.helpers import Recorder, Stopped, train_here
 
 ARCHITECTURES = {
     "simple_cnn": TrainConfig(dataset="digits", model="simple_cnn"),

@@ -24,8 +24,8 @@ import ray
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.jobs import server as jobserver
-from tests.person import Person
-from tests.ports import free_port, free_ports
+from tests.support.person import Person
+from tests.support.ports import free_port, free_ports
 
 pytestmark = pytest.mark.slow
 

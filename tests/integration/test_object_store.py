@@ -19,10 +19,10 @@ from cifar_ray import storage
 from cifar_ray.config.train import ResNetOptions
 from cifar_ray.orchestration.run import copies
 from cifar_ray.storage import Folder
-from tests import stores
-from tests.helpers import resolved, train_on_ranks
-from tests.person import Person
-from tests.ports import free_port
+from tests.support import stores
+from tests.support.helpers import resolved, train_on_ranks
+from tests.support.person import Person
+from tests.support.ports import free_port
 
 DIGITS = ["--dataset", "digits", "--precision", "fp32", "--batch-size", "32"]
 # Long enough for something to happen in its middle.

@@ -12,7 +12,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import Recorder, Steps, resolved, steps_on_ranks, train_on_ranks
+from tests.support.helpers import Recorder, Steps, resolved, steps_on_ranks, train_on_ranks
 
 NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 DROPS = {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)}

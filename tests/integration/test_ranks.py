@@ -8,7 +8,7 @@ import pytest
 
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import (
+from tests.support.helpers import (
     checkpoints_on_ranks,
     evaluate_on_ranks,
     exchanges_on_ranks,

@@ -26,7 +26,7 @@ import pytest
 import sqlalchemy
 import yaml
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from cifar_ray.orchestration.sweep import planner
 from cifar_ray.reporting import report
 from cifar_ray.reporting.study import Trial
 from cifar_ray.tracking import reading, store
-from tests.studies import trial, without_run
+from tests.support.studies import trial, without_run
 
 CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}
 CPU = "system/0123abcd/cpu_utilization_percentage"

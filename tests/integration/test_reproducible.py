@@ -10,7 +10,7 @@ import torch
 
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.helpers import digest, resolved, train_on_ranks
+from tests.support.helpers import digest, resolved, train_on_ranks
 
 SMALL_RESNET = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64}
 SMALL_VIT = {

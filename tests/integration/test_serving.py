@@ -32,9 +32,9 @@ from cifar_ray.orchestration.serving.deployment import serve
 from cifar_ray.orchestration.serving.endpoint import BODY_TIMEOUT_S, MAX_BODY_MIB
 from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
-from tests.nodes import Head
-from tests.person import Person, Started
-from tests.ports import free_port
+from tests.support.nodes import Head
+from tests.support.person import Person, Started
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
 from cifar_ray.training.observer import Started
-from tests import stores
+from tests.support import stores
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])

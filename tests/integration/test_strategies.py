@@ -14,7 +14,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.training import checkpoint
-from tests.helpers import digest, resolved, stop_on_ranks, traffic_on_ranks, train_on_ranks, weights_on_ranks
+from tests.support.helpers import digest, resolved, stop_on_ranks, traffic_on_ranks, train_on_ranks, weights_on_ranks
 
 STEPS = 20
 PLAIN = {"model": "simple_cnn"}

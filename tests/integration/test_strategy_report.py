@@ -11,7 +11,7 @@ from cifar_ray.reporting import aggregate, charts, markdown, papers, report, str
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
-from tests.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial
+from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial
 
 NEEDS = "--strategy gpipe needs 2 workers or more"
 OF_STRATEGIES = [

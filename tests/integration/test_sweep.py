@@ -16,7 +16,7 @@ from cifar_ray.reporting import aggregate
 from cifar_ray.reporting import report as reports
 from cifar_ray.tracking import reading
 from cifar_ray.training import hardware
-from tests.person import Person
+from tests.support.person import Person
 
 SMALL = ["--dataset", "digits", "--model", "simple_cnn", "--batch-size", "32"]
 

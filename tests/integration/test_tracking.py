@@ -39,7 +39,7 @@ from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
 from cifar_ray.training import checkpoint, classifier
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
-from tests.helpers import train_here
+from tests.support.helpers import train_here
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from cifar_ray import data
-from tests import stores
-from tests.person import Person
-from tests.ports import free_port
+from tests.support import stores
+from tests.support.person import Person
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

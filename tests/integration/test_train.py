@@ -16,7 +16,7 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.config import train as configs
 from cifar_ray.training import checkpoint
-from tests.person import Person
+from tests.support.person import Person
 
 LEARNED = ["--dataset", "digits", "--model", "resnet", "--epochs", "3", "--batch-size", "32", "--seed", "4"]
 WORDS = [

@@ -14,7 +14,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import classifier
 from cifar_ray.training.evaluate import Evaluator
-from tests.helpers import train_here
+from tests.support.helpers import train_here
 
 
 class Noisy(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cifar_ray.reporting import aggregate, groups, measures, pace, scaling
-from tests.studies import grid, of_strategies, of_strategy, study, trial, without_run
+from tests.support.studies import grid, of_strategies, of_strategy, study, trial, without_run
 
 ANY = groups.having(measures.TRAINING_TIME.measure)
 

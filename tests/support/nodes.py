@@ -19,8 +19,8 @@ from ray._raylet import GcsClient
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from cifar_ray.orchestration.cluster import connection
-from tests.person import Person
-from tests.ports import free_port
+from tests.support.person import Person
+from tests.support.ports import free_port
 
 TOKEN = "a" * 64
 """Of every cluster that is started here."""

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from cifar_ray import __version__
-from tests import kuberay
+from tests.support import kuberay
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FACTS = yaml.safe_load(kuberay.FACTS.read_text())
 
 

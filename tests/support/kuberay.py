@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-MANIFEST = Path(__file__).parents[1] / "examples" / "rayjob.yaml"
+MANIFEST = Path(__file__).parents[2] / "examples" / "rayjob.yaml"
 FACTS = Path(__file__).with_suffix(".yaml")
 _KINDS = {str: "string", bool: "boolean", int: "integer", dict: "object", list: "array"}
 

@@ -276,7 +276,7 @@ def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -
     context = multiprocessing.get_context("forkserver")
     # Imported once, and not by every rank.
     context.set_forkserver_preload(
-        ["tests.helpers", "sklearn.datasets", "torchvision.models", "torch.distributed.pipelining"]
+        ["tests.support.helpers", "sklearn.datasets", "torchvision.models", "torch.distributed.pipelining"]
     )
     with tempfile.TemporaryDirectory() as meeting, context.Pool(config.world_size, maxtasksperchild=1) as pool:
         tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]

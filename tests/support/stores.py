@@ -18,7 +18,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 BUCKET = "runs"
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_EC2_METADATA_DISABLED": "true"}

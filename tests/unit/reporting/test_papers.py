@@ -5,7 +5,7 @@ import pytest
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import papers
 from cifar_ray.reporting.table import Entry, Table
-from tests.studies import grid, study, trial
+from tests.support.studies import grid, study, trial
 
 ALONE = "no finished run on 1x1 with the same batch that trained on as many images"
 

@@ -9,7 +9,7 @@ import pytest
 from cifar_ray.reporting import aggregate, cost, markdown, measures, tables, words
 from cifar_ray.reporting.study import Point, Study
 from cifar_ray.reporting.table import Entry, Table
-from tests.studies import grid, study, trial, without_run
+from tests.support.studies import grid, study, trial, without_run
 
 
 def table(of: Study, key: str, target: float | None = None) -> Table:

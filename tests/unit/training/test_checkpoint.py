@@ -14,7 +14,7 @@ from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row
-from tests.helpers import forge, seal
+from tests.support.helpers import forge, seal
 
 TENSORS = {
     "b.weight": torch.randn(3, 4),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 USER = "trainer"
 HOME = Path("/srv/home") / USER
 SHARED = Path("/srv/cifar_ray")

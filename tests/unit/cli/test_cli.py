@@ -9,7 +9,7 @@ import pytest
 
 from cifar_ray.cli import main
 from cifar_ray.config.train import TrainConfig
-from tests.person import nothing_ignored
+from tests.support.person import nothing_ignored
 
 
 def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -20,7 +20,7 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import PHASES, EpochRecord, Launch, Row, SavedCheckpoint
-from tests.helpers import Recorder, Stopped, forge, train_here
+from tests.support.helpers import Recorder, Stopped, forge, train_here
 
 
 def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:

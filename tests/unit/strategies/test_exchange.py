@@ -16,8 +16,8 @@ from cifar_ray.strategies import gradients, layout
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper
-from tests.helpers import resolved
-from tests.threads import on_threads
+from tests.support.helpers import resolved
+from tests.support.threads import on_threads
 
 BATCH = 16
 config = partial(resolved, {"dataset": "digits", "model": "simple_cnn", "precision": "fp32", "momentum": 0.9})

@@ -17,7 +17,7 @@ from cifar_ray.cli import main
 from cifar_ray.orchestration.cluster import schema
 from cifar_ray.orchestration.clusterfile import shell
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text()
 Break = Callable[[dict[str, Any]], object]

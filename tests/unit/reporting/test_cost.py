@@ -7,9 +7,9 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cost, tables
-from tests.studies import grid, study, trial
+from tests.support.studies import grid, study, trial
 
-CLUSTER = Path(__file__).parents[2] / "cluster.yaml"
+CLUSTER = Path(__file__).parents[3] / "cluster.yaml"
 
 
 def priced(usd: float) -> cost.Price:

@@ -24,7 +24,7 @@ from cifar_ray.strategies.pipeline import idle
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, optimizer
-from tests.helpers import Recorder, resolved, train_here
+from tests.support.helpers import Recorder, resolved, train_here
 
 USUAL = {
     "dataset": "digits",

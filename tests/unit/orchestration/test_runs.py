@@ -15,7 +15,7 @@ from cifar_ray.orchestration.run import driver
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
-from tests.helpers import forge, resolved, train_here
+from tests.support.helpers import forge, resolved, train_here
 
 
 @pytest.fixture

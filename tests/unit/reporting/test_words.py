@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cifar_ray.reporting import aggregate, cost, words
 from cifar_ray.reporting.study import Study
-from tests.studies import grid, study, trial, without_run
+from tests.support.studies import grid, study, trial, without_run
 
 
 def said(of: Study, price: cost.Price | None = None) -> list[str]:

@@ -1,0 +1,1 @@
+"""What several tests need: clusters, hosts, stores, training on ranks."""
