@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting.study import Point, Study, Trial, placement
+from cifar_ray.tracking.study import Point, Study, Trial, placement
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""

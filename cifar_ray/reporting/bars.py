@@ -8,8 +8,8 @@ from typing import Any
 from cifar_ray.reporting import aggregate, style
 from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.groups import Panel, place, places
-from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.style import Look
+from cifar_ray.tracking.study import Study, Trial
 
 _PHASES = {
     "startup": "start-up",

@@ -11,7 +11,7 @@ from cifar_ray.reporting import aggregate, bars, curves, strategies, strategy_ch
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.reporting.contents import Chart, Theme
 from cifar_ray.reporting.groups import Panel, having, line_panels, of_unequal_work, over_seeds, panels
-from cifar_ray.reporting.study import Study, Trial
+from cifar_ray.tracking.study import Study, Trial
 
 _DOTS_PER_INCH = 160
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))

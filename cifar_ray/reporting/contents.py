@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Table
+from cifar_ray.tracking.study import Study
 
 Theme = Literal["light", "dark"]
 

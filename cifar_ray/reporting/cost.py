@@ -13,7 +13,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.strict import mapping
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Measure
-from cifar_ray.reporting.study import Trial
+from cifar_ray.tracking.study import Trial
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _MARKETS = {"spot": True, "on-demand": False}

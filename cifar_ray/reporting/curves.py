@@ -10,8 +10,8 @@ from typing import Any
 from cifar_ray.reporting import aggregate, strategies, style
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.groups import Panel, line_names
-from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.style import Look
+from cifar_ray.tracking.study import Study, Trial
 
 Curve = list[tuple[float, float]]
 _SPEED = aggregate.metric("images_per_s")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.study import Trial
 from cifar_ray.reporting.table import Entry
+from cifar_ray.tracking.study import Trial
 
 
 def measured(one: Configuration, figure: Figure, why_empty: Callable[[Trial], str]) -> Entry:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cifar_ray.reporting import aggregate, peers, strategies
 from cifar_ray.reporting.aggregate import Configuration, Measure
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 
 
 @dataclass(frozen=True)

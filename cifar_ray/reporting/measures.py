@@ -11,7 +11,7 @@ from typing import Literal
 from cifar_ray.reporting import aggregate, cost, pace
 from cifar_ray.reporting.aggregate import Measure, Statistic, metric
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.study import Trial
+from cifar_ray.tracking.study import Trial
 
 
 @dataclass(frozen=True)

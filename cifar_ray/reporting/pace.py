@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cifar_ray.reporting.aggregate import Measure, metric
-from cifar_ray.reporting.study import Trial
+from cifar_ray.tracking.study import Trial
 
 STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""

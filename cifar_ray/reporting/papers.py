@@ -12,8 +12,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, peers, strategies
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Section
-from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Study
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 

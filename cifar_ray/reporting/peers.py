@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.measures import ACCURACY, Figure
-from cifar_ray.reporting.study import Trial
+from cifar_ray.tracking.study import Trial
 
 _SAME = 0.02
 """Share by which equal work may differ: an epoch leaves out the images that do not fill a global batch."""

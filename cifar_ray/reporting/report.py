@@ -15,8 +15,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate, markdown, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Table
+from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
 """Lists the tables and charts of the report in a folder, for the next one to remove."""

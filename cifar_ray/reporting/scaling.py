@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cifar_ray.reporting import aggregate, strategies
 from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 
 _SPEED = aggregate.metric("images_per_s")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cifar_ray.reporting import aggregate, pace, peers
 from cifar_ray.reporting.aggregate import RUN, Configuration
 from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.study import Study, Trial
+from cifar_ray.tracking.study import Study, Trial
 
 STRATEGY = "strategy"
 PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")

@@ -10,7 +10,7 @@ from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.groups import having, of_unequal_work, over_seeds, panels
 from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, TRAINING_TIME, Figure
 from cifar_ray.reporting.strategies import Names
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 
 Best = Callable[..., float]
 

@@ -9,8 +9,8 @@ from cifar_ray.reporting import measures, pace, strategies
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.entries import marked, measured, reasons, unrecorded, unsampled
 from cifar_ray.reporting.measures import ACCURACY, LOSS, SECONDS_PER_ITERATION, Figure
-from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Study, Trial
 
 _CORNER = "Strategy"
 _EXPOSED = "Exposed communication is what the backward pass does not hide."

@@ -9,7 +9,7 @@ from cifar_ray.reporting import measures, strategies
 from cifar_ray.reporting.aggregate import Configuration, Measure, Statistic
 from cifar_ray.reporting.entries import noise, told_apart
 from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 
 _TIME = replace(ITERATION_TIME, digits=None)
 _PARTS = (*measures.STEP_PARTS, measures.NOT_SPLIT)

@@ -12,8 +12,8 @@ from cifar_ray.reporting.contents import Section
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.entries import marked, measured, reasons, unrecorded, unsampled
 from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Study, Trial
 
 _CORNER = "Configuration"
 # Both are read from two configurations; here is how they are called and written.

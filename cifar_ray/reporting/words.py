@@ -12,7 +12,7 @@ from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.entries import noise, outcome
 from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 
 _MOST_LISTED = 5
 _IMAGES_PER_S = replace(measures.IMAGES_PER_S, unit=" images/s")

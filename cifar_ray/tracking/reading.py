@@ -16,8 +16,8 @@ from mlflow.exceptions import MlflowException
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
-from cifar_ray.reporting.study import Point, Study, Trial, placement
 from cifar_ray.tracking import parent, store
+from cifar_ray.tracking.study import Point, Study, Trial, placement
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cifar_ray.reporting import charts
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.study import Point, Study, Trial
+from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import studies
 
 EVERY = ["training_time", "accuracy", "scaling", "accuracy_by_time", "loss", "phases", "confusion"]

@@ -19,8 +19,8 @@ from cifar_ray.config import sweeptext
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.reporting import report
-from cifar_ray.reporting.study import Trial
 from cifar_ray.tracking import reading, store
+from cifar_ray.tracking.study import Trial
 from tests.support.studies import trial, without_run
 
 CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}

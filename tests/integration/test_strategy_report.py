@@ -9,8 +9,8 @@ import pytest
 
 from cifar_ray.reporting import aggregate, charts, markdown, papers, report, strategies, tables, words
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.study import Study, Trial
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial
 
 NEEDS = "--strategy gpipe needs 2 workers or more"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.reporting.study import Point, Study, Trial
+from cifar_ray.tracking.study import Point, Study, Trial
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from cifar_ray.reporting import html
 from cifar_ray.reporting.contents import Chart, Report, Section
-from cifar_ray.reporting.study import Study
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Study
 
 EVIL = "<script>alert('x')</script>"
 VOID = {"meta", "link", "br"}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import aggregate, cost, markdown, measures, tables, words
-from cifar_ray.reporting.study import Point, Study
 from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import grid, study, trial, without_run
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cifar_ray.reporting import aggregate, cost, words
-from cifar_ray.reporting.study import Study
+from cifar_ray.tracking.study import Study
 from tests.support.studies import grid, study, trial, without_run
 
 

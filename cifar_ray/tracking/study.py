@@ -1,4 +1,4 @@
-"""What a report is made of: the runs of one sweep, or those named one by one, as plain values."""
+"""The runs of one sweep, or runs named one by one, as plain values: what reports are made of. No MLflow here."""
 
 from __future__ import annotations
 
