@@ -294,7 +294,7 @@ def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def _bar_in_a_terminal_only() -> Iterator[None]:
-    """Within it, torchvision's progress bar is kept out of files, where it would be thousands of lines."""
+    """Context manager: no progress bar of torchvision in files, where it would be thousands of lines."""
     if sys.stderr.isatty():
         yield
         return

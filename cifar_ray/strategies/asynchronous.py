@@ -55,20 +55,17 @@ class Asynchronous(Replicas):
         return self.loss
 
     def exchange(self) -> None:
-        """Nobody waits for anybody's gradient."""
+        """Exchange nothing: no rank waits for another's gradient."""
 
     def losses(self, loss: Tensor) -> list[float]:
-        """The latest loss that is known of every rank, where this rank's is ``loss``.
-
-        Nobody is waited for; this rank's own stands for that of a rank that was not heard of yet.
-        """
+        """The latest known loss of every rank, without waiting; this rank's ``loss`` for one not heard of yet."""
         own = loss.item()
         others = self.known_losses()
         return [own if rank == self.rank or other is None else other for rank, other in enumerate(others)]
 
     @abstractmethod
     def known_losses(self) -> Sequence[float | None]:
-        """The latest loss of every rank; None for one that was not heard of yet."""
+        """The latest loss of every rank; None for a rank not heard of yet."""
 
     def barrier(self) -> None:
         """Wait until every rank is here, as long as it takes.

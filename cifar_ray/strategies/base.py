@@ -1,4 +1,4 @@
-"""What most strategies have in common: one optimizer over one model, and losses that all ranks tell each other."""
+"""The common part of most strategies: one optimizer over one model, and losses gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cifar_ray.strategies.protocol import Differs, StrategyContext
 
 
 class Base:
-    """The part of :class:`~cifar_ray.strategies.protocol.Strategy` that seldom differs."""
+    """Defaults for :class:`~cifar_ray.strategies.protocol.Strategy`."""
 
     differs: Differs = "nothing"
     synchronous = True
@@ -21,7 +21,7 @@ class Base:
     warm_ups = 1
 
     def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
-        """Train ``context.model``, or ``model`` in its place."""
+        """Train ``model``, or ``context.model`` when it is None."""
         self.context = context
         self.model = model or context.model
         self.optimizer = context.make_optimizer(self.model)
@@ -29,7 +29,7 @@ class Base:
 
     @staticmethod
     def check(config: TrainConfig) -> None:
-        """Any config will do."""
+        """Accept any config."""
 
     @staticmethod
     def at_once(config: TrainConfig) -> int:

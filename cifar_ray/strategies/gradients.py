@@ -1,4 +1,4 @@
-"""Gradients and other tensors as plain vectors, as they are sent."""
+"""Gradients and other tensors as plain vectors, the form in which they are sent."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def scatter_back(together: Tensor, vectors: Sequence[Tensor]) -> None:
-    """Copy one long vector into the shorter ones that it was put together from."""
+    """Copy one long vector back into the vectors that it was concatenated from."""
     for vector, part in zip(vectors, torch.split(together, [len(vector) for vector in vectors])):
         vector.copy_(part)
 
 
 def swap(sent: Tensor, to: int, received: Tensor, source: int) -> None:
-    """Send a tensor to rank ``to`` while ``received`` is filled by rank ``source``."""
+    """Send a tensor to rank ``to`` and receive ``received`` from rank ``source`` at the same time."""
     exchange = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
 
 
 def gather(mine: Tensor) -> list[Tensor]:
-    """The tensors of all ranks, which are of one shape, in the order of the ranks."""
+    """All-gather tensors of equal shape, in the order of the ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
@@ -43,7 +43,7 @@ def gather(mine: Tensor) -> list[Tensor]:
 
 
 def average(tensors: Iterable[Tensor]) -> None:
-    """Make dense tensors the mean over all ranks, in place and at once; those of whole numbers become rank 0's."""
+    """Replace dense tensors by their mean over all ranks, in one all-reduce; integer tensors become rank 0's."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     vectors = [flat(tensor.detach()) for tensor in tensors]
@@ -59,15 +59,15 @@ def average(tensors: Iterable[Tensor]) -> None:
 
 
 def numbered(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """An optimizer's parameters in the order of the numbers that they have in its state."""
+    """An optimizer's parameters in the order of their indices in its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load an optimizer's state, each tensor into the memory layout of its parameter.
+    """Load an optimizer's state, each tensor in the memory layout of its parameter.
 
-    A checkpoint may have been made of a model that was laid out otherwise, and a fused optimizer walks through the
-    memory of a parameter and of its state side by side, whatever their strides.
+    The model of the checkpoint may have had another layout, and a fused optimizer reads a parameter and its state
+    in memory order, whatever their strides.
     """
     optimizer.load_state_dict(dict(state))
     for parameter, values in optimizer.state.items():
@@ -77,10 +77,10 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer remembers of one parameter, with its tensors on the CPU."""
+    """One parameter's optimizer state with its tensors on the CPU."""
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Everything that an optimizer remembers of every parameter."""
+    """All tensors of an optimizer's state."""
     return [value for of in optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]

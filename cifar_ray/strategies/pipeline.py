@@ -124,7 +124,7 @@ class Pipeline(Base):
         return loss
 
     def consolidate(self) -> None:
-        """Every rank is told the parameters and buffers of the other stages."""
+        """Broadcast the parameters and buffers of every stage to all ranks."""
         self._watch.read()
         for owner, stage in enumerate(self._stages):
             for tensor in (*stage.parameters(), *stage.buffers()):

@@ -1,4 +1,4 @@
-"""What strategies have in common whose every rank holds the whole model and computes its share of a batch."""
+"""The common part of data-parallel strategies: every rank holds the whole model and computes its share of a batch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
 class Replicas(Base, ABC):
-    """Forward and backward pass by PyTorch itself; a subclass says how the gradients are exchanged.
+    """Plain forward and backward passes; a subclass exchanges the gradients.
 
-    With one worker there is nothing to exchange, and every such strategy is plain training.
+    With one worker nothing is exchanged: every such strategy is plain training.
     """
 
     differs: Differs = "statistics"
@@ -55,11 +55,11 @@ class Replicas(Base, ABC):
         return self.model(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
-        """Around the passes of one micro-batch; nothing is exchanged unless it is the ``last``."""
+        """Context manager around the passes of one micro-batch; only the ``last`` may exchange gradients."""
         return nullcontext()
 
     def finish_backward(self) -> None:
-        """The last backward pass has returned; what follows is communication."""
+        """Called after the last backward pass; the time from here on is communication."""
         self.context.mark("backward")
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Replicas(Base, ABC):
         """Make every rank's ``.grad`` the mean over the ranks."""
 
     def consolidate(self) -> None:
-        """Parameters are alike on all ranks; batch norm's running statistics become those of rank 0."""
+        """Copy rank 0's batch-norm statistics to all ranks; their parameters are equal already."""
         if self.world_size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)

@@ -46,7 +46,7 @@ class Stopwatch:
 
     @contextmanager
     def computing(self, part: str) -> Iterator[None]:
-        """Within it this rank computes a ``part`` of the step; since the part before it has waited for others."""
+        """Context manager: this rank computes a ``part`` of the step; the time before it was waiting."""
         self._mark("communication")
         begin = moment(self._device)
         yield

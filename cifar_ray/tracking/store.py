@@ -264,7 +264,7 @@ def _known(run: Run) -> KnownRun:
 
 @contextmanager
 def _impatience() -> Iterator[None]:
-    """Within it, MLflow waits for a server's answer for a few seconds only."""
+    """Context manager: MLflow waits only a few seconds for a server's answer."""
     name = "MLFLOW_HTTP_REQUEST_TIMEOUT"
     before = os.environ[name]
     os.environ[name] = _CONNECT_TIMEOUT_S
@@ -276,7 +276,7 @@ def _impatience() -> Iterator[None]:
 
 @contextmanager
 def as_default(uri: str) -> Iterator[None]:
-    """Within it, MLflow's functions that take no client work on ``uri``."""
+    """Context manager: MLflow's functions that take no client work on ``uri``."""
     import mlflow
 
     variable, before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()

@@ -49,7 +49,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the block's time to a phase."""
+        """Context manager: add the block's time to a phase."""
         self._wait()
         begin = time.perf_counter()
         yield
@@ -59,13 +59,13 @@ class Clock:
         self._pauses += elapsed if name == "training" else 0.0
 
     def start(self) -> None:
-        """Steps run from here on."""
+        """Start timing steps."""
         self._marks = [(_OTHER, moment(self._device))]
 
     def mark(self, part: str) -> None:
-        """The time since the last mark was spent on this part of the step; on a GPU, that of what was queued.
+        """Attribute the time since the last mark to this part of the step; on a GPU, the time of what was queued.
 
-        A part that is marked twice in a row ends with the second mark.
+        A part marked twice in a row ends with the second mark.
         """
         if self._marks and self._marks[-1][0] == part:
             self._marks[-1] = (part, moment(self._device, self._marks[-1][1]))
@@ -73,11 +73,11 @@ class Clock:
             self._marks.append((part, moment(self._device)))
 
     def lap(self) -> None:
-        """A step has ended, or on a GPU: has been queued."""
+        """Mark the end of a step; on a GPU, the end of queueing it."""
         self._marks.append((_STEP, moment(self._device)))
 
     def stop(self) -> None:
-        """Steps pause here."""
+        """Stop timing steps."""
         self._wait()
         marks, self._marks = self._marks, []
         begin = before = marks[0][1]
@@ -121,7 +121,7 @@ class Clock:
         return (sum(self._iterations) + self._pauses) / len(self._iterations)
 
     def state(self) -> dict[str, Any]:
-        """Everything that a later process continues from."""
+        """The state that :meth:`restore` continues from."""
         return {
             "seconds": dict(self.seconds),
             "iterations": torch.tensor(self._iterations, dtype=torch.float32),

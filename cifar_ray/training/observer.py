@@ -1,4 +1,4 @@
-"""What the loop tells the outside world, and through what."""
+"""The events of the training loop, and the protocol through which it reports them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
-"""What a run's wall time is cut into; what is in none of them is called other."""
+"""The phases of a run's wall time; time in none of them is ``other``."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What happened before the loop's own code.
+    """Times measured before the loop begins.
 
     Attributes:
         begun: ``time.time()`` at which the command began.
@@ -27,7 +27,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one moment, as they are tracked.
+    """The metrics recorded at one step.
 
     Attributes:
         kind: ``iteration`` (``step`` counts optimizer steps) or ``epoch`` (``step`` counts epochs from 1).
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Started:
-    """The loop is about to run its first step in this process.
+    """Event: the loop is about to run its first step in this process.
 
     Attributes:
         config: the resolved config as plain values, with nothing left to ``auto``.
@@ -72,7 +72,7 @@ class Started:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """An epoch has ended and was evaluated.
+    """Event: an epoch has ended and was evaluated.
 
     Attributes:
         row: its figures.
@@ -87,7 +87,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint is complete on disk.
+    """Event: a checkpoint is complete on disk.
 
     Attributes:
         path: its folder.
@@ -107,7 +107,7 @@ class SavedCheckpoint:
 
 
 class Observer(Protocol):
-    """Listens to one rank's loop. A method that raises ends the run, so none should for reasons of its own."""
+    """Receives the events of one rank's loop. An exception in a method ends the run."""
 
     def started(self, event: Started) -> None:
         """The first step is next. Rank 0 only."""
@@ -124,7 +124,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to.
+    """The result of a finished run.
 
     Attributes:
         epochs: epochs done.
@@ -150,11 +150,11 @@ class Outcome:
 
     @property
     def ended(self) -> float:
-        """``time.time()`` at which the result was there; after :meth:`at`."""
+        """``time.time()`` at the result; valid after :meth:`at`."""
         return self.begun + self.times["time/wall_s"]
 
     def at(self, now: float) -> Outcome:
-        """The same with the wall time, when the result is there at ``now``, and what of it is in no phase."""
+        """Add the wall time up to ``now``, and the part of it that is in no phase."""
         wall = now - self.begun
         phases = sum(self.times[f"time/{phase}_s"] for phase in PHASES)
         return replace(self, times={**self.times, "time/wall_s": wall, "time/other_s": wall - phases})

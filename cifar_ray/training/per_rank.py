@@ -1,8 +1,7 @@
-"""The test of every rank's own replica, beside that of the model they share.
+"""Evaluate every rank's own replica beside the shared model.
 
-Where batch norm counts each worker's own images, every rank has running statistics of its own, and between the
-averages of some strategies also weights. A checkpoint has one model; studies print a loss and an accuracy for every
-rank.
+Without synchronised batch norm every rank has its own running statistics, and in some strategies its own weights
+between two averages. A checkpoint holds one model; studies print a loss and an accuracy for every rank.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Own = dict[str, Tensor]
 
 
 def replica(job: Job, epoch: int) -> Own | None:
-    """What of the model is this rank's own at the end of the last epoch; None when that is not asked for."""
+    """This rank's unsynchronised state at the end of the last epoch; None without ``--per-rank-test``."""
     if not job.config.per_rank_test or epoch + 1 < job.config.epochs:
         return None
     return {name: tensor.clone() for name, tensor in _own(job).items()}
@@ -50,13 +49,13 @@ def evaluate(job: Job, own: Own | None) -> Evaluation:
 
 
 def _own(job: Job) -> Own:
-    """What of the model may be this rank's own between two steps."""
+    """The part of the model that may differ between ranks."""
     kinds = {"nothing": {}, "statistics": dict(job.model.named_buffers()), "weights": job.model.state_dict()}
     return kinds[job.strategy.differs]
 
 
 def _differ(job: Job, own: Own) -> bool:
-    """Whether anything that is a rank's own is other than what is shared."""
+    """Whether any rank's own state differs from the shared model."""
     mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(job).items())
     anywhere = torch.tensor(int(mine), device=job.worker.device)
     if job.worker.world_size > 1:

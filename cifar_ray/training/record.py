@@ -1,4 +1,4 @@
-"""What a run writes down: epoch figures, checkpoints, and its outcome."""
+"""Record a run: iteration and epoch metrics, checkpoints, and the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cifar_ray.training.setup import Job
 
 
 def iteration(job: Job, loss: Tensor, lr: float) -> Row:
-    """The row of one logged iteration: the loss of every rank, their mean, and the learning rate.
+    """Return the row of a logged iteration: every rank's loss, their mean, and the learning rate.
 
     Raises:
         DivergedError: when a loss is not finite; on every rank alike, unless the strategy is asynchronous.
@@ -38,14 +38,14 @@ def iteration(job: Job, loss: Tensor, lr: float) -> Row:
 
 
 def due(job: Job) -> bool:
-    """Whether a checkpoint is due after this step, or was due earlier and had to wait for ``may_pause``."""
+    """Return whether to write a checkpoint after this step; one that is due waits for ``may_pause``."""
     every = job.config.checkpoint_every
     wanted = job.stopper.leaving or (every > 0 and job.step // every > job.saved // every)
     return wanted and job.strategy.may_pause
 
 
 def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
-    """Write a checkpoint of this moment, on rank 0. The other ranks wait for it, so that no step of theirs does.
+    """Write a checkpoint on rank 0. The other ranks wait here, so that their next step does not.
 
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
@@ -64,7 +64,7 @@ def save(job: Job, observer: Observer, accuracy: float | None = None) -> None:
 
 
 def _snapshot(job: Job, state: dict[str, Any], total: float, accuracy: float | None) -> Snapshot:
-    """All of the run after ``job.step`` steps.
+    """Collect the run's state after ``job.step`` steps.
 
     Args:
         job: at the end of a step.
@@ -88,7 +88,7 @@ def _snapshot(job: Job, state: dict[str, Any], total: float, accuracy: float | N
 
 @contextmanager
 def _meeting(job: Job) -> Iterator[None]:
-    """Context manager: every rank leaves it after rank 0 has, and fails when rank 0 does.
+    """Context manager: all ranks leave it after rank 0, and fail when rank 0 fails.
 
     Raises:
         OSError: on the other ranks, when rank 0 has failed.
@@ -105,7 +105,7 @@ def _meeting(job: Job) -> Iterator[None]:
 
 
 def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observer) -> None:
-    """Record an epoch that has just been evaluated, keep a checkpoint of it, and tell the observer.
+    """Record an evaluated epoch, write its checkpoint, and notify the observer.
 
     Raises:
         DivergedError: on every rank alike, when the epoch's loss or the test loss is not finite.
@@ -129,7 +129,7 @@ def finish_epoch(job: Job, epoch: int, evaluation: Evaluation, observer: Observe
 
 
 def outcome(job: Job, evaluation: Evaluation) -> Outcome:
-    """The whole run in figures; the same on every rank but for the times, which are rank 0's to tell."""
+    """Return the result of the run. Every rank gets the same, except for the times: rank 0's count."""
     epochs = [row for row in job.history if row.kind == "epoch"]
     best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
     peaks = _gather(job, hardware.peak_memory_mib(job.worker.device))
@@ -161,7 +161,7 @@ def outcome(job: Job, evaluation: Evaluation) -> Outcome:
 
 
 def _final(job: Job) -> tuple[str, str]:
-    """The last checkpoint's folder and the SHA-256 of its weights, as rank 0 sees them."""
+    """The last checkpoint's folder and the SHA-256 of its weights, read by rank 0."""
     found: list[Any] = [None]
     if job.worker.rank == 0:
         path = checkpoint.every(job.folder)[-1]
@@ -172,7 +172,7 @@ def _final(job: Job) -> tuple[str, str]:
 
 
 def _sum_losses(job: Job) -> float:
-    """The sum of all ranks' losses since the epoch began; from here on rank 0 keeps it for all."""
+    """Sum all ranks' losses since the epoch began; afterwards rank 0 holds the sum and the others zero."""
     if job.worker.world_size > 1:
         dist.all_reduce(job.epoch_loss)
     total = job.epoch_loss.item()
@@ -184,7 +184,7 @@ def _sum_losses(job: Job) -> float:
 
 
 def _parts(job: Job) -> dict[str, float]:
-    """Mean seconds of a step by part, as the mean over the ranks that have measured it."""
+    """Mean seconds per step by part, averaged over the ranks that measured the part."""
     mine = job.clock.parts()
     found = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
     found = found.to(job.worker.device)
@@ -194,12 +194,12 @@ def _parts(job: Job) -> dict[str, float]:
 
 
 def _memory(peaks: list[float]) -> dict[str, float]:
-    """The peak of every rank, and the largest."""
+    """Metrics of peak memory: every rank's, and the largest."""
     each = {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
     return {"peak_memory_mib": max(peaks), **each}
 
 
 def _gather(job: Job, value: float) -> list[float]:
-    """Every rank's number, in the order of the ranks."""
+    """Gather one number from every rank."""
     mine = torch.tensor(value, dtype=torch.float64, device=job.worker.device)
     return [other.item() for other in gather(mine)]

@@ -1,4 +1,4 @@
-"""Everything that a loop needs before its first step, built alike on every rank."""
+"""Build everything the loop needs before its first step, on every rank."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def prepare(
 
 
 def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
-    """Forward and backward passes that leave no trace in the model.
+    """Run forward and backward passes that leave the model unchanged.
 
-    DDP lays out its buckets anew after the first backward passes. With those spent here, every
-    real step adds up gradients in the same layout, so a resumed run adds them in the order of one that
-    was never interrupted. What libraries set up at first use is also part of start-up this way.
+    DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients
+    in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
+    at first use counts as start-up this way.
     """
     for _ in range(strategy.warm_ups):
         strategy.gradients(loader.micro_batches(0, 0))
@@ -158,7 +158,7 @@ def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) ->
 
 
 def _agree(folder: Path, config: TrainConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
-    """Rank 0's choice of checkpoint, for all; its refusal is every rank's refusal. No other rank reads the folder."""
+    """Share rank 0's newest usable checkpoint, or its refusal, with all ranks. Only rank 0 reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
     if worker.rank == 0:
@@ -178,7 +178,7 @@ def _agree(folder: Path, config: TrainConfig, worker: Worker) -> tuple[str, Snap
 
 
 def _share(snapshot: Snapshot | None, worker: Worker) -> Snapshot:
-    """Rank 0's snapshot on every rank, on the CPU; the others have none."""
+    """Broadcast rank 0's snapshot to every rank, on the CPU."""
     if snapshot is not None and worker.world_size == 1:
         return snapshot
     content = torch.frombuffer(bytearray(checkpoint.to_bytes(snapshot)), dtype=torch.uint8) if snapshot else None

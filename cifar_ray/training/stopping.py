@@ -1,4 +1,4 @@
-"""Stopping between two steps, on every rank after the same one."""
+"""Stop a run between two steps, on every rank after the same step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StoppedError(Exception):
-    """The run has stopped between two steps because it was asked to; its checkpoint is written."""
+    """The run has stopped between two steps on request; its checkpoint is written."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -23,11 +23,14 @@ class StoppedError(Exception):
 
 
 class Stopper:
-    """Brings all ranks to one answer, which rank 0 has heard from outside.
+    """Broadcasts rank 0's decision to stop, so that all ranks leave after the same step.
 
-    Rank 0's answer is sent in one step and read in the next, so nobody waits for it. Reading it ties the ranks'
-    processes to within a step of each other, on a GPU as well, where they would queue work ahead; that is why it
-    has a process group of its own on the CPU. For a run that is never asked there is neither group nor message.
+    The answer is sent in one step and read in the next, so no rank waits for it. Reading it keeps the ranks within
+    one step of each other, on a GPU as well, where they would queue work ahead; so it has a process group of its own
+    on the CPU. A run that can never be asked to stop has neither the group nor the message.
+
+    Attributes:
+        leaving: whether all ranks have agreed to stop.
     """
 
     def __init__(self, worker: Worker, asked: Callable[[], bool] | None) -> None:
@@ -40,7 +43,7 @@ class Stopper:
         self.leaving = False
 
     def agreed(self) -> bool:
-        """Whether all ranks leave at this step or as soon as they can; called once after each step, by every rank."""
+        """Return whether all ranks stop after this step or as soon as they can. Every rank calls it once per step."""
         if self.leaving or self._asked is None:
             return self.leaving
         if not self._together:
@@ -57,7 +60,7 @@ class Stopper:
 
 
 def leave(job: Job) -> None:
-    """End the run here if all ranks have agreed to; a checkpoint of this step has just been written.
+    """Stop here if all ranks have agreed to. The checkpoint of this step must be written.
 
     Raises:
         StoppedError: on every rank alike, unless there is nothing left to train.
