@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import ray
-from ray._raylet import RAY_NODE_GROUP_KEY  # type: ignore[attr-defined]
 from ray.autoscaler.sdk import request_resources
-from ray.core.generated.autoscaler_pb2 import AutoscalingState, GetClusterStatusReply
-from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from cifar_ray.config import topology
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster.ray_internals import (
+    RAY_NODE_GROUP_KEY,
+    AutoscalingState,
+    GetClusterStatusReply,
+    internal_kv_get_gcs_client,
+)
 
 _ANSWER_S = 10
 _REPEAT_S = 10.0

@@ -37,7 +37,8 @@ def problems(config: dict[str, Any]) -> list[str]:
             return missing
     import jsonschema
     import ray.autoscaler
-    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    from cifar_ray.orchestration.cluster.ray_internals import prepare_config, validate_config
 
     schema = json.loads(Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text())
     given = copy.deepcopy(config)

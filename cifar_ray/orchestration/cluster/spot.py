@@ -8,14 +8,16 @@ from urllib.parse import urlsplit
 
 import psutil
 import ray
-from ray._private import services
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.cluster.metadata import Aws, Gcp, Notice, Provider
+from cifar_ray.orchestration.cluster.ray_internals import (
+    DrainNodeReason,
+    GcsClient,
+    GcsNodeInfo,
+    canonicalize_bootstrap_address,
+)
 
 _EVERY_S = 2.0
 _REGISTERED_S = 300.0
@@ -80,7 +82,7 @@ def _connect(address: str | None) -> GcsClient:
     Raises:
         ConfigError: when no head answers.
     """
-    found = address or services.canonicalize_bootstrap_address(None)
+    found = address or canonicalize_bootstrap_address(None)
     if not found:
         raise ConfigError("address", "must be HOST:PORT of a Ray head; no Ray runs on this machine")
     connection.reach(found)

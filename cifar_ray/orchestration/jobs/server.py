@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import ray
 import requests
-from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient, JobType
 
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster.ray_internals import get_auth_headers_if_auth_enabled
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS = "RAY_API_SERVER_ADDRESS"

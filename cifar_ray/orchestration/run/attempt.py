@@ -12,9 +12,7 @@ from typing import Any
 
 import ray
 import ray.train
-from ray._private import services
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 
 from cifar_ray.config import topology
 from cifar_ray.config import train as configs
@@ -22,6 +20,10 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster.ray_internals import (
+    PlacementGroupCleanerCallback,
+    get_webui_url_from_internal_kv,
+)
 from cifar_ray.orchestration.run import copies, events
 from cifar_ray.orchestration.run.events import ControllerUp, Inbox, Stopped, WorkersFailed
 from cifar_ray.orchestration.run.placement import (
@@ -269,7 +271,7 @@ class _Trainer(TorchTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
-        if services.get_webui_url_from_internal_kv():
+        if get_webui_url_from_internal_kv():
             return callbacks
         return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
 

@@ -13,15 +13,19 @@ import ray
 import torch
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig
-from ray.train.torch.config import _TorchBackend
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
-from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
-from ray.train.v2._internal.execution.controller.state import RunningState
 
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import connection, ray_internals
+from cifar_ray.orchestration.cluster.ray_internals import (
+    ControllerCallback,
+    RunningState,
+    WorkerGroupCallback,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+    _TorchBackend,
+)
 from cifar_ray.orchestration.run.events import ControllerUp, Silent, WorkersFailed
 from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError
@@ -104,7 +108,7 @@ class Failures(UserCallback):
         self._mailbox = mailbox
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        causes = {rank: getattr(error, "_base_exc", error) for rank, error in worker_exceptions.items()}
+        causes = {rank: ray_internals.cause(error) for rank, error in worker_exceptions.items()}
         final = {rank: one for rank, one in causes.items() if isinstance(one, _FINAL) or _out_of_memory(one)}
         # What is final has ended the other ranks as well; their errors only follow from it.
         reasons = {rank: _sentence(cause) for rank, cause in (final or causes).items()}
@@ -132,10 +136,10 @@ class Silence(WorkerGroupCallback):
         self._told.clear()
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
-        waiting = self._group._world_rank_to_ongoing_poll
+        waiting = ray_internals.unanswered_since(self._group)
         self._told &= set(waiting)  # those that have answered may fall silent again
-        for rank, poll in waiting.items():
-            silent = time.monotonic() - poll.start_time
+        for rank, since in waiting.items():
+            silent = time.monotonic() - since
             if silent >= self._told_after_s and rank not in self._told:
                 self._told.add(rank)
                 self._mailbox.post.remote(Silent(rank, silent))

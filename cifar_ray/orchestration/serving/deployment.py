@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import tracking
@@ -25,7 +24,7 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.run import results
 from cifar_ray.orchestration.run.interrupts import session, signals
 from cifar_ray.training import classifier
@@ -139,7 +138,7 @@ def _check_cluster(replicas: int, host: str, port: int) -> str:
     """
     if _client() is not None:
         raise ConfigError("address", "must be a cluster where Ray Serve does not run yet; `serve shutdown` ends it")
-    free = sum(int(resources.get("CPU", 0)) for resources in available_resources_per_node().values())
+    free = sum(int(resources.get("CPU", 0)) for resources in ray_internals.available_resources_per_node().values())
     if replicas > free:
         raise ConfigError("replicas", f"must be at most the CPUs that are free, {free}, got {replicas}")
     head = next(node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"])
@@ -210,9 +209,7 @@ def _state(good: tuple[str, ...]) -> str:
 
 def _client() -> Any:
     """Ray Serve's own client of the cluster; None when Ray Serve does not run there."""
-    from ray.serve.context import _get_global_client
-
-    return _get_global_client(raise_if_no_controller_running=False)
+    return ray_internals._get_global_client(raise_if_no_controller_running=False)
 
 
 def _instructions(served: Any, host: str, port: int, head: str | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ray._private import services
 
 from cifar_ray.cli import main
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import local, ray_internals
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -35,7 +35,7 @@ class Starts:
 def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(ray, "init", starts)
     try:
-        connection._started(TrainConfig(), {}, folder, {})
+        local._start(TrainConfig(), {}, folder, {})
     finally:
         for process in starts.left[: starts.succeeds - 1]:
             assert not psutil.pid_exists(process.pid)
@@ -82,10 +82,10 @@ def test_ray_waits_for_its_node_as_long_as_a_busy_machine_needs(
         return {"node_id": node_id}
 
     monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(connection.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(connection.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(connection.psutil.Process, "children", lambda _: [])
-    with connection._patience():
+    monkeypatch.setattr(ray_internals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ray_internals.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(ray_internals.psutil.Process, "children", lambda _: [])
+    with ray_internals.patient_start(120):
         if comes:
             assert services.get_node("address", "id") == {"node_id": "id"}
         else:

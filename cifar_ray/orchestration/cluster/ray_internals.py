@@ -1,0 +1,247 @@
+"""Ray's private parts: everything this program uses of Ray that Ray does not promise to keep.
+
+Each entry says what it is for, and what breaks without it. They are looked up when they are used, so that a command
+loads only what it needs. pyproject.toml caps Ray to the versions in which all of them are there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psutil
+
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_V2 = "ray.train.v2._internal"
+
+INTERNALS: dict[str, tuple[str, str]] = {
+    # Start Ray on this machine
+    "set_sigterm_handler": ("ray._private.utils", "Ray's handler would exit at once, with locks held and the run open"),
+    "print_to_stdstream": ("ray._private.worker", "Ray's notices of dead workers would tear the progress display"),
+    "_global_node": ("ray._private.worker", "a head that was killed would be waited for, for a minute"),
+    "ENABLE_RAY_CLUSTER": ("ray._private.ray_constants", "a Ray for one run would listen on every interface"),
+    "ENABLE_RAY_CLUSTERS_ENV_VAR": ("ray._private.ray_constants", "workers would look for the head elsewhere"),
+    "PROCESS_TYPE_GCS_SERVER": ("ray._private.ray_constants", "a head that was killed would be waited for"),
+    "PROCESS_TYPE_RAYLET": ("ray._private.ray_constants", "a node that was killed would be waited for"),
+    "get_node": ("ray._private.services", "Ray would wait only 30 s for its node, too short on a busy machine"),
+    "start_ray_process": ("ray._private.services", "the raylet would wait only 15 s for its agents, and die"),
+    "RayParams": ("ray._private.parameter", "the agents' ports could not be chosen, and the raylet would wait"),
+    "Cluster": ("ray.cluster_utils", "--local-nodes could not start several nodes on one machine"),
+    "get_default_ray_temp_dir": ("ray._common.utils", "Cluster would find no folder for its address"),
+    "get_default_system_temp_dir": ("ray._common.utils", "Ray's folder would not be where Ray has its others"),
+    "try_to_create_directory": ("ray._common.utils", "Cluster would find no folder for its address"),
+    # Join a Ray that is there
+    "Config": ("ray._raylet", "settings made after Ray's import would be ignored"),
+    "AuthenticationTokenLoader": ("ray._raylet", "a token chosen after Ray's import would be ignored"),
+    "canonicalize_bootstrap_address": ("ray._private.services", "--address auto would find no head"),
+    "create_gcs_channel": ("ray._private.gcs_utils", "a wrong token would be tried for 20 s and then not named"),
+    "CheckAliveRequest": ("ray.core.generated.gcs_service_pb2", "a wrong token or version would not be named"),
+    "NodeInfoGcsServiceStub": ("ray.core.generated.gcs_service_pb2_grpc", "a wrong token would not be named"),
+    "get_auth_headers_if_auth_enabled": (
+        "ray._private.authentication.http_token_authentication",
+        "a job server that asks for a token would refuse every request",
+    ),
+    # Nodes and what is free on them
+    "available_resources_per_node": ("ray._private.state", "elastic runs and serving could not see what is free"),
+    "state": ("ray._private.state", "runs would not leave a node before it is taken away"),
+    "GcsClient": ("ray._raylet", "a node with notice could not be drained"),
+    "GcsNodeInfo": ("ray.core.generated.gcs_pb2", "live nodes could not be told from dead ones"),
+    "DrainNodeReason": ("ray.core.generated.autoscaler_pb2", "a drained node would count as a failure"),
+    # The autoscaler
+    "RAY_NODE_GROUP_KEY": ("ray._raylet", "clusters with and without an autoscaler could not be told apart"),
+    "AutoscalingState": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
+    "GetClusterStatusReply": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
+    "internal_kv_get_gcs_client": ("ray.experimental.internal_kv", "the autoscaler's answer could not be read"),
+    "prepare_config": ("ray.autoscaler._private.util", "a cluster file would be checked without Ray's defaults"),
+    "validate_config": ("ray.autoscaler._private.util", "mistakes in a cluster file would show after `ray up`"),
+    "_get_global_client": ("ray.serve.context", "a Ray Serve that runs already would be changed, then ended"),
+    # Ray Train
+    "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
+    "ControllerCallback": (f"{_V2}.execution.callback", "nodes could not be chosen anew after a failure"),
+    "WorkerGroupCallback": (f"{_V2}.execution.callback", "a silent worker would not be named before it is restarted"),
+    "RunningState": (f"{_V2}.execution.controller.state", "--start-timeout-s would also count training"),
+    "WorkerHealthCheckFailedError": (f"{_V2}.exceptions", "a dead worker would be reported in Ray's words"),
+    "WorkerHealthCheckTimeoutError": (f"{_V2}.exceptions", "a hanging worker would be reported in Ray's words"),
+    "PlacementGroupCleanerCallback": (
+        f"{_V2}.callbacks.placement_group_callback",
+        "a run without a dashboard would wait up to 12 s at its end",
+    ),
+    "get_webui_url_from_internal_kv": ("ray._private.services", "a run could not tell whether there is a dashboard"),
+}
+"""Name -> its module, and what breaks without it."""
+
+MEMBERS: dict[str, tuple[str, str, str]] = {
+    "all_processes": ("ray._private.node", "Node", "a head that was killed would be waited for"),
+    "_temp_dir": ("ray._private.worker", "init", "Ray's folder would stay behind in the system's"),
+    "_world_rank_to_ongoing_poll": (
+        f"{_V2}.execution.worker_group.worker_group",
+        "WorkerGroup",
+        "a silent worker would not be named",
+    ),
+    "start_time": (f"{_V2}.execution.worker_group.poll", "PollTask", "a silent worker would not be named"),
+    "_base_exc": (
+        f"{_V2}.exceptions",
+        "UserExceptionWithTraceback",
+        "a mistake of the user's would be retried as a failure",
+    ),
+    "_create_default_callbacks": (
+        "ray.train.v2.api.data_parallel_trainer",
+        "DataParallelTrainer",
+        "a run without a dashboard would wait up to 12 s at its end",
+    ),
+}
+"""Attribute or argument -> the module and class or function that has it, and what breaks without it."""
+
+
+def find(name: str) -> Any:
+    """A private part of the installed Ray.
+
+    Raises:
+        ImportError: when this version of Ray does not have it.
+    """
+    module, without = INTERNALS[name]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"{_ray()} has no {module}.{name}; without it, {without} ({error})") from error
+
+
+def check_member(name: str) -> None:
+    """Check that the installed Ray still has an entry of :data:`MEMBERS`.
+
+    Raises:
+        ImportError: when it does not.
+    """
+    import inspect
+
+    module, owner, without = MEMBERS[name]
+    try:
+        source = inspect.getsource(getattr(importlib.import_module(module), owner))
+    except (ImportError, AttributeError):
+        source = ""
+    if not re.search(rf"\b{name}\b", source):
+        raise ImportError(f"{_ray()} has no {name} in {module}.{owner}; without it, {without}")
+
+
+def _ray() -> str:
+    return f"Ray {importlib.import_module('ray').__version__}"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INTERNALS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return find(name)
+
+
+@contextmanager
+def _replaced(**replacements: Any) -> Iterator[None]:
+    """Context manager: replace entries of :data:`INTERNALS` in Ray's own modules."""
+    before = {name: find(name) for name in replacements}
+    for name, replacement in replacements.items():
+        setattr(importlib.import_module(INTERNALS[name][0]), name, replacement)
+    try:
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(importlib.import_module(INTERNALS[name][0]), name, original)
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Context manager: set environment variables for Ray, which reads them when it is imported and never again."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    _reread_environment()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _reread_environment()
+
+
+def _reread_environment() -> None:
+    find("Config").initialize("")
+    find("AuthenticationTokenLoader").instance().reset_cache()
+
+
+def without_sigterm_handler() -> Any:
+    """Context manager: keep Ray from installing its SIGTERM handler, which exits without releasing locks."""
+    return _replaced(set_sigterm_handler=lambda handler: None)
+
+
+def without_notices() -> Any:
+    """Context manager: drop Ray's notices of dead workers and busy nodes; the run reports them itself."""
+    return _replaced(print_to_stdstream=lambda *_, **__: None)
+
+
+def on_loopback() -> Any:
+    """Context manager: Ray listens on the loopback interface only, by its switch for machines without clusters."""
+    return _replaced(ENABLE_RAY_CLUSTER=False)
+
+
+@contextmanager
+def patient_start(timeout_s: float) -> Iterator[None]:
+    """Context manager: wait up to ``timeout_s`` for a node to start. Ray has no setting for its own 30 s.
+
+    The node waits 15 s for its agents, two more Python processes, to report their ports, and then dies. It does not
+    wait for agents whose ports it was given.
+    """
+    get_node, params, start = find("get_node"), find("RayParams"), find("start_ray_process")
+
+    def patiently(address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return get_node(address, node_id)
+            except RuntimeError:  # not registered yet, or never will be
+                ended = any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children())
+                if ended or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+
+    def with_ports(**given: Any) -> Any:
+        with ExitStack() as held:
+            taken = [held.enter_context(socket.create_server(("", 0))) for _ in _AGENT_PORTS]
+            ports = {name: each.getsockname()[1] for name, each in zip(_AGENT_PORTS, taken, strict=True)}
+        return params(**{**given, **ports})
+
+    def start_process(command: list[str], kind: str, **rest: Any) -> Any:
+        if kind == find("PROCESS_TYPE_RAYLET"):  # Ray gives this port to the agent only
+            port = re.search(r"--listen-port=(\d+)", " ".join(command))
+            command = [*command, f"--dashboard_agent_listen_port={port[1]}"] if port else command
+        return start(command, kind, **rest)
+
+    with _replaced(get_node=patiently, RayParams=with_ports, start_ray_process=start_process):
+        yield
+
+
+def ended_process(head: Any) -> str:
+    """The kind of a process that a cluster cannot do without and that has ended; empty when none has.
+
+    Args:
+        head: the ``ray._private.node.Node`` started by this process.
+    """
+    for kind in (find("PROCESS_TYPE_GCS_SERVER"), find("PROCESS_TYPE_RAYLET")):
+        if any(info.process.poll() is not None for info in head.all_processes.get(kind, ())):
+            return str(kind)
+    return ""
+
+
+def unanswered_since(worker_group: Any) -> dict[int, float]:
+    """Rank -> ``time.monotonic()`` since which a worker has not answered Ray Train's poll."""
+    return {rank: poll.start_time for rank, poll in worker_group._world_rank_to_ongoing_poll.items()}
+
+
+def cause(error: BaseException) -> BaseException:
+    """What a worker raised, without Ray Train's wrapper."""
+    return getattr(error, "_base_exc", error)
