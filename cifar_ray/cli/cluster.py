@@ -38,14 +38,15 @@ def cluster_check(words: Sequence[str]) -> int:
     command = flags.read(ClusterCheckCommand, words, None, "cluster check")
     if not command.files:
         raise ConfigError("", "cifar-ray cluster check needs one or more cluster files, such as cluster.yaml")
-    from cifar_ray.orchestration.cluster import schema
+    from cifar_ray.orchestration.cluster import clusterfile
+    from cifar_ray.reporting import cost
 
     sound = True
     for file in command.files:
         try:
-            verdict = schema.check(file)
+            verdict = clusterfile.check(file, lambda kind: cost.of_node_type(kind).words)
         except ConfigError as error:
-            print(f"error: {file} {error.problem}", file=sys.stderr)
+            print(f"error: {error.problem}", file=sys.stderr)
             sound = False
             continue
         for problem in verdict.problems:

@@ -13,7 +13,7 @@ from cifar_ray.config.train import WhichCheckpoint
 
 @dataclass(frozen=True)
 class ClusterCheckCommand:
-    """Check files for `ray up` without a cloud: Ray's schema, pinned versions, open ports, commands, prices."""
+    """Check files for `ray up` without a cloud: Ray's schema, versions, token, open ports, commands, prices."""
 
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]
     """Ray cluster files, such as cluster.yaml."""

@@ -58,8 +58,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "AutoscalingState": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
     "GetClusterStatusReply": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
     "internal_kv_get_gcs_client": ("ray.experimental.internal_kv", "the autoscaler's answer could not be read"),
-    "prepare_config": ("ray.autoscaler._private.util", "a cluster file would be checked without Ray's defaults"),
-    "validate_config": ("ray.autoscaler._private.util", "mistakes in a cluster file would show after `ray up`"),
     "_get_global_client": ("ray.serve.context", "a Ray Serve that runs already would be changed, then ended"),
     # Ray Train
     "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
