@@ -1,0 +1,258 @@
+"""What the loop writes down of several ranks, which are threads of this process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cifar_ray import models
+from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray.data import Dataset, Split
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import checkpoint, hardware, record
+from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import Launch, Outcome, Row, SavedCheckpoint
+from cifar_ray.training.stopping import StoppedError
+from tests.support.helpers import Recorder, resolved
+from tests.support.threads import on_threads
+
+USUAL = {
+    "dataset": "digits", "model": "simple_cnn", "strategy": "all_reduce", "topology": "1x2", "global_batch_size": 64,
+    "precision": "fp32", "log_every": 1, "steps_per_epoch": 4, "epochs": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def seeded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has one generator; ranks are processes elsewhere."""
+    build, lock = models.build, threading.Lock()
+
+    def alone(config: TrainConfig, spec: Any) -> nn.Module:
+        with lock:
+            torch.manual_seed(config.seed)
+            return build(config, spec)
+
+    monkeypatch.setattr(models, "build", alone)
+
+
+@pytest.fixture(scope="module")
+def few(digits: Dataset) -> Dataset:
+    """Digits with few test images."""
+    return replace(digits, test=Split(digits.test.images[:61], digits.test.labels[:61]))
+
+
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    folder: Path,
+    recorder: Callable[[], Recorder] = Recorder,
+    asked: Callable[[Recorder], bool] | None = None,
+) -> list[tuple[Outcome | Exception, Recorder]]:
+    """What each rank ends with, and what its observer heard; the folder is there for rank 0 alone."""
+
+    def one(worker: Worker) -> tuple[Outcome | Exception, Recorder]:
+        heard = recorder()
+        stop = (lambda: asked(heard)) if asked else None
+        place = folder if worker.rank == 0 else Path("/proc/none")
+        try:
+            return fit(config, dataset, place, worker, heard, Launch(0.0, 0.0), None, stop), heard
+        except (StoppedError, CheckpointError, DivergedError, OSError) as error:
+            return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
+
+    return on_threads(config.world_size, one)
+
+
+def losses(rows: tuple[Row, ...] | list[Row]) -> dict[int, list[float]]:
+    """The losses of both ranks by optimizer step."""
+    rows = [row for row in rows if row.kind == "iteration"]
+    return {row.step: [row.metrics[f"train/loss_rank{rank}"] for rank in range(2)] for row in rows}
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(every: int, few: Dataset, tmp_path: Path) -> None:
+    """However many checkpoints were written meanwhile."""
+    (outcome, recorder), (other, heard) = train(resolved(USUAL, checkpoint_every=every), few, tmp_path)
+    assert isinstance(outcome, Outcome)
+    assert isinstance(other, Outcome)
+    each = losses(recorder.rows)
+    assert each == losses(heard.rows)
+    assert all(first != second for first, second in each.values())
+    for record_, steps in zip(recorder.epochs, ((1, 2, 3, 4), (5, 6, 7, 8)), strict=True):
+        mean = sum(sum(each[step]) for step in steps) / 8
+        assert record_.row.metrics["train/epoch_loss"] == pytest.approx(mean, rel=1e-6)
+        assert sum(map(sum, record_.confusion)) == len(few.test.labels)
+        assert [len(values) for values in record_.per_class.values()] == [10] * 4
+    assert [row.metrics["train/loss"] for row in recorder.rows] == pytest.approx(
+        [sum(two) / 2 for two in each.values()]
+    )
+    assert (other.weights_sha256, other.checkpoint) == (outcome.weights_sha256, outcome.checkpoint)
+    assert outcome.weights_sha256 == recorder.checkpoints[-1].weights_sha256
+    if every:
+        step, first = (7, 5) if every == 1 else (6, 5)
+        kept = checkpoint.load(tmp_path / f"step-{step:08d}")
+        assert kept.epoch_loss == pytest.approx(sum(sum(each[n]) / 2 for n in range(first, step + 1)), rel=1e-6)
+        assert (kept.epoch, kept.accuracy) == (1, None)
+
+
+def test_ranks_stop_after_the_same_step_and_go_on_as_if_they_had_not(few: Dataset, tmp_path: Path) -> None:
+    config = resolved(USUAL)
+    (whole, told), _ = train(config, few, tmp_path / "whole")
+    assert isinstance(whole, Outcome)
+    stopped = train(config, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 5)
+    assert [(type(end), str(end)) for end, _ in stopped] == [(StoppedError, "stopped after step 6")] * 2
+    (after, heard), (other, silent) = train(config, few, tmp_path / "parts")
+    assert isinstance(after, Outcome)
+    assert isinstance(other, Outcome)
+    begun = heard.begun[0]
+    assert (begun.step, begun.resumed_from, begun.skipped) == (6, str(tmp_path / "parts/step-00000006"), ())
+    assert losses(list(begun.history)) == {step: two for step, two in losses(told.rows).items() if step <= 6}
+    assert silent.begun == []
+    assert heard.steps == silent.steps == [7, 8]
+    assert after.weights_sha256 == other.weights_sha256 == whole.weights_sha256
+    assert losses(after.history) == losses(other.history) == losses(whole.history)
+    assert after.metrics["train/epoch_loss"] == other.metrics["train/epoch_loss"]
+    assert after.metrics["train/epoch_loss"] == pytest.approx(whole.metrics["train/epoch_loss"], rel=1e-12)
+
+
+def test_nobody_is_stopped_when_nothing_is_left_to_train(few: Dataset, tmp_path: Path) -> None:
+    results = train(resolved(USUAL), few, tmp_path, asked=lambda heard: len(heard.steps) >= 7)
+    assert [type(end) for end, _ in results] == [Outcome] * 2
+    assert results[0][1].steps == list(range(1, 9))
+
+
+def test_a_refusal_of_rank_0_is_that_of_every_rank(few: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "step-00000004").mkdir()
+    results = train(resolved(USUAL), few, tmp_path)
+    assert {str(end) for end, _ in results} == {
+        f"no usable checkpoint in {tmp_path}: checkpoint {tmp_path}/step-00000004 has no readable manifest.json"
+    }
+
+
+def test_when_rank_0_cannot_write_the_others_end_with_it(few: Dataset, tmp_path: Path) -> None:
+    class Full(Recorder):
+        def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+            raise OSError("no room")
+
+    results = train(resolved(USUAL), few, tmp_path, Full)
+    assert [str(end) for end, _ in results] == ["no room", "rank 0 could not write the checkpoint of step 4"]
+
+
+@pytest.mark.parametrize(("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"sync_every": 3})])
+def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
+    strategy: str, values: dict[str, object], few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: dict[int, nn.Module] = {}
+    build = models.build
+
+    def kept(config: TrainConfig, spec: Any) -> nn.Module:
+        mine.model = build(config, spec)
+        return mine.model
+
+    class Last(Recorder):
+        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+            if step == 8:
+                for buffer in mine.model.buffers():  # so few steps would leave them much alike
+                    buffer += dist.get_rank()
+                own[dist.get_rank()] = copy.deepcopy(mine.model)
+
+    mine = threading.local()
+    monkeypatch.setattr(models, "build", kept)
+    config = resolved(
+        USUAL, model="resnet", resnet=ResNetOptions((1,), 4), strategy=strategy, per_rank_test=True, **values
+    )
+    (outcome, recorder), (other, _) = train(config, few, tmp_path, Last)
+    assert isinstance(outcome, Outcome)
+    assert isinstance(other, Outcome)
+    evaluator = Evaluator(few, Worker())
+    found = [
+        (outcome.metrics[f"test/loss_rank{rank}"], outcome.metrics[f"test/accuracy_rank{rank}"]) for rank in (0, 1)
+    ]
+    for rank in (0, 1):
+        assert found[rank] == pytest.approx(evaluator.alone(own[rank]), rel=1e-4)
+    assert found[0][0] != pytest.approx(found[1][0], rel=1e-3)
+    assert not [name for name in recorder.epochs[0].row.metrics if "rank" in name]  # the last epoch alone
+    shared = models.build(config, few.spec)
+    shared.load_state_dict(checkpoint.load(Path(outcome.checkpoint)).weights)
+    assert outcome.metrics["test/loss"] == pytest.approx(evaluator.alone(shared)[0], rel=1e-4)
+    assert [other.metrics[f"test/loss_rank{rank}"] for rank in (0, 1)] == [found[0][0], found[1][0]]
+
+
+def test_nothing_is_a_ranks_own_unless_asked_for(few: Dataset, tmp_path: Path) -> None:
+    (outcome, _), _ = train(resolved(USUAL), few, tmp_path)
+    assert isinstance(outcome, Outcome)
+    assert "test/loss_rank0" not in outcome.metrics
+
+
+def test_memory_is_told_of_every_rank(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "peak_memory_mib", lambda device: 100.5 + dist.get_rank())
+    results = train(resolved(USUAL, epochs=1), few, tmp_path)
+    for outcome, _ in results:
+        assert isinstance(outcome, Outcome)
+        found = {name: value for name, value in outcome.metrics.items() if "memory" in name}
+        assert found == {"peak_memory_mib": 101.5, "peak_memory_mib_rank0": 100.5, "peak_memory_mib_rank1": 101.5}
+
+
+def test_parts_of_a_step_are_means_over_the_ranks_that_have_measured_them() -> None:
+    measured = [{"data": 1.0, "forward": 3.0}, {"data": 3.0, "optimizer": 0.0}]
+
+    def one(worker: Worker) -> dict[str, float]:
+        job: Any = SimpleNamespace(worker=worker, clock=SimpleNamespace(parts=lambda: measured[worker.rank]))
+        return record._parts(job)
+
+    assert on_threads(2, one) == [{"data": 2.0, "forward": 3.0, "optimizer": 0.0}] * 2
+
+
+def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
+    def one(worker: Worker) -> int:
+        loss = torch.tensor(float("nan") if worker.rank == 1 else 2.0, dtype=torch.float64)
+        job: Any = SimpleNamespace(worker=worker, epoch_loss=loss, step=7)
+        with pytest.raises(DivergedError, match="at step 7;"):
+            record._sum_losses(job)
+        return worker.rank
+
+    assert on_threads(2, one) == [0, 1]
+
+
+@pytest.mark.parametrize("seen", [[1.0, float("inf")], [float("nan"), 1.0]])
+def test_a_logged_loss_of_any_rank_that_is_not_finite_ends_the_run(seen: list[float]) -> None:
+    job: Any = SimpleNamespace(strategy=SimpleNamespace(losses=lambda loss: seen), step=3, history=[])
+    with pytest.raises(DivergedError, match="at step 3;"):
+        record.iteration(job, torch.tensor(1.0), 0.1)
+    assert job.history == []
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "saved", "leaving", "due"),
+    [
+        (0, 8, 0, False, False),
+        (0, 8, 0, True, True),
+        (4, 3, 0, False, False),
+        (4, 4, 0, False, True),
+        (4, 5, 4, False, False),
+        (4, 7, 4, False, False),
+        (4, 8, 4, False, True),
+        (4, 9, 7, False, True),  # due at step 8, where it had to wait
+        (4, 9, 8, True, True),
+    ],
+)
+def test_a_checkpoint_is_due_at_every_multiple_or_before_leaving(
+    every: int, step: int, saved: int, leaving: bool, due: bool
+) -> None:
+    for may_pause in (True, False):
+        job: Any = SimpleNamespace(
+            config=SimpleNamespace(checkpoint_every=every), step=step, saved=saved,
+            stopper=SimpleNamespace(leaving=leaving), strategy=SimpleNamespace(may_pause=may_pause),
+        )  # fmt: skip
+        assert record.due(job) == (due and may_pause)
