@@ -1,17 +1,26 @@
-"""``cifar-ray cluster watch``: on a node, turn its cloud's notice into a drain that Ray and the runs on it see."""
+"""``cifar-ray cluster watch``: ask a cloud whether it is about to take this machine, and drain its Ray node in time.
+
+It imports neither torch nor Ray Train, since it runs beside the workers.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Callable
-from urllib.parse import urlsplit
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from http.client import HTTPException
 
 import psutil
 import ray
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.orchestration.cluster.metadata import Aws, Gcp, Notice, Provider
 from cifar_ray.orchestration.cluster.ray_internals import (
     DrainNodeReason,
     GcsClient,
@@ -20,68 +29,149 @@ from cifar_ray.orchestration.cluster.ray_internals import (
 )
 
 _EVERY_S = 2.0
-_REGISTERED_S = 300.0
-_ALIVE_EVERY_S = 30.0
+_ASK_S = 2.0
 _GCS_S = 10.0
-_CLOUDS: dict[str, Callable[[str | None], Provider]] = {"aws": Aws, "gcp": Gcp}
+_ALIVE_EVERY_S = 30.0
+_GCP_LEFT_MS = 30_000
+# The metadata service is on the machine's own link, never behind a proxy.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Notice:
+    """This machine will be taken away.
+
+    Attributes:
+        deadline_ms: when, in ms since 1970.
+        reason: in the cloud's words.
+    """
+
+    deadline_ms: int
+    reason: str
+
+
+def aws(url: str) -> Notice | None:
+    """Ask EC2 by IMDSv2; a notice comes two minutes ahead. A rebalance recommendation is no notice.
+
+    Raises:
+        OSError: the service does not answer as documented.
+    """
+    token, _ = _ask(f"{url}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
+    try:
+        body, _ = _ask(f"{url}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+    try:
+        action = json.loads(body)
+        deadline = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+        return Notice(int(deadline.timestamp() * 1000), f"AWS will {action['action']} this spot instance")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise OSError(f"instance-action is {body[:100]!r}") from None
+
+
+def gcp(url: str) -> Notice | None:
+    """Ask Compute Engine; a notice comes 30 s ahead.
+
+    Raises:
+        OSError: the service does not answer as documented.
+    """
+    body, headers = _ask(f"{url}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+    if headers.get("Metadata-Flavor") != "Google" or body not in ("TRUE", "FALSE"):
+        raise OSError(f"instance/preempted is {body[:100]!r}")
+    now_ms = time.time_ns() // 1_000_000
+    return Notice(now_ms + _GCP_LEFT_MS, "Google Cloud preempts this instance") if body == "TRUE" else None
+
+
+CLOUDS: dict[str, tuple[str, Callable[[str], Notice | None]]] = {
+    "aws": ("http://169.254.169.254", aws),
+    "gcp": ("http://metadata.google.internal", gcp),
+}
+"""Name -> address of the metadata service, and how to ask it."""
 
 
 def watch(
     provider: str | None, metadata_url: str | None, address: str | None, node_id: str | None, say: Callable[[str], None]
 ) -> bool:
-    """Wait for the notice that this machine will be taken away, and drain its Ray node until then.
-
-    It imports neither torch nor Ray Train, since it lives beside the workers.
+    """Wait for a notice, then drain the Ray node of this machine until its deadline.
 
     Args:
-        provider: ``aws`` or ``gcp``; whichever answers when None.
-        metadata_url: where the metadata service is, if not where the cloud has it.
-        address: HOST:PORT of the Ray head; when None, of the Ray that runs on this machine.
+        provider: a key of :data:`CLOUDS`; the one that answers when None.
+        metadata_url: address of the metadata service, if not the cloud's usual one.
+        address: HOST:PORT of the Ray head; that of the Ray on this machine when None.
         node_id: Ray's id of the node, where several run on this machine.
-        say: is told what happens, in sentences.
+        say: is called with sentences on what happens.
 
     Returns:
-        Whether all is well: the node is drained, or has left the cluster before. False when Ray refuses to drain it.
+        True once the node is drained or has left the cluster; False when Ray refuses to drain it.
 
     Raises:
-        ConfigError: when there is no such service, cluster or node.
+        ConfigError: there is no such service, cluster or node.
     """
-    if metadata_url is not None and (urlsplit(metadata_url).scheme != "http" or not urlsplit(metadata_url).netloc):
-        raise ConfigError("metadata_url", f"must be an address such as http://169.254.169.254, got {metadata_url!r}")
-    cloud = _cloud(provider, metadata_url.rstrip("/") if metadata_url else None)
+    name, ask = _cloud(provider, metadata_url)
     with connection.token():
         gcs = _connect(address)
         node = _own_node(gcs, node_id)
-        say(f"watching for a notice to node {node[:8]} by {type(cloud).__name__.upper()}")
-        notice = _notice(cloud, lambda: _alive(gcs, node), say)
+        say(f"watching for a notice to node {node[:8]} by {name.upper()}")
+        notice = _notice(ask, gcs, node, say)
         if notice is None:
             say(f"node {node[:8]} has left the cluster; there is nothing more to watch")
             return True
-        refusal = _drain(gcs, node, notice)
-    if refusal:
-        say(f"{notice.reason}, and Ray does not drain node {node[:8]}: {refusal}")
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        try:
+            accepted, refusal = gcs.drain_node(node, reason, notice.reason, notice.deadline_ms)
+        except ray.exceptions.RayError as error:
+            accepted, refusal = False, _words(error)
+    if not accepted:
+        say(f"{notice.reason}, and Ray does not drain node {node[:8]}: {refusal or 'it gives no reason'}")
         return False
     left_s = max(notice.deadline_ms / 1000 - time.time(), 0)
-    say(f"{notice.reason} in {left_s:.0f} s; node {node[:8]} is drained, and runs on it go on elsewhere")
+    say(f"{notice.reason} in {left_s:.0f} s; node {node[:8]} is drained, and runs on it move elsewhere")
     return True
 
 
-def _cloud(provider: str | None, url: str | None) -> Provider:
-    names = [provider] if provider else list(_CLOUDS)
+def _cloud(provider: str | None, url: str | None) -> tuple[str, Callable[[], Notice | None]]:
+    """The cloud whose metadata service answers, and how to ask it."""
+    if url is not None and not re.fullmatch(r"http://[^/\s]+/?", url):
+        raise ConfigError("metadata_url", f"must be an address such as http://169.254.169.254, got {url!r}")
+    names = [provider] if provider else list(CLOUDS)
     for name in names:
-        cloud = _CLOUDS[name](url)
-        if cloud.answers():
-            return cloud
+        usual, ask = CLOUDS[name]
+        where = (url or usual).rstrip("/")
+        try:
+            ask(where)
+        except OSError:
+            continue
+        return name, partial(ask, where)
     asked = f"the metadata service of {' or '.join(name.upper() for name in names)}"
     raise ConfigError("metadata_url" if url else "provider", f"must lead to {asked}, and none answers here")
 
 
-def _connect(address: str | None) -> GcsClient:
-    """A client of the cluster's head.
+def _notice(ask: Callable[[], Notice | None], gcs: GcsClient, node: str, say: Callable[[str], None]) -> Notice | None:
+    """Wait for the notice; None when the node has left the cluster first."""
+    away, looked = False, time.monotonic()
+    while True:
+        try:
+            if notice := ask():
+                return notice
+            away = False
+        except OSError as error:
+            if not away:  # say it once each time
+                say(f"the metadata service does not answer ({_words(error)}); it is asked again")
+            away = True
+        if time.monotonic() - looked >= _ALIVE_EVERY_S:
+            looked = time.monotonic()
+            try:
+                if node not in _nodes(gcs):
+                    return None
+            except ray.exceptions.RayError:  # the whole cluster has gone
+                return None
+        time.sleep(_EVERY_S)
 
-    Raises:
-        ConfigError: when no head answers.
-    """
+
+def _connect(address: str | None) -> GcsClient:
+    """A client of the cluster's head."""
     found = address or canonicalize_bootstrap_address(None)
     if not found:
         raise ConfigError("address", "must be HOST:PORT of a Ray head; no Ray runs on this machine")
@@ -95,75 +185,32 @@ def _connect(address: str | None) -> GcsClient:
 
 
 def _own_node(gcs: GcsClient, node_id: str | None) -> str:
-    """Ray's id of the node on this machine; one that is just starting is waited for."""
+    """Ray's id of the node on this machine."""
     addresses = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
-    end = time.monotonic() + _REGISTERED_S
-    while True:
-        there = _nodes(gcs)
-        if node_id is not None:
-            if node_id in there:
-                return node_id
-        else:
-            own = [known for known, address in there.items() if address in addresses]
-            if len(own) == 1:
-                return own[0]
-            if own:
-                raise ConfigError("node_id", f"must be given, since {len(own)} nodes run on this machine: {_list(own)}")
-        if time.monotonic() >= end:
-            asked = "that of a live node" if node_id else "given, since no node of this cluster runs on this machine"
-            raise ConfigError("node_id", f"must be {asked}; the cluster has {_list(list(there))}")
-        time.sleep(_EVERY_S)
-
-
-def _alive(gcs: GcsClient, node: str) -> bool:
-    """Whether the node is still in its cluster, and that still there."""
-    try:
-        return node in _nodes(gcs)
-    except ray.exceptions.RayError:
-        return False
+    nodes = _nodes(gcs)
+    own = [node for node, address in nodes.items() if node == node_id or (not node_id and address in addresses)]
+    if len(own) == 1:
+        return own[0]
+    if own:
+        raise ConfigError("node_id", f"must be given, since {len(own)} nodes run on this machine: {', '.join(own)}")
+    wanted = "that of a live node" if node_id else "given, since no node of this cluster runs on this machine"
+    raise ConfigError("node_id", f"must be {wanted}; the cluster has {', '.join(nodes) or 'none'}")
 
 
 def _nodes(gcs: GcsClient) -> dict[str, str]:
-    """Ray's ids of the live nodes, and their addresses."""
-    return {
-        info.node_id.hex(): info.node_manager_address
-        for info in gcs.get_all_node_info(timeout=_GCS_S).values()
-        if info.state == GcsNodeInfo.ALIVE
-    }
+    """Ray's ids of the live nodes -> their addresses."""
+    found = gcs.get_all_node_info(timeout=_GCS_S).values()
+    return {info.node_id.hex(): info.node_manager_address for info in found if info.state == GcsNodeInfo.ALIVE}
 
 
-def _notice(cloud: Provider, alive: Callable[[], bool], say: Callable[[str], None]) -> Notice | None:
-    """The notice, however long it takes; None when the node has gone before."""
-    trouble, looked = "", time.monotonic()
-    while True:
-        try:
-            notice = cloud.notice()
-            trouble = ""
-        except OSError as error:
-            if not trouble:  # once for every time that it is away
-                say(f"the metadata service does not answer ({_words(error)}); it is asked again")
-            notice, trouble = None, _words(error)
-        if notice is not None:
-            return notice
-        if time.monotonic() - looked >= _ALIVE_EVERY_S:
-            looked = time.monotonic()
-            if not alive():
-                return None
-        time.sleep(_EVERY_S)
-
-
-def _drain(gcs: GcsClient, node: str, notice: Notice) -> str:
-    """Have no more work placed on the node, and those that watch for it told; why not, if Ray refuses."""
-    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+def _ask(url: str, headers: Mapping[str, str], method: str = "GET") -> tuple[str, Mapping[str, str]]:
+    """Body and headers of an answer; ``OSError`` without one, ``HTTPError`` for a status of 400 or more."""
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310  http:// only
     try:
-        accepted, why = gcs.drain_node(node, reason, notice.reason, notice.deadline_ms)
-    except ray.exceptions.RayError as error:
-        return _words(error)
-    return "" if accepted else why or "no reason is given"
-
-
-def _list(nodes: list[str]) -> str:
-    return ", ".join(nodes) or "none"
+        with _OPENER.open(request, timeout=_ASK_S) as answer:
+            return answer.read().decode(errors="replace").strip(), answer.headers
+    except HTTPException as error:
+        raise OSError(str(error) or type(error).__name__) from None
 
 
 def _words(error: BaseException) -> str:

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cifar_ray.orchestration.cluster.metadata import Aws, Gcp
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.cluster import spot
 
 
 class Service(ThreadingHTTPServer):
@@ -27,6 +28,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         known = self.path == "/latest/api/token" and "X-aws-ec2-metadata-token-ttl-seconds" in self.headers
+        known = known and bool(self.server.token)
         self._answer(*((200, self.server.token) if known else (404, "")))
 
     def do_GET(self) -> None:
@@ -57,46 +59,45 @@ ACTION = "/latest/meta-data/spot/instance-action"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
-def test_aws_has_no_notice_until_there_is_one_and_renews_a_token_that_has_run_out(service: Service) -> None:
-    cloud = Aws(service.url)
-    assert cloud.answers()
+def test_aws_has_no_notice_until_there_is_one_and_takes_a_new_token_each_time(service: Service) -> None:
     service.answers["/latest/meta-data/events/recommendations/rebalance"] = (
         200,
         '{"noticeTime": "2020-10-27T08:22:00Z"}',
     )
-    assert cloud.notice() is None
+    assert spot.aws(service.url) is None
     service.token = "second"
     service.answers[ACTION] = (200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
-    notice = cloud.notice()
-    assert notice is not None
-    assert (notice.deadline_ms, notice.reason) == (1_505_722_920_000, "AWS will terminate this spot instance")
+    assert spot.aws(service.url) == spot.Notice(1_505_722_920_000, "AWS will terminate this spot instance")
 
 
 @pytest.mark.parametrize("body", ["", "terminate", "[]", '{"action": "stop"}', '{"action": "stop", "time": "soon"}'])
 def test_an_action_that_cannot_be_read_is_no_silence(service: Service, body: str) -> None:
     service.answers[ACTION] = (200, body)
     with pytest.raises(OSError, match="instance-action is "):
-        Aws(service.url).notice()
+        spot.aws(service.url)
 
 
 def test_google_says_true_or_false(service: Service) -> None:
-    cloud = Gcp(service.url)
-    service.answers |= {"/computeMetadata/v1/": (200, "instance/\n"), PREEMPTED: (200, "FALSE\n")}
-    assert cloud.answers()
-    assert cloud.notice() is None
+    service.answers[PREEMPTED] = (200, "FALSE\n")
+    assert spot.gcp(service.url) is None
     service.answers[PREEMPTED] = (200, "TRUE")
-    notice = cloud.notice()
+    notice = spot.gcp(service.url)
     assert notice is not None
     assert notice.reason == "Google Cloud preempts this instance"
     service.answers[PREEMPTED] = (200, "perhaps")
     with pytest.raises(OSError, match="instance/preempted is 'perhaps'"):
-        cloud.notice()
+        spot.gcp(service.url)
 
 
-def test_whoever_else_answers_is_neither(service: Service) -> None:
-    service.answers |= {"/computeMetadata/v1/": (200, ""), PREEMPTED: (200, "TRUE")}
+def test_the_cloud_is_the_one_that_answers(service: Service) -> None:
+    service.token = ""  # AWS's alone are given out
+    service.answers[PREEMPTED] = (200, "FALSE")
+    name, ask = spot._cloud(None, service.url)
+    assert (name, ask()) == ("gcp", None)
     service.google = "somebody"
-    assert not Gcp(service.url).answers()
-    assert not Aws("http://127.0.0.1:9").answers()
-    with pytest.raises(OSError, match="not Google's"):
-        Gcp(service.url).notice()
+    with pytest.raises(ConfigError, match="must lead to the metadata service of AWS or GCP, and none answers here"):
+        spot._cloud(None, service.url)
+    with pytest.raises(ConfigError, match="must lead to the metadata service of AWS, and none answers here"):
+        spot._cloud("aws", "http://127.0.0.1:9/")
+    with pytest.raises(ConfigError, match="must be an address such as"):
+        spot._cloud(None, "169.254.169.254")
