@@ -14,7 +14,6 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.display.run import Finding
-from cifar_ray.storage import LocalFolder
 
 _LEAST_FREE_GB = 2.0
 
@@ -87,8 +86,8 @@ def _memory() -> Finding:
 def _storage(config: TrainConfig) -> Finding:
     try:
         folder = storage.at(config.storage)
-        if isinstance(folder, LocalFolder):
-            return _folder(folder.path)
+        if folder.local:
+            return _folder(folder.disk)
         folder.names()
     except ConfigError as error:
         return Finding("storage", str(config.storage), error.as_flag())

@@ -1,148 +1,216 @@
-"""What a run asks of the place that it is kept in, and the place that is a folder."""
+"""A folder on a disk, or a prefix in a bucket: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import re
-import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from datetime import timedelta
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from cifar_ray.config import files
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.storage.errors import reason
+from cifar_ray.storage.temporary import scratch
 
-LOCK = ".driver.lock"
-DESCRIPTION = "run.json"
-"""Name of the file that identifies a run, in its folder."""
+if TYPE_CHECKING:
+    from pyarrow import fs
 
-_LONGEST_REASON = 200
-_PAUSES_S = (1.0, 2.0, 4.0)
-
-
-class Held(Protocol):
-    """A lock that this process has."""
-
-    def release(self, force: bool = ...) -> None:
-        """Let others have it."""
-
-    def __enter__(self) -> Held: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+_ADDRESS = re.compile(r"(?P<scheme>s3|gs)://(?P<bucket>[a-zA-Z0-9][\w.-]*)(?P<path>(/[^/?#]+)*)/?")
+_TRIES = 3  # of one request, by the library
+_GCS_PATIENCE = timedelta(seconds=15)
 
 
-class Folder(Protocol):
-    """A place for files, and for other such places below it. What fails raises an ``OSError``."""
+@dataclass(frozen=True)
+class Folder:
+    """A folder of files and folders. All methods raise ``OSError`` when the file system fails.
+
+    It can be sent to other processes and holds no secret; credentials are where PyArrow looks for them.
+
+    Attributes:
+        path: absolute path on a disk, or bucket and prefix.
+        scheme: ``s3`` or ``gs``; empty for a folder on a disk.
+        endpoint: ``http(s)://HOST:PORT`` of a server other than the cloud's own; empty otherwise.
+        region: the bucket's, for S3.
+    """
+
+    path: str
+    scheme: str = ""
+    endpoint: str = ""
+    region: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on a disk, this machine's own or one that several machines have mounted at the same path."""
+        return not self.scheme
 
     @property
     def address(self) -> str:
-        """What leads to it from any machine that has it: an absolute path, or ``s3://bucket/prefix``."""
+        """What :func:`at` finds it by, on any machine that has access."""
+        return self.path if self.local else f"{self.scheme}://{self.path}"
 
     @property
     def name(self) -> str:
         """The last part of the address."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def disk(self) -> Path:
+        """Where its files are on a disk: the folder itself, or where this machine keeps copies of a bucket's files."""
+        if self.local:
+            return Path(self.path)
+        name = hashlib.sha256(f"{self.endpoint} {self.address}".encode()).hexdigest()[:16]
+        return Path.home() / ".cifar_ray" / "copies" / name
 
     def below(self, name: str) -> Folder:
-        """A place in this one, which need not be there yet."""
+        """A folder in this one, which need not exist."""
+        return Folder(self._of(name), self.scheme, self.endpoint, self.region)
 
     def exists(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is anything in it."""
+        return bool(self.names())
 
     def make(self) -> None:
-        """Make it, with what is above it; a ``FileExistsError`` when it is there."""
+        """Make it, with the folders above it. In a bucket, a prefix exists once an object does."""
+        if self.local:
+            self._files.create_dir(self.path, recursive=True)
+
+    def names(self) -> list[str]:
+        """What is directly in it, sorted; nothing when it does not exist."""
+        from pyarrow import fs
+
+        # Google's store has no folders: only the objects below tell that there is one.
+        selector = fs.FileSelector(self.path, recursive=not self.local, allow_not_found=True)
+        found = self._files.get_file_info(selector)
+        return sorted({PurePosixPath(info.path).relative_to(self.path).parts[0] for info in found})
 
     def read(self, name: str) -> str:
-        """A text file; a ``FileNotFoundError`` when it is not there."""
+        """A text file; ``FileNotFoundError`` when it does not exist."""
+        with self._files.open_input_stream(self._of(name)) as stream:
+            return stream.read().decode()
 
     def write(self, name: str, text: str) -> None:
-        """Write a text file that is never seen half written."""
-
-    def names(self) -> Sequence[str]:
-        """What lies directly below it."""
-
-    def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
-
-    def remove(self) -> None:
-        """Remove it with everything below, if it is there."""
-
-    def lock(self, refusal: Exception) -> Held:
-        """Keep other drivers away, until this process ends or releases the lock; ``refusal`` when one is at work."""
-
-
-@dataclass(frozen=True)
-class LocalFolder:
-    """A folder of this machine, or one that several machines have mounted at the same path."""
-
-    path: Path
-
-    @staticmethod
-    def at(given: str | None) -> LocalFolder:
-        """The folder given, or the usual one in the home folder.
-
-        Raises:
-            ConfigError: when it is below somebody's home folder who has none.
-        """
-        return LocalFolder(files.storage(given))
-
-    @property
-    def address(self) -> str:
-        return str(self.path)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    def below(self, name: str) -> LocalFolder:
-        return LocalFolder(self.path / name)
-
-    def exists(self) -> bool:
-        return self.path.exists()
-
-    def make(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.mkdir()
-
-    def read(self, name: str) -> str:
-        return (self.path / name).read_text(encoding="utf-8")
-
-    def write(self, name: str, text: str) -> None:
-        files.write_whole(self.path / name, text)
-
-    def names(self) -> Sequence[str]:
-        return sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        """Write a text file, which others see whole or not at all."""
+        target = self._of(name)
+        partial = self._of(f".{name}.partial") if self.local else target  # an object appears when it is complete
+        with self._files.open_output_stream(partial) as stream:
+            stream.write(text.encode())
+        if self.local:
+            self._files.move(partial, target)
 
     def delete(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        """Remove a file, if it exists."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._of(name))
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder with everything in it, if it exists."""
+        if self.local or self.exists():
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                self._files.delete_dir(self.path)
 
-    def lock(self, refusal: Exception) -> Held:
-        return files.hold(self.path / LOCK, refusal)
+    def upload(self, file: Path) -> None:
+        """Copy a file of this machine into the folder, under its own name."""
+        from pyarrow import fs
+
+        disk = fs.LocalFileSystem()
+        fs.copy_files(str(file), self._of(file.name), source_filesystem=disk, destination_filesystem=self._files)
+
+    def download(self, name: str, folder: Path) -> None:
+        """Copy a file into a folder of this machine; ``FileNotFoundError`` when it does not exist."""
+        from pyarrow import fs
+
+        disk = fs.LocalFileSystem()
+        folder.mkdir(parents=True, exist_ok=True)
+        fs.copy_files(self._of(name), str(folder / name), source_filesystem=self._files, destination_filesystem=disk)
+
+    @contextmanager
+    def on_disk(self, name: str) -> Iterator[Path]:
+        """Context manager: a file as one on a disk, to read. It need not exist."""
+        if self.local:
+            yield self.disk / name
+            return
+        with scratch() as temporary:
+            with contextlib.suppress(FileNotFoundError):
+                self.download(name, temporary)
+            yield temporary / name
+
+    def _of(self, name: str) -> str:
+        return str(PurePosixPath(self.path, name))
+
+    @property
+    def _files(self) -> fs.FileSystem:
+        return _file_system(self.scheme, self.endpoint, self.region)
 
 
-def persistently(write: Callable[[], None]) -> None:
-    """Write something, and again after a pause when it fails.
+def at(given: str | None) -> Folder:
+    """The folder or prefix that an address names; ``~/.cifar_ray/runs`` for None.
+
+    A server other than the cloud's own is named by ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` or
+    ``STORAGE_EMULATOR_HOST``, as for the clouds' own clients.
 
     Raises:
-        OSError: of the last of four tries.
+        ConfigError: when the address is neither a folder nor a bucket's, or the bucket's region cannot be found.
     """
-    for pause in _PAUSES_S:
-        try:
-            write()
-            return
-        except OSError:
-            time.sleep(pause)
-    write()
+    if given is None or "://" not in given:
+        return Folder(str(files.storage(given)))
+    match = _ADDRESS.fullmatch(given)
+    if match is None or ".." in match["path"].split("/"):
+        shown = re.sub(r"//.*@", "//...@", given)  # a secret is not repeated
+        raise ConfigError(
+            "storage", f"must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {shown!r}"
+        )
+    scheme, bucket, path = match["scheme"], match["bucket"], match["bucket"] + match["path"]
+    if scheme == "gs":
+        return Folder(path, scheme, os.environ.get("STORAGE_EMULATOR_HOST", ""))
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return Folder(path, scheme, endpoint, region if endpoint else _region(bucket))
 
 
-def reason(error: OSError) -> str:
-    """Why something failed, in few words; object stores tell with many."""
-    text = " ".join((error.strerror or str(error)).split())
-    text = re.sub(r"\(Request ID: [^)]*\)|^When .*?: AWS Error | during \w+ operation|; Details: .*", "", text)
-    text = re.sub(r"google::cloud::Status\(|Permanent error, with a last message of | error_info=.*", "", text)
-    return text.strip()[:_LONGEST_REASON]
+@cache
+def _region(bucket: str) -> str:
+    """Region of a bucket of S3, which may be another than that of the machine that computes."""
+    from pyarrow import fs
+
+    try:
+        return fs.resolve_s3_region(bucket)
+    except OSError as error:
+        raise ConfigError("storage", f"must be in a bucket that exists; s3://{bucket}: {reason(error)}") from None
+
+
+@cache
+def _file_system(scheme: str, endpoint: str, region: str) -> fs.FileSystem:
+    from pyarrow import fs
+
+    if scheme == "s3":
+        retry = fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES)
+        return fs.S3FileSystem(region=region, endpoint_override=endpoint or None, retry_strategy=retry)
+    if scheme == "gs" and endpoint:
+        protocol, _, host = endpoint.rpartition("://")
+        return fs.GcsFileSystem(
+            anonymous=True, scheme=protocol or "http", endpoint_override=host, retry_time_limit=_GCS_PATIENCE
+        )
+    return fs.GcsFileSystem(retry_time_limit=_GCS_PATIENCE) if scheme == "gs" else fs.LocalFileSystem()
+
+
+def refusal(folder: Folder, error: OSError) -> ConfigError:
+    """The error for a ``--storage`` that cannot be read or written."""
+    return ConfigError(
+        "storage", f"must be a folder or a bucket that can be written; {folder.address}: {reason(error)}"
+    )
+
+
+@contextmanager
+def refusing(folder: Folder) -> Iterator[None]:
+    """Context manager: turn an ``OSError`` into the :func:`refusal` of ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(folder, error) from None

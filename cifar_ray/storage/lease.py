@@ -1,10 +1,11 @@
-"""One driver at a time on a prefix in an object store, which has no locks.
+"""Who owns a folder: one driver at a time works on a run or a sweep.
 
-An object names the driver and is written again every few seconds. Who finds one of another machine watches it:
-a driver that lives is seen to write; one that has not for a minute is gone. On the same machine a file's lock
-tells at once. A driver that finds another's name when it writes again has lost the prefix. Two drivers that begin
-on two machines within the same second may both see themselves; the object is read again after it was written, to
-make that improbable.
+A lock on a file keeps other drivers away, and is free again once its process ends. A bucket has no locks. There the
+file is on this machine's disk, and against other machines an object names the driver, which writes it again every
+few seconds. A driver that finds the object of another machine watches it: written again, the other driver lives;
+not written for a minute, it is gone. A driver that finds another's name when it writes again has lost the folder.
+Two drivers that start on two machines within the same second may both see themselves; the object is read again
+after it was written, to make that improbable.
 """
 
 from __future__ import annotations
@@ -15,74 +16,82 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cifar_ray.config import files
-from cifar_ray.storage.folder import LOCK
+from filelock import FileLock, Timeout
 
-if TYPE_CHECKING:
-    from cifar_ray.storage.objects import ObjectFolder
+from cifar_ray.storage.folder import Folder
 
-NAME = ".driver.json"
+FILE, OBJECT = ".driver.lock", ".driver.json"
 RENEW_S = 10.0
 EXPIRE_S = 60.0
-_LOOK_S = 2.0
+_WATCH_S = 2.0
 _LAST_WRITE_S = 30.0
 
 
-class Lease:
-    """A prefix, kept by this process until it ends or releases it.
+class Lock:
+    """A folder that belongs to this process until it ends or releases it.
 
     Attributes:
-        folder: the prefix.
-        lost: whether a driver of another machine was seen to have taken it, as this one could not write for a while.
+        folder: the folder.
+        lost: whether a driver of another machine has taken a bucket's folder, as this one could not write for a while.
     """
 
-    def __init__(self, folder: ObjectFolder, refusal: Exception) -> None:
+    def __init__(self, folder: Folder, refusal: Exception) -> None:
+        """Take the folder.
+
+        Raises:
+            OSError: when the folder cannot be written.
+            Exception: ``refusal``, when another driver has the folder.
+        """
         self.folder = folder
         self.lost = False
-        folder.here.mkdir(parents=True, exist_ok=True)
-        self._local = files.hold(folder.here / LOCK, refusal)
-        self._mine = {"machine": _machine(), "session": uuid.uuid4().hex}
+        self._name = {"machine": machine(), "session": uuid.uuid4().hex} if not folder.local else {}
         self._released = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, daemon=True, name="storage-lease")
+        self._file = FileLock(folder.disk / FILE, thread_local=False)  # any thread may release it
+        try:
+            self._file.acquire(timeout=0)
+        except Timeout:
+            raise refusal from None
+        if folder.local:
+            return
         try:
             self._wait(refusal)
             self._write()
-            if (self._read() or {}).get("session") != self._mine["session"]:
+            if not self._is_mine():
                 raise refusal
         except BaseException:
-            self._local.release()
+            self._file.release()
             raise
-        self._renewing = threading.Thread(target=self._renew, daemon=True, name="storage-lease")
         self._renewing.start()
 
-    def release(self, force: bool = False) -> None:
-        """Let others have the prefix."""
+    def release(self) -> None:
+        """Let others have the folder."""
         self._released.set()
-        self._renewing.join(_LAST_WRITE_S)  # else what it is just writing would come after the removal
-        with contextlib.suppress(OSError):
-            if (self._read() or {}).get("session") == self._mine["session"]:
-                self.folder.delete(NAME)
-        self._local.release(force)
+        if self._renewing.is_alive():
+            self._renewing.join(_LAST_WRITE_S)  # else what it is just writing would come after the removal
+        if not self.folder.local:
+            with contextlib.suppress(OSError):
+                if self._is_mine():
+                    self.folder.delete(OBJECT)
+        self._file.release()
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Lock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _wait(self, refusal: Exception) -> None:
-        """Until the prefix is free, or its driver is seen to live."""
+        """Wait until no other machine's driver has the folder; raise ``refusal`` when it is seen to live."""
         first = self._read()
         end = time.monotonic() + EXPIRE_S
-        # With this machine's lock held, what another process of it has written is of one that is gone.
-        while first is not None and first.get("machine") != self._mine["machine"] and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+        # What another process of this machine has written is void: this one has the file's lock.
+        while first.get("machine", self._name["machine"]) != self._name["machine"] and time.monotonic() < end:
+            time.sleep(_WATCH_S)
             now = self._read()
-            if now is None:
+            if not now:
                 return
             if now != first:
                 raise refusal
@@ -90,26 +99,32 @@ class Lease:
     def _renew(self) -> None:
         while not self._released.wait(RENEW_S):
             with contextlib.suppress(OSError):  # the next one may arrive
-                if (self._read() or self._mine).get("session") != self._mine["session"]:
+                found = self._read()
+                if found and found.get("session") != self._name["session"]:
                     self.lost = True
                     return
                 self._write()
 
-    def _read(self) -> dict[str, Any] | None:
+    def _is_mine(self) -> bool:
+        return self._read().get("session") == self._name["session"]
+
+    def _read(self) -> dict[str, Any]:
+        """What the object says; nothing when there is none, or it cannot be understood."""
         try:
-            found = json.loads(self.folder.read(NAME))
+            found = json.loads(self.folder.read(OBJECT))
         except (FileNotFoundError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _write(self) -> None:
-        self.folder.write(NAME, json.dumps({**self._mine, "written": time.time()}))
+        self.folder.write(OBJECT, json.dumps({**self._name, "written": time.time()}))
 
 
-def _machine() -> str:
-    """A name of this machine, or rather of this home folder, which has the file's lock."""
-    path = Path.home() / ".cifar_ray" / "machine"
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8")
-    files.write_whole(path, uuid.uuid4().hex)
-    return path.read_text(encoding="utf-8")
+def machine() -> str:
+    """A name of this machine, or rather of this home folder, where the locked files are."""
+    home = Folder(str(Path.home() / ".cifar_ray"))
+    with contextlib.suppress(FileNotFoundError):
+        return home.read("machine")
+    home.make()
+    home.write("machine", uuid.uuid4().hex)
+    return home.read("machine")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors import torch as safetensors
 from torch import Tensor
 
@@ -375,8 +375,11 @@ def lock(folder: Path) -> FileLock:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = CheckpointError(f"another process is training into {folder}")
-        return files.hold(folder / ".lock", taken, wait_s=_LOCK_WAIT_S)
+        lock = FileLock(folder / ".lock", timeout=_LOCK_WAIT_S, thread_local=False)  # any thread may release it
+        lock.acquire()
+        return lock
+    except Timeout:
+        raise CheckpointError(f"another process is training into {folder}") from None
     except OSError as error:
         raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from None
 

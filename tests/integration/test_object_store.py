@@ -17,7 +17,7 @@ from PIL import Image
 
 from cifar_ray import storage
 from cifar_ray.config.train import ResNetOptions
-from cifar_ray.orchestration.run import copies
+from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.storage import Folder
 from tests.support import stores
 from tests.support.helpers import resolved, train_on_ranks
@@ -60,7 +60,7 @@ def artifact(person: Person, run_id: str, name: str) -> Any:
 
 def complete(folder: Folder) -> list[str]:
     """Names of a run's checkpoints in the store, all of them whole."""
-    kept = folder.below(copies.CHECKPOINTS)
+    kept = folder.below(checkpoints.CHECKPOINTS)
     names = [name for name in kept.names() if "manifest.json" in kept.below(name).names()]
     for name in names:
         assert kept.below(name).names() == ["manifest.json", "state.pt", "weights.safetensors"]
@@ -153,7 +153,7 @@ def test_a_bucket_that_is_not_there(user: Person) -> None:
     for command in (["train"], ["sweep", "--name", "seeds", "--grid", "seed=1,2"]):
         sentence = refused(user, "s3://nobody-has-it/runs", command)
         assert sentence.startswith(
-            "error: --storage must be a place that can be written; s3://nobody-has-it/runs: NO_SUCH_"
+            "error: --storage must be a folder or a bucket that can be written; s3://nobody-has-it/runs: NO_SUCH_"
         )
     ill = user.runs("doctor", "--storage", "s3:/wrong")
     assert (ill.returncode, ill.stdout.count("!!  ")) == (0, 0)  # it is a folder's name
@@ -164,14 +164,18 @@ def test_a_bucket_that_is_not_there(user: Person) -> None:
 def test_a_store_that_does_not_answer(user: Person) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     sentence = refused(user, f"s3://{stores.BUCKET}/runs", AWS_ENDPOINT_URL=dead)
-    assert sentence.startswith(f"error: --storage must be a place that can be written; s3://{stores.BUCKET}/runs: ")
+    assert sentence.startswith(
+        f"error: --storage must be a folder or a bucket that can be written; s3://{stores.BUCKET}/runs: "
+    )
     assert "NETWORK_CONNECTION" in sentence
 
 
 def test_keys_that_the_store_does_not_know(person: Person) -> None:
     with stores.s3(checks_keys=True) as variables:
         sentence = refused(person, f"s3://{stores.BUCKET}/runs", **variables)
-    assert sentence.startswith(f"error: --storage must be a place that can be written; s3://{stores.BUCKET}/runs: ")
+    assert sentence.startswith(
+        f"error: --storage must be a folder or a bucket that can be written; s3://{stores.BUCKET}/runs: "
+    )
     assert variables["AWS_SECRET_ACCESS_KEY"] not in sentence
 
 

@@ -21,14 +21,13 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import copies, interrupts
+from cifar_ray.orchestration.run import checkpoints, interrupts
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import Work
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.storage import ObjectFolder, StorageError, lease
-from cifar_ray.storage import folder as places
+from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
@@ -46,9 +45,9 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> ObjectFolder:
+def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
     found = storage.at(f"{bucket}/some/prefix/{request.node.originalname}")
-    assert isinstance(found, ObjectFolder)
+    assert not found.local
     return found
 
 
@@ -58,7 +57,7 @@ def snapshot(small: TrainConfig) -> Snapshot:
     return Snapshot(small, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [])
 
 
-def test_files_are_written_read_listed_and_removed(folder: ObjectFolder, tmp_path: Path) -> None:
+def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Path) -> None:
     assert (folder.exists(), folder.names()) == (False, [])
     folder.make()
     folder.write("a.txt", "first")
@@ -66,8 +65,6 @@ def test_files_are_written_read_listed_and_removed(folder: ObjectFolder, tmp_pat
     folder.below("deep").below("er").write("b.txt", "")
     assert folder.read("a.txt") == "zweites, größer"
     assert folder.names() == ["a.txt", "deep"]
-    with pytest.raises(FileExistsError):
-        folder.make()
     with pytest.raises(FileNotFoundError):
         folder.read("none.txt")
     (tmp_path / "c.bin").write_bytes(bytes(range(256)) * 400)
@@ -82,7 +79,7 @@ def test_files_are_written_read_listed_and_removed(folder: ObjectFolder, tmp_pat
     assert not folder.exists()
 
 
-def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: ObjectFolder) -> None:
+def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: Folder) -> None:
     other = replace(folder, path="no-such-bucket/runs")
     with pytest.raises(OSError, match=r".") as caught:
         other.write("x", "y")
@@ -91,176 +88,173 @@ def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: ObjectFolder)
 
 
 def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
-    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
+    folder: Folder, snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder, snapshot.config) as copy:
+    store = folder.below(checkpoints.CHECKPOINTS)
+    with checkpoints.writing(folder, snapshot.config) as writer:
         for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6), (40, 0.7)):
-            copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=accuracy), copy.path).path)
-    assert not copy.path.exists()
+            writer.keep(checkpoint.save(replace(snapshot, step=step, accuracy=accuracy), writer.path).path)
+    assert not writer.path.exists()
     assert store.names() == ["step-00000010", "step-00000030", "step-00000040"]  # the best, and the latest two
-    with copies.reading(folder) as here:
+    with checkpoints.reading(folder) as here:
         newest = checkpoint.latest(here)
         assert newest is not None
         assert newest[1].step == 40
         assert torch.equal(newest[1].weights["w"], snapshot.weights["w"])
         assert [saved.best for saved in checkpoint.existing(here)] == [True, False, False]
-    with copies.reading(folder, "best") as here:
+    with checkpoints.reading(folder, "best") as here:
         assert checkpoint.load(here / "step-00000010").accuracy == 0.9
-    with copies.reading(folder, "step-00000030") as here:
+    with checkpoints.reading(folder, "step-00000030") as here:
         assert checkpoint.load(here / "step-00000030").step == 30
-    with copies.training(folder, snapshot.config) as copy:  # a later process knows the best one, too
-        saved = checkpoint.save(replace(snapshot, step=50, accuracy=0.8), copy.path)
-        copy.keep(saved.path)
+    with checkpoints.writing(folder, snapshot.config) as writer:  # a later process knows the best one, too
+        saved = checkpoint.save(replace(snapshot, step=50, accuracy=0.8), writer.path)
+        writer.keep(saved.path)
     assert not saved.best
     assert store.names() == ["step-00000010", "step-00000040", "step-00000050"]
 
 
-def test_what_is_damaged_or_half_written_is_passed_over(
-    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path
-) -> None:
-    store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder, snapshot.config) as copy:
+def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot: Snapshot, tmp_path: Path) -> None:
+    store = folder.below(checkpoints.CHECKPOINTS)
+    with checkpoints.writing(folder, snapshot.config) as writer:
         for step in (10, 20):
-            copy.keep(checkpoint.save(replace(snapshot, step=step, accuracy=None), copy.path).path)
+            writer.keep(checkpoint.save(replace(snapshot, step=step, accuracy=None), writer.path).path)
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
     store.below("step-00000020").upload(tmp_path / WEIGHTS)
     store.below("step-00000030").upload(tmp_path / WEIGHTS)  # its writer was killed before the manifest
-    with copies.reading(folder) as here:
+    with checkpoints.reading(folder) as here:
         found = checkpoint.latest(here)
         assert found is not None
         assert found[0].name == "step-00000010"
         assert [problem.split(" ")[2].split("/")[-2] for problem in found[2]] == ["step-00000020"]
     assert "step-00000030" in store.names()  # who only looks changes nothing
-    with copies.training(folder, snapshot.config) as copy:
-        saved = checkpoint.save(replace(snapshot, step=20), copy.path)
-        copy.keep(saved.path)
+    with checkpoints.writing(folder, snapshot.config) as writer:
+        saved = checkpoint.save(replace(snapshot, step=20), writer.path)
+        writer.keep(saved.path)
         assert "step-00000030" in store.names()  # it may be another driver's, who is writing it just now
-        with copies.reading(folder) as here:
+        with checkpoints.reading(folder) as here:
             found = checkpoint.latest(here)
         assert found is not None
         assert (found[1].step, found[2]) == (20, ())
-        copy.keep(checkpoint.save(replace(snapshot, step=40), copy.path).path)
+        writer.keep(checkpoint.save(replace(snapshot, step=40), writer.path).path)
         assert store.names() == ["step-00000020", "step-00000040"]
 
 
-def test_one_that_learned_otherwise_is_passed_over(folder: ObjectFolder, snapshot: Snapshot) -> None:
-    with copies.training(folder, snapshot.config) as copy:
+def test_one_that_learned_otherwise_is_passed_over(folder: Folder, snapshot: Snapshot) -> None:
+    with checkpoints.writing(folder, snapshot.config) as writer:
         for step, lr in ((10, snapshot.config.lr), (20, 0.7)):
             config = replace(snapshot.config, lr=lr)
-            copy.keep(checkpoint.save(replace(snapshot, step=step, config=config), copy.path).path)
-    with copies.training(folder, snapshot.config) as copy:
-        found = checkpoint.latest(copy.path, snapshot.config)
+            writer.keep(checkpoint.save(replace(snapshot, step=step, config=config), writer.path).path)
+    with checkpoints.writing(folder, snapshot.config) as writer:
+        found = checkpoint.latest(writer.path, snapshot.config)
         assert found is not None
         assert found[1].step == 10
-    with copies.reading(folder) as here:  # the newest as it is
+    with checkpoints.reading(folder) as here:  # the newest as it is
         found = checkpoint.latest(here)
         assert found is not None
         assert found[1].step == 20
 
 
-def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: ObjectFolder, snapshot: Snapshot) -> None:
-    store = folder.below(copies.CHECKPOINTS)
-    with copies.training(folder, snapshot.config) as stale:
-        with copies.training(folder, snapshot.config) as copy:
+def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: Folder, snapshot: Snapshot) -> None:
+    store = folder.below(checkpoints.CHECKPOINTS)
+    with checkpoints.writing(folder, snapshot.config) as stale:
+        with checkpoints.writing(folder, snapshot.config) as writer:
             for step in (10, 20):
-                copy.keep(checkpoint.save(replace(snapshot, step=step), copy.path).path)
+                writer.keep(checkpoint.save(replace(snapshot, step=step), writer.path).path)
         stale.keep(checkpoint.save(replace(snapshot, step=10), stale.path).path)
     assert store.names() == ["step-00000010", "step-00000020"]
 
 
 def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
-    folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
     gone = replace(folder, path="no-such-bucket/runs")
-    copy = copies.Copy(tmp_path, gone)
+    writer = checkpoints.Writer(tmp_path, gone)
     saved = checkpoint.save(snapshot, tmp_path)
     with pytest.raises(StorageError, match=rf"^storage: {gone.address}/step-00000010 cannot be written: "):
-        copy.keep(saved.path)
+        writer.keep(saved.path)
 
 
-def test_none_usable_is_said_with_the_stores_address(folder: ObjectFolder, snapshot: Snapshot, tmp_path: Path) -> None:
-    with copies.training(folder, snapshot.config) as copy:
-        copy.keep(checkpoint.save(snapshot, copy.path).path)
-    store = folder.below(copies.CHECKPOINTS)
+def test_none_usable_is_said_with_the_stores_address(folder: Folder, snapshot: Snapshot, tmp_path: Path) -> None:
+    with checkpoints.writing(folder, snapshot.config) as writer:
+        writer.keep(checkpoint.save(snapshot, writer.path).path)
+    store = folder.below(checkpoints.CHECKPOINTS)
     store.below("step-00000010").delete(STATE)
-    with pytest.raises(checkpoint.CheckpointError) as caught, copies.reading(folder) as here:
+    with pytest.raises(checkpoint.CheckpointError) as caught, checkpoints.reading(folder) as here:
         checkpoint.latest(here)
     assert str(caught.value).startswith(f"no usable checkpoint in {store.address}: checkpoint file {store.address}/")
     store.below("step-00000010").delete(MANIFEST)
-    with copies.reading(folder) as here:
+    with checkpoints.reading(folder) as here:
         assert checkpoint.latest(here) is None
 
 
 TAKEN = ConfigError("", "taken")
 
 
-def test_one_driver_at_a_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with folder.lock(TAKEN), pytest.raises(ConfigError, match="taken"):
-        folder.lock(TAKEN)
+def test_one_driver_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lock(folder, TAKEN), pytest.raises(ConfigError, match="taken"):
+        Lock(folder, TAKEN)
     assert folder.names() == []
-    folder.write(lease.NAME, json.dumps({"machine": lease._machine(), "session": "of one that was killed here"}))
-    with folder.lock(TAKEN):
+    folder.write(lease.OBJECT, json.dumps({"machine": lease.machine(), "session": "of one that was killed here"}))
+    with Lock(folder, TAKEN):
         pass
 
 
 def test_a_driver_of_another_machine_is_waited_for_and_refused_when_it_lives(
-    folder: ObjectFolder, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "_LOOK_S", 0.2)
+    monkeypatch.setattr(lease, "_WATCH_S", 0.2)
     monkeypatch.setattr(lease, "RENEW_S", 0.1)
-    held = folder.lock(TAKEN)
+    held = Lock(folder, TAKEN)
     monkeypatch.setenv("HOME", str(tmp_path / "another"))
     with pytest.raises(ConfigError, match="taken"):
-        folder.lock(TAKEN)
+        Lock(folder, TAKEN)
     held.release()
     monkeypatch.setattr(lease, "EXPIRE_S", 1.0)
-    folder.write(lease.NAME, json.dumps({"machine": "a third", "session": "of one that was killed there"}))
-    with folder.lock(TAKEN):
-        assert json.loads(folder.read(lease.NAME))["machine"] == lease._machine()
+    folder.write(lease.OBJECT, json.dumps({"machine": "a third", "session": "of one that was killed there"}))
+    with Lock(folder, TAKEN):
+        assert json.loads(folder.read(lease.OBJECT))["machine"] == lease.machine()
 
 
-def test_a_driver_knows_that_another_has_taken_over(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_knows_that_another_has_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_S", 0.1)
-    held = folder.lock(TAKEN)
-    assert isinstance(held, lease.Lease)
+    held = Lock(folder, TAKEN)
     assert not held.lost
     other = json.dumps({"machine": "another", "session": "of a driver there"})
     while not held.lost:  # what it is just writing may come after this
-        folder.write(lease.NAME, other)
+        folder.write(lease.OBJECT, other)
         time.sleep(0.3)
     with pytest.raises(RunFailedError, match=rf"^{folder.address} has been taken over by another driver"):
         interrupts.check_locks([held])
     held.release()
-    assert folder.read(lease.NAME) == other
+    assert folder.read(lease.OBJECT) == other
 
 
 def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
-    folder: ObjectFolder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(small, storage=folder.address, run_name="mine")
     first, held = runs.create(config)
-    before = {name: first.place.read(name) for name in first.place.names()}
-    monkeypatch.setattr(ObjectFolder, "make", lambda _: None)  # as when both have looked before either has written
+    before = {name: first.folder.read(name) for name in first.folder.names()}
+    monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         runs.create(config)
-    assert {name: first.place.read(name) for name in first.place.names()} == before
+    assert {name: first.folder.read(name) for name in first.folder.names()} == before
     held.release()
     with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in "):
         runs.create(config)
-    assert first.place.names() == ["config.yaml", "run.json"]
-    assert runs.reopen(first.place) == first
+    assert first.folder.names() == ["config.yaml", "run.json"]
+    assert runs.reopen(first.folder) == first
 
 
 def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
-    folder: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     train = {"dataset": "digits", "storage": folder.address}
     config = sweeptext.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
     first, held = planner.create(config, client)
-    monkeypatch.setattr(ObjectFolder, "exists", lambda _: False)  # as when both have looked before either has written
+    monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):
         planner.create(config, client)
     held.release()
@@ -270,9 +264,9 @@ def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
 
 
 def test_a_run_goes_on_though_its_config_cannot_be_kept(
-    folder: ObjectFolder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
     record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits, begun=0.0)
@@ -284,10 +278,10 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     assert "training on" in said.getvalue()
 
 
-def test_nothing_is_left_of_a_lock_that_was_released(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_a_lock_that_was_released(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_S", 0.001)  # it writes all the time
     for _ in range(5):
-        held = folder.lock(TAKEN)
+        held = Lock(folder, TAKEN)
         held.release()
         assert not any(thread.name == "storage-lease" for thread in threading.enumerate())
         assert folder.names() == []

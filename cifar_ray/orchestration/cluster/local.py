@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import ray
 
-from cifar_ray.config import files
+from cifar_ray import storage
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, ray_internals
@@ -51,7 +51,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
     with (
         ray_internals.environment(_environment()),
         ray_internals.on_loopback(),
-        files.scratch(ray_internals.get_default_system_temp_dir()) as folder,
+        storage.scratch(ray_internals.get_default_system_temp_dir()) as folder,
         fork_server.running(folder) as runtime_env,
     ):
         with ray_internals.patient_start(_START_S):

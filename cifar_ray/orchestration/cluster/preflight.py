@@ -17,7 +17,7 @@ from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.storage import Folder, LocalFolder, ObjectFolder
+from cifar_ray.storage import Folder
 
 _ANSWER_S = 120.0
 _CHECKPOINTS_AT_ONCE = 2  # a new one is written before an old one is removed
@@ -53,10 +53,8 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
     nodes, here = connection.nodes(), ray.get_runtime_context().get_node_id()
     # Nodes that are started here are all this machine, which has just made the folder.
     alone = connection.is_made_up(config) or [node.node_id for node in nodes] == [here]
-    if isinstance(folder, LocalFolder):
-        _check_room(_free(folder.path), folder.address, config)
-    elif isinstance(folder, ObjectFolder) and alone:
-        _check_room(_free(folder.here), str(Path.home()), config)
+    if folder.local or alone:
+        _check_room(_free(folder.disk), folder.address if folder.local else str(Path.home()), config)
     if alone:
         return
     with storage.refusing(folder):
@@ -98,7 +96,7 @@ def problems(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> 
                         "storage",
                         f"{_wanted(folder)}; what node {seen.host} writes to {folder.address} is not seen here",
                     )
-                if isinstance(folder, ObjectFolder):
+                if not folder.local:
                     _check_room(seen.free, f"node {seen.host}, below its home folder,", config)
             except ConfigError as error:
                 found[node.node_id] = error
@@ -118,7 +116,7 @@ def _is_there(folder: Folder, name: str) -> bool:
 
 
 def _wanted(folder: Folder) -> str:
-    if isinstance(folder, LocalFolder):
+    if folder.local:
         return "must be a folder that all nodes share and can write"
     return "must be a place that all nodes can read and write"
 
@@ -126,7 +124,7 @@ def _wanted(folder: Folder) -> str:
 def _look(folder: Folder, mark: str, node_id: str) -> Seen:
     """Runs on each node."""
     host = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
-    free = _free(folder.here) if isinstance(folder, ObjectFolder) else 0
+    free = 0 if folder.local else _free(folder.disk)
     try:
         token = folder.read(mark)
     except FileNotFoundError:

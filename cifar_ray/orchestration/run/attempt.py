@@ -24,7 +24,7 @@ from cifar_ray.orchestration.cluster.ray_internals import (
     PlacementGroupCleanerCallback,
     get_webui_url_from_internal_kv,
 )
-from cifar_ray.orchestration.run import copies, events
+from cifar_ray.orchestration.run import events
 from cifar_ray.orchestration.run.events import ControllerUp, Inbox, Stopped, WorkersFailed
 from cifar_ray.orchestration.run.placement import (
     NODE_ID_LABEL,
@@ -177,7 +177,7 @@ def run(
         scaling_config=_scaling(config, placement, gpus),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
-            storage_path=str(copies.notes(folder, "ray_train")),
+            storage_path=str(folder.disk / "ray_train"),
             failure_config=ray.train.FailureConfig(
                 # An elastic run may go on with fewer workers, which its driver decides.
                 max_failures=0 if config.elastic else config.max_failures,

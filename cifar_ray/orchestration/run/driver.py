@@ -17,7 +17,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import Sizing
-from cifar_ray.orchestration.run import attempt, copies, results, segments
+from cifar_ray.orchestration.run import attempt, checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.folder import RunFolder
@@ -57,14 +57,14 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
                 with session(config, console.line, [held]) as check, allocation.sizing(console.doing, check) as places:
                     asked = config
                     config, placement = places.place(asked)
-                    preflight.check_storage(folder.place, config)
+                    preflight.check_storage(folder.folder, config)
                     record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
                     unused_gpus = attempt.unused_gpus(asked, config)
                     work = Work(config, dataset, folder, record, console, unused_gpus)
                     return _run(work, placement, console, check, Launch(begun, data_s), places)
         finally:
             if record is None:  # nothing has begun, and the name is free again
-                runs.discard(folder.place)
+                runs.discard(folder.folder)
 
 
 def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
@@ -110,7 +110,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         with session(config, console.line, [held]) as check, allocation.sizing(console.doing, check) as places:
             asked = config
             config, placement = places.place(config)
-            preflight.check_storage(folder.place, config)
+            preflight.check_storage(folder.folder, config)
             if known.run_id:
                 record = RunRecord.reopen(client, config, known.run_id)
             else:  # the store was lost
@@ -143,7 +143,7 @@ def _run(
         raise
     finally:
         work.end(status, reason)
-        copies.forget(work.folder.place)
+        checkpoints.remove_copies(work.folder.folder)
     result = work.result(outcome)
     console.summary(result.metrics, result.times, work.places(result))
     return result

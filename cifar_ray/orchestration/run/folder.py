@@ -14,12 +14,12 @@ from cifar_ray import storage
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.run import copies
-from cifar_ray.storage import Folder, Held
+from cifar_ray.orchestration.run import checkpoints
+from cifar_ray.storage import Folder, Lock
 from cifar_ray.training import checkpoint, classifier
 from cifar_ray.training.classifier import Classifier
 
-_CONFIG = "config.yaml"
+_CONFIG, _DESCRIPTION = "config.yaml", "run.json"
 
 
 @dataclass(frozen=True)
@@ -27,46 +27,46 @@ class RunFolder:
     """One run's folder below ``--storage``.
 
     Attributes:
-        place: the folder.
-        key: the run's identity in the tracking store, chosen here.
+        folder: the folder.
+        key: the run's identity in the tracking store, chosen when the folder is made.
     """
 
-    place: Folder
+    folder: Folder
     key: str
 
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.place.name
+        return self.folder.name
 
     @property
     def address(self) -> str:
-        """What leads to it."""
-        return self.place.address
+        """The folder's address."""
+        return self.folder.address
 
     def checkpoint(self, name: str) -> str:
         """Address of the checkpoint of that name."""
-        return self.place.below(copies.CHECKPOINTS).below(name).address
+        return self.folder.below(checkpoints.CHECKPOINTS).below(name).address
 
-    def checkpoints(self, record: TrainConfig) -> AbstractContextManager[Path]:
-        """Its checkpoints, the newest that goes on as ``record`` whole, while they are looked at.
+    def checkpoints(self, config: TrainConfig) -> AbstractContextManager[Path]:
+        """Context manager: the folder of its checkpoints to read, complete the newest that ``config`` can continue.
 
         Raises:
-            ConfigError: when they cannot be had.
+            ConfigError: when the bucket cannot be read.
         """
-        return copies.reading(self.place, record=record)
+        return checkpoints.reading(self.folder, config=config)
 
     def classifier(self, name: str) -> tuple[Classifier, str]:
-        """What a checkpoint has learned, and the SHA-256 of its weights.
+        """The model of a checkpoint, and the SHA-256 of its weights.
 
         Args:
-            name: of the checkpoint, or ``best`` for that with the highest test accuracy.
+            name: of the checkpoint, or ``best`` for the one with the highest test accuracy.
 
         Raises:
-            CheckpointError: when it cannot be used.
-            ConfigError: when it cannot be had.
+            CheckpointError: when the checkpoint cannot be used.
+            ConfigError: when the bucket cannot be read.
         """
-        with copies.reading(self.place, name) as here:
+        with checkpoints.reading(self.folder, name) as here:
             path = (checkpoint.best(here) if name == "best" else None) or here / name
             return classifier.load(path), checkpoint.read_manifest(path).weights.sha256
 
@@ -76,110 +76,110 @@ class RunFolder:
         Raises:
             ConfigError: when it cannot be read.
         """
-        with copies.file(self.place, _CONFIG) as path:
-            return configs.load(path)
+        try:
+            with self.folder.on_disk(_CONFIG) as path:
+                return configs.load(path)
+        except OSError as error:
+            raise _unreadable(self.folder, error) from None
 
     def write_config(self, config: TrainConfig) -> None:
-        """Keep the config; the file starts the same run again."""
-        self.place.write(_CONFIG, configs.to_yaml(config))
+        """Write the config; the file starts the same run again."""
+        self.folder.write(_CONFIG, configs.to_yaml(config))
 
-    def lock(self, named: Folder | None = None) -> Held:
-        """Make this driver the only one that works on the run, until it ends or releases the lock.
+    def lock(self, named: Folder | None = None) -> Lock:
+        """Make this driver the only one that works on the run.
 
         Args:
-            named: the folder that is named when it cannot be written; the run's by default.
+            named: the folder that an error names when this one cannot be written; this one by default.
 
         Raises:
-            ConfigError: when another driver does, or the folder cannot be written.
+            ConfigError: when another driver works on it, or the folder cannot be written.
         """
         taken = ConfigError("", f"run {self.name!r} is being trained by another process")
-        with storage.refusing(named or self.place):
-            return self.place.lock(taken)
+        with storage.refusing(named or self.folder):
+            return Lock(self.folder, taken)
 
 
-def create(config: TrainConfig) -> tuple[RunFolder, Held]:
-    """A folder for a new run, and the lock that makes this driver the only one that works on it.
+def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
+    """Make the folder of a new run, and lock it.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
     """
     above = storage.at(config.storage)
     name = config.run_name or _name(config)
-    folder = RunFolder(above.below(name), uuid.uuid4().hex)
+    run = RunFolder(above.below(name), uuid.uuid4().hex)
     taken = ConfigError(
         "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
     )
     with storage.refusing(above):
-        try:
-            folder.place.make()
-        except FileExistsError:
-            if folder.place.exists():
-                raise taken from None
-            raise ConfigError("storage", f"must be a folder, got {above.address!r}") from None
-    held = folder.lock(named=above)  # an object store says only now that there is no such bucket
-    with storage.refusing(above), contextlib.ExitStack() as undo:
-        undo.callback(held.release)
-        if not is_half_made(folder.place):  # in an object store, two drivers may both have made it
+        if run.folder.exists():
             raise taken
-        folder.write_config(config)
-        folder.place.write(storage.DESCRIPTION, json.dumps({"key": folder.key, "name": name}))
+        run.folder.make()
+    lock = run.lock(named=above)  # a missing bucket is noticed here
+    with storage.refusing(above), contextlib.ExitStack() as undo:
+        undo.callback(lock.release)
+        if not is_half_made(run.folder):  # another driver has made it since
+            raise taken
+        run.write_config(config)
+        run.folder.write(_DESCRIPTION, json.dumps({"key": run.key, "name": name}))
         undo.pop_all()  # the lock is the caller's now
-    return folder, held
+    return run, lock
 
 
 def open_existing(address: str, key: str) -> RunFolder:
-    """The folder of the run with that key, made earlier.
+    """The folder of the run with that key.
 
     Raises:
         ConfigError: when it is gone, or another run's.
     """
-    folder = reopen(storage.at(address))
-    if folder.key != key:
-        raise _damaged(folder.place)
-    return folder
+    run = reopen(storage.at(address))
+    if run.key != key:
+        raise _damaged(run.folder)
+    return run
 
 
-def reopen(place: Folder) -> RunFolder:
-    """The folder of a run made earlier.
+def reopen(folder: Folder) -> RunFolder:
+    """The run that is in ``folder``.
 
     Raises:
         ConfigError: when it is gone or damaged.
     """
     try:
-        return RunFolder(place, json.loads(place.read(storage.DESCRIPTION))["key"])
+        return RunFolder(folder, json.loads(folder.read(_DESCRIPTION))["key"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        raise _damaged(place) from None
+        raise _damaged(folder) from None
     except OSError as error:
-        raise _unreadable(place, error) from None
+        raise _unreadable(folder, error) from None
 
 
-def is_half_made(place: Folder) -> bool:
-    """Whether it is not there, or its driver was killed before it had described the run; nothing was trained then.
+def is_half_made(folder: Folder) -> bool:
+    """Whether a run's folder is missing, or its driver was killed before it had described the run; nothing was trained.
 
     Raises:
         ConfigError: when the folder cannot be read.
     """
     try:
-        return not {storage.DESCRIPTION, copies.CHECKPOINTS}.intersection(place.names())
+        return not {_DESCRIPTION, checkpoints.CHECKPOINTS}.intersection(folder.names())
     except OSError as error:
-        raise _unreadable(place, error) from None
+        raise _unreadable(folder, error) from None
 
 
-def discard(place: Folder) -> None:
-    """Remove a folder that this driver has made and in which nothing has begun."""
+def discard(folder: Folder) -> None:
+    """Remove a folder that this driver has made and not used."""
     with contextlib.suppress(OSError):
-        place.remove()
+        folder.remove()
 
 
-def _damaged(place: Folder) -> ConfigError:
-    return ConfigError("", f"the folder of the run, {place.address}, is gone or damaged")
+def _damaged(folder: Folder) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {folder.address}, is gone or damaged")
 
 
-def _unreadable(place: Folder, error: OSError) -> ConfigError:
-    return ConfigError("", f"the folder of the run, {place.address}, cannot be read: {storage.reason(error)}")
+def _unreadable(folder: Folder, error: OSError) -> ConfigError:
+    return ConfigError("", f"the folder of the run, {folder.address}, cannot be read: {storage.reason(error)}")
 
 
 def _name(config: TrainConfig) -> str:
-    """Readable, sortable, and unique to the second and a little more."""
+    """A name that is readable, sortable, and unique to the millisecond."""
     moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**9 // 10**6:03d}"
     return f"{config.model}-{config.dataset}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"

@@ -13,7 +13,7 @@ from cifar_ray.config.errors import InterruptedRunError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.attempt import RayLostError, RunFailedError
-from cifar_ray.storage import Held, Lease
+from cifar_ray.storage import Lock
 
 _PATIENCE = 2  # signals
 _SHOW_CURSOR = "\x1b[?25h"  # the display has hidden it
@@ -21,7 +21,7 @@ _SHOW_CURSOR = "\x1b[?25h"  # the display has hidden it
 
 @contextmanager
 def session(
-    config: TrainConfig, say: Callable[[str], None], locks: Sequence[Held] = ()
+    config: TrainConfig, say: Callable[[str], None], locks: Sequence[Lock] = ()
 ) -> Iterator[Callable[[], None]]:
     """Ray for the run, and what to call now and then to be interrupted by a signal or the loss of a lock or of Ray.
 
@@ -48,14 +48,14 @@ def session(
         yield check
 
 
-def check_locks(locks: Sequence[Held]) -> None:
+def check_locks(locks: Sequence[Lock]) -> None:
     """See whether all are still this driver's.
 
     Raises:
         RunFailedError: naming one that is not.
     """
     for held in locks:
-        if isinstance(held, Lease) and held.lost:
+        if held.lost:
             raise RunFailedError(
                 f"{held.folder.address} has been taken over by another driver, as this one could not write there"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from cifar_ray import data, storage, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import WhichCheckpoint
 from cifar_ray.data import SPECS, DatasetSpec, imagefiles
-from cifar_ray.orchestration.run import copies
+from cifar_ray.orchestration.run import checkpoints
+from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
@@ -86,10 +86,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
     except store.AmbiguousRunError:
         raise
     except ConfigError as unknown:
+        folder = storage.at(run) if "/" in run else storage.at(None).below(run)
         try:
-            folder = storage.at(run) if "/" in run else storage.at(None).below(run)
-            key = json.loads(folder.read(storage.DESCRIPTION))["key"]
-        except (OSError, ValueError, KeyError, TypeError):
+            key = runs.reopen(folder).key
+        except ConfigError:
             raise unknown from None
     try:
         if known := store.with_key(uri, key):
@@ -110,8 +110,8 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
     """
     tracking.quieten(verbose=False)
     known = find_run(run, tracking_uri, note)
-    kept = storage.at(known.folder).below(copies.CHECKPOINTS)
-    with copies.reading(storage.at(known.folder), which) as here:
+    kept = storage.at(known.folder).below(checkpoints.CHECKPOINTS)
+    with checkpoints.reading(storage.at(known.folder), which) as here:
         newest = checkpoint.latest(here)
         best = checkpoint.best(here) if which == "best" else None
         if newest is None:

@@ -58,7 +58,7 @@ def train(
     while True:
         held, failures = Counter(placement), work.failures
         watch = _Watch(work, places) if _stoppable(work.config) else None
-        folder = work.folder.place
+        folder = work.folder.folder
         try:
             found = attempt.run(work.config, placement, dataset, folder, launch, work.listen, look, watch)
         except RunFailedError as error:
@@ -88,7 +88,7 @@ def _place(work: Work, places: Sizing, held: Counter[str], tried: set[str]) -> t
     while True:
         config, placement = places.place(work.config, held, patient=True)
         try:
-            problems = preflight.problems(work.folder.place, config, set(placement) - tried)
+            problems = preflight.problems(work.folder.folder, config, set(placement) - tried)
         except OSError:  # the driver itself does not reach it just now, which says nothing of a node
             return config, placement
         if not problems:

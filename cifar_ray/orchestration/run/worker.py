@@ -22,8 +22,7 @@ from cifar_ray.config import topology
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import copies, server
-from cifar_ray.orchestration.run.copies import Copy
+from cifar_ray.orchestration.run import checkpoints, server
 from cifar_ray.orchestration.run.events import Placed, Progress, Stopped, SystemSample
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
@@ -59,11 +58,11 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     worker = _place(config, mailbox)
     outcome: Outcome | Stopped
-    with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as copy:
-        observer = MailboxObserver(mailbox, worker.rank, copy)
+    with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as writer:
+        observer = MailboxObserver(mailbox, worker.rank, writer)
         asked = observer.asked if payload["stoppable"] else None
         try:
-            outcome = fit(config, dataset, copy.path, worker, observer, launch, server.start(config, worker), asked)
+            outcome = fit(config, dataset, writer.path, worker, observer, launch, server.start(config, worker), asked)
         except StoppedError as stop:
             outcome = Stopped(stop.step)
     observer.flush()
@@ -73,10 +72,10 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
 class MailboxObserver:
     """Posts what the loop tells. Rank 0 speaks for all."""
 
-    def __init__(self, mailbox: Any, rank: int, copy: Copy) -> None:
+    def __init__(self, mailbox: Any, rank: int, writer: checkpoints.Writer) -> None:
         self._mailbox = mailbox
         self._rank = rank
-        self._copy = copy
+        self._writer = writer
         self._images_per_step = 0
         self._step = 0
         self._shown = (time.perf_counter(), 0)
@@ -110,7 +109,7 @@ class MailboxObserver:
         self._shown = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
-        self._copy.keep(saved.path)
+        self._writer.keep(saved.path)
         self._post(saved)
 
     def asked(self) -> bool:
@@ -158,13 +157,13 @@ def _place(config: TrainConfig, mailbox: Any) -> Worker:
 
 
 @contextmanager
-def _checkpoints(folder: Folder, config: TrainConfig, worker: Worker) -> Iterator[Copy]:
-    """Where rank 0 has the checkpoints; the others have no use for them."""
+def _checkpoints(folder: Folder, config: TrainConfig, worker: Worker) -> Iterator[checkpoints.Writer]:
+    """Context manager: where rank 0 writes checkpoints; the other ranks write none."""
     if worker.rank != 0:
-        yield Copy(copies.notes(folder, copies.CHECKPOINTS))
+        yield checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS)
         return
-    with copies.training(folder, config) as copy:
-        yield copy
+    with checkpoints.writing(folder, config) as writer:
+        yield writer
 
 
 @contextmanager

@@ -22,11 +22,10 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.run import copies
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import Work
-from cifar_ray.storage import Folder, Held
+from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.store import Client
@@ -165,7 +164,7 @@ def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
         raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
 
 
-def create(config: SweepConfig, client: Client) -> tuple[Folder, Held]:
+def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     """A folder for a new sweep, and the lock that makes this process the only one that works on it.
 
     Raises:
@@ -212,7 +211,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     folder = storage.at(known.folder)
     try:
         kept = json.loads(folder.read(_CELLS))
-        with copies.file(folder, _CONFIG) as path:
+        with folder.on_disk(_CONFIG) as path:
             config = sweeptext.from_mapping(sweeptext.load(path))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
@@ -231,7 +230,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-def lock(folder: Folder, named: Folder | None = None) -> Held:
+def lock(folder: Folder, named: Folder | None = None) -> Lock:
     """Make this process the only one that works on the sweep, until it ends or releases the lock.
 
     Args:
@@ -243,4 +242,4 @@ def lock(folder: Folder, named: Folder | None = None) -> Held:
     """
     taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
     with storage.refusing(named or folder):
-        return folder.lock(taken)
+        return Lock(folder, taken)

@@ -24,7 +24,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.cluster import connection, preflight
-from cifar_ray.orchestration.run import attempt, copies, events
+from cifar_ray.orchestration.run import attempt, checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.events import Inbox
@@ -34,7 +34,7 @@ from cifar_ray.orchestration.run.session import Work, cpu_note, made_up_note
 from cifar_ray.orchestration.sweep.planner import Trial, create, draw, lock, plan, read, refuse, write_cells
 from cifar_ray.orchestration.sweep.trial import Begun, Ended, Plan, Told, drive
 from cifar_ray.orchestration.sweep.tuning import Fitting, Listener, asha
-from cifar_ray.storage import Folder, Held
+from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
@@ -157,7 +157,7 @@ class _Sweep:
         self._at_once = 1
         self._unused_gpus: dict[int, str] = {}
         self._record: SweepRecord | None = None
-        self._locks: list[Held] = []
+        self._locks: list[Lock] = []
 
     def run(self, record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all that waits; ``record`` makes or opens the sweep's own run when nothing stands in the way."""
@@ -268,7 +268,7 @@ class _Sweep:
                 config = dataclasses.replace(trial.config, storage=self._folder.address, run_name=trial.slug)
                 trial.folder, held = runs.create(config)
                 self._locks.append(held)
-            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.place)
+            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.folder)
         references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
         trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
         racing = self._config.scheduler == "asha"
@@ -283,7 +283,7 @@ class _Sweep:
             ),
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
-                storage_path=str(copies.notes(self._folder, "ray_tune")),
+                storage_path=str(self._folder.disk / "ray_tune"),
                 callbacks=[listener],
                 verbose=0,
             ),
@@ -414,10 +414,10 @@ class _Sweep:
         self._tell_figures()
         for held in self._locks:
             held.release()
-        copies.forget(self._folder)
+        checkpoints.remove_copies(self._folder)
         for trial in self._trials:
             if trial.folder is not None:
-                copies.forget(trial.folder.place)
+                checkpoints.remove_copies(trial.folder.folder)
         if status != "FINISHED":
             self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
         if not self._record.end(status):

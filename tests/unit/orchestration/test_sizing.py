@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
+from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -22,7 +23,6 @@ from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, segments
 from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.events import Stopped
-from cifar_ray.storage import LocalFolder
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
 
@@ -117,7 +117,7 @@ def work(config: TrainConfig, folder: Path) -> Any:
         failures=0,
         said=said,
         view=SimpleNamespace(line=said.append),
-        folder=SimpleNamespace(place=LocalFolder(folder)),
+        folder=SimpleNamespace(folder=storage.at(str(folder))),
         listen=lambda _: None,
         move=lambda _: None,
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import files
+from cifar_ray.storage import temporary
 
 HOLDER = """
 import sys, time
-from cifar_ray.config import files
-with files.scratch(sys.argv[1]) as folder:
+from cifar_ray.storage import temporary
+with temporary.scratch(sys.argv[1]) as folder:
     (folder / "socket").touch()
     (folder / "session").mkdir()
     (folder / "session" / "log").touch()
@@ -33,7 +33,7 @@ def holder(above: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_a_temporary_folder_is_gone_at_the_end(tmp_path: Path) -> None:
-    with files.scratch(str(tmp_path)) as folder:
+    with temporary.scratch(str(tmp_path)) as folder:
         (folder / "session").mkdir()
         (folder / "session" / "log").touch()
         (folder / "session_latest").symlink_to(folder / "session")
@@ -49,11 +49,11 @@ def test_what_is_written_during_the_removal_is_left_for_the_next_process(
         rmtree(path, ignore_errors)
         path.mkdir()
 
-    with files.scratch(str(tmp_path)) as folder:
+    with temporary.scratch(str(tmp_path)) as folder:
         (folder / "session").mkdir()
         with monkeypatch.context() as patch:
-            patch.setattr(files.shutil, "rmtree", late)
-            files._empty(folder)
+            patch.setattr(temporary.shutil, "rmtree", late)
+            temporary._empty(folder)
         assert sorted(path.name for path in folder.iterdir()) == [".lock", "session"]
 
 
@@ -71,7 +71,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     living, held = holder(tmp_path)
     try:
         assert not left.exists()
-        with files.scratch(str(tmp_path)) as own:
+        with temporary.scratch(str(tmp_path)) as own:
             assert set(tmp_path.iterdir()) == {*others, held, own}
             assert sorted(path.name for path in held.iterdir()) == [".lock", "session", "socket"]
     finally:

@@ -1,0 +1,177 @@
+"""A run's checkpoints on a disk, where training and loading need them: a local folder's own, copies of a bucket's."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cifar_ray import storage
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.storage import Folder, StorageError
+from cifar_ray.training import checkpoint
+from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS
+from cifar_ray.training.errors import CheckpointError
+
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of a run's checkpoints."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Where the worker of rank 0 writes checkpoints.
+
+    Attributes:
+        path: a folder on a disk of this node.
+        bucket: the run's checkpoints in a bucket; None when ``path`` is where they belong.
+    """
+
+    path: Path
+    bucket: Folder | None = None
+
+    def keep(self, saved: Path) -> None:
+        """Upload a checkpoint that was just written, complete or not at all, and remove there what was removed here.
+
+        Raises:
+            StorageError: when it cannot be uploaded, even after several tries.
+        """
+        if self.bucket is None:
+            return
+        target = self.bucket.below(saved.name)
+        try:
+            storage.persistently(lambda: _upload(saved, target))
+        except OSError as error:
+            raise StorageError(f"storage: {target.address} cannot be written: {storage.reason(error)}") from None
+        with contextlib.suppress(OSError):  # the next one may succeed
+            self._prune(self.bucket, checkpoint.step_of(saved.name))
+
+    def _prune(self, bucket: Folder, newest: int) -> None:
+        """Remove what is not on the disk, including what a killed process has left unfinished.
+
+        Those later than step ``newest`` stay: they are unfinished, or belong to another driver that has taken over.
+        """
+        kept = {path.name for path in checkpoint.every(self.path)}
+        for name in bucket.names():
+            if name not in kept and 0 <= checkpoint.step_of(name) <= newest:
+                bucket.below(name).delete(MANIFEST)  # first, so that no part of it looks like a whole
+                bucket.below(name).remove()
+
+
+def _upload(saved: Path, target: Folder) -> None:
+    target.delete(MANIFEST)  # of a damaged one of the same step
+    for name in (WEIGHTS, STATE, MANIFEST):  # the manifest last: with it, the checkpoint is complete
+        target.upload(saved / name)
+
+
+@contextmanager
+def writing(folder: Folder, config: TrainConfig) -> Iterator[Writer]:
+    """Context manager: where rank 0 finds and writes the checkpoints of a run.
+
+    Args:
+        folder: the run's.
+        config: the run's.
+
+    Raises:
+        CheckpointError: when there are checkpoints and none can be used.
+        ConfigError: when this node does not see the folder.
+        StorageError: when the bucket cannot be read.
+    """
+    path = folder.disk / CHECKPOINTS
+    if folder.local:
+        if not folder.exists():
+            host = socket.gethostname()
+            raise ConfigError("storage", f"must be a folder that all nodes share; {host} lacks {folder.address}")
+        yield Writer(path)
+        return
+    bucket = folder.below(CHECKPOINTS)
+    try:
+        _fetch(bucket, path, "last", config)
+    except OSError as error:
+        raise StorageError(f"storage: {bucket.address} cannot be read: {storage.reason(error)}") from None
+    with _naming(bucket, path):
+        yield Writer(path, bucket)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def reading(folder: Folder, wanted: str = "last", config: TrainConfig | None = None) -> Iterator[Path]:
+    """Context manager: the folder with the checkpoints of a run, to read them.
+
+    Of a bucket's, it has every manifest and all of one checkpoint: the newest usable, and those newer than it.
+
+    Args:
+        folder: the run's.
+        wanted: ``last``; ``best`` for the one with the highest test accuracy, too; or a checkpoint's name.
+        config: what a usable checkpoint was made with, as for :func:`cifar_ray.training.checkpoint.load`.
+
+    Raises:
+        ConfigError: when the bucket cannot be read.
+    """
+    if folder.local:
+        yield folder.disk / CHECKPOINTS
+        return
+    bucket = folder.below(CHECKPOINTS)
+    with storage.scratch() as path:
+        try:
+            _fetch(bucket, path / CHECKPOINTS, wanted, config)
+        except OSError as error:
+            reason = storage.reason(error)
+            raise ConfigError("", f"the checkpoints in {bucket.address} cannot be read: {reason}") from None
+        with _naming(bucket, path / CHECKPOINTS):
+            yield path / CHECKPOINTS
+
+
+def _fetch(bucket: Folder, path: Path, wanted: str, config: TrainConfig | None) -> None:
+    """Make ``path`` the copy that :func:`reading` describes.
+
+    Raises:
+        OSError: when the bucket cannot be read.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    for name in bucket.names():
+        try:
+            bucket.below(name).download(MANIFEST, path / name)
+        except FileNotFoundError:  # it is incomplete
+            shutil.rmtree(path / name)
+    if (path / wanted).exists():
+        _complete(bucket, path / wanted)
+        return
+    for found in reversed(checkpoint.every(path)):
+        _complete(bucket, found)
+        try:
+            checkpoint.load(found, config)
+            break
+        except CheckpointError:
+            continue  # who asks for the newest finds that out again, and says it
+    best = checkpoint.best(path) if wanted == "best" else None
+    if best is not None and not (best / WEIGHTS).exists():
+        _complete(bucket, best)
+
+
+def _complete(bucket: Folder, found: Path) -> None:
+    for name in (WEIGHTS, STATE):
+        with contextlib.suppress(FileNotFoundError):
+            bucket.below(found.name).download(name, found)
+
+
+@contextmanager
+def _naming(bucket: Folder, path: Path) -> Iterator[None]:
+    """Context manager: errors name a checkpoint's address in the bucket, not its copy."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(path), bucket.address)) from None
+
+
+def remove_copies(folder: Folder) -> None:
+    """Remove what this machine's disk has of a bucket's folder, except for the lock."""
+    if not folder.local and folder.disk.is_dir():
+        for path in folder.disk.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""Folders on a disk through the class that serves buckets, too, and the lock on them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import storage
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.storage import Folder, Lock
+
+TAKEN = ConfigError("", "taken")
+HOLDER = """
+import sys, time
+from cifar_ray import storage
+lock = storage.Lock(storage.at(sys.argv[1]), RuntimeError("taken"))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return storage.at(str(tmp_path / "some" / "folder"))
+
+
+def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Path) -> None:
+    assert (folder.exists(), folder.names()) == (False, [])
+    folder.make()
+    folder.below("deep").make()
+    folder.write("a.txt", "first")
+    folder.write("a.txt", "zweites, größer")
+    assert (folder.read("a.txt"), folder.names()) == ("zweites, größer", ["a.txt", "deep"])
+    with pytest.raises(FileNotFoundError):
+        folder.read("none.txt")
+    (tmp_path / "c.bin").write_bytes(bytes(range(256)) * 400)
+    folder.below("deep").upload(tmp_path / "c.bin")
+    folder.below("deep").download("c.bin", tmp_path / "below")
+    assert (tmp_path / "below" / "c.bin").read_bytes() == (tmp_path / "c.bin").read_bytes()
+    folder.delete("a.txt")
+    folder.delete("a.txt")
+    assert folder.names() == ["deep"]
+    folder.remove()
+    folder.remove()
+    assert not folder.disk.exists()
+
+
+def test_a_file_to_read_on_a_disk_is_the_original(folder: Folder) -> None:
+    with folder.on_disk("a.txt") as path:
+        assert path == Path(folder.address) / "a.txt"
+
+
+def test_a_write_that_fails_leaves_what_was_there(folder: Folder) -> None:
+    folder.make()
+    folder.write("a.txt", "first")
+    (folder.disk / ".a.txt.partial").mkdir()
+    with pytest.raises(OSError, match=r"directory"):
+        folder.write("a.txt", "second")
+    assert folder.read("a.txt") == "first"
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_a_few_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = storage.at(str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigError) as caught, storage.refusing(folder):
+        folder.make()
+    assert str(caught.value) == (
+        f"storage must be a folder or a bucket that can be written; {folder.address}: Not a directory"
+    )
+
+
+def test_a_folder_has_one_driver_until_it_ends_or_is_killed(folder: Folder) -> None:
+    folder.make()
+    with Lock(folder, TAKEN) as lock, pytest.raises(ConfigError, match="taken"):
+        Lock(folder, TAKEN)
+    assert not lock.lost
+    words = [sys.executable, "-c", HOLDER, folder.address]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match="taken"):
+            Lock(folder, TAKEN)
+        other.kill()
+        other.wait()
+        with Lock(folder, TAKEN):
+            pass
