@@ -127,7 +127,7 @@ def _ray(config: TrainConfig) -> str:
     head = connection.address(config)
     if head is None:
         return "is started on this machine for each run (no --address, no RAY_ADDRESS)"
-    with connection.session(config):
+    with connection.connected(config):
         nodes = connection.nodes()
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return f"{head} answers: {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"

@@ -121,7 +121,8 @@ def evaluate(words: Sequence[str]) -> int:
     from cifar_ray.orchestration.run import results
 
     scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
-    Console().scores(scored)
+    checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
+    Console().scores(scored.metrics, scored.images, checkpoint, scored.recorded_accuracy)
     return 0
 
 
@@ -134,7 +135,7 @@ def predict(words: Sequence[str]) -> int:
     from cifar_ray.orchestration.run import results
 
     predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
-    Console().predictions(predictions, command.top)
+    Console().predictions((str(one.image), one.classes[: command.top]) for one in predictions)
     return 0
 
 

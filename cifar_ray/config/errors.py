@@ -37,6 +37,18 @@ class CommandFailedError(RuntimeError):
     """A run, a job or a service has failed; the sentence says why. Exit status 1."""
 
 
+class RunFailedError(CommandFailedError):
+    """A run has ended without its outcome; the sentence says why.
+
+    Attributes:
+        recoverable: whether workers failed for a reason that need not come again.
+    """
+
+    def __init__(self, sentence: str, recoverable: bool = False) -> None:
+        self.recoverable = recoverable
+        super().__init__(sentence)
+
+
 class InterruptedRunError(BaseException):
     """A signal has ended the run; like KeyboardInterrupt, it is not for ``except Exception``."""
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line in a terminal, plain lines elsewhere."""
+"""The display of a run: one live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
-    from cifar_ray.orchestration.run.results import Prediction, Scored
     from cifar_ray.strategies import About
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
@@ -26,24 +25,46 @@ _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; ``problem`` says what to do when it is not as it should be."""
+    """One thing that was checked; ``problem`` says what to do when it is wrong."""
 
     subject: str
     state: str
     problem: str = ""
 
 
+class View(Protocol):
+    """What displays one run: a :class:`Console`, or its row in a sweep's table."""
+
+    def line(self, text: str) -> None:
+        """A sentence that stays."""
+
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+
+    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Training starts after ``step``."""
+
+    def loss(self, value: float) -> None:
+        """The latest mean loss."""
+
+    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
+        """The current step."""
+
+    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
+        """An epoch has ended."""
+
+
 class Output(Terminal):
-    """Standard output; when its reader has gone, what is shown is lost and the work goes on."""
+    """Standard output; when its reader, such as ``head``, has gone, the run goes on without a display."""
 
     def on_broken_pipe(self) -> None:
-        """The reader, such as ``head``, has gone: what is shown is lost, the run is not."""
+        """Discard all further output."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console:
-    """Shows the course of one run on standard output."""
+    """Displays one run on standard output."""
 
     def __init__(self) -> None:
         self._terminal = Output(highlight=False, soft_wrap=True)
@@ -77,7 +98,7 @@ class Console:
             self._live = None
 
     def line(self, text: str) -> None:
-        """One plain line, above the live one if there is one."""
+        """A plain line, above the live one if there is one."""
         self._terminal.print(text, markup=False)
 
     def doing(self, text: str) -> None:
@@ -87,9 +108,13 @@ class Console:
         else:
             self.line(text)
 
+    def waiting(self, found: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """The run waits for nodes."""
+        self.doing(f"waiting for nodes: {found} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+
     @contextmanager
     def aside(self, text: str) -> Iterator[None]:
-        """Within it, the terminal is left to a bar of somebody else's."""
+        """Context manager: leave the terminal to another progress bar."""
         self.line(text)
         if self._live is not None:
             self._live.stop()
@@ -100,7 +125,7 @@ class Console:
                 self._live.start()
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """The first step is next."""
+        """Training starts after ``step``."""
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._begun = (time.perf_counter(), step)
         if self._live is not None and self._task is not None:
@@ -113,7 +138,7 @@ class Console:
         self._loss = value
 
     def progress(self, epoch: int, step: int, images_per_s: float) -> None:
-        """Where the run is; the time left is from the pace of this process."""
+        """The current step; the time left is estimated from the speed of this process."""
         if self._live is None or self._task is None:
             return
         begun, first = self._begun
@@ -128,7 +153,7 @@ class Console:
         )
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        """One line for an epoch that is done."""
+        """One line for an epoch that has ended."""
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
             f"test loss {metrics['test/loss']:.4f}  accuracy {metrics['test/accuracy']:.2%}  "
@@ -138,7 +163,7 @@ class Console:
     def summary(
         self, metrics: Mapping[str, float], times: Mapping[str, float], places: Iterable[tuple[str, str]]
     ) -> None:
-        """The closing table: metrics of the last epoch, times, and where everything is."""
+        """The final table: metrics of the last epoch, times, and where everything is."""
         rows = [*_metric_rows({name: metrics[f"test/{name}"] for name in _METRICS})]
         rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
         rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
@@ -154,22 +179,22 @@ class Console:
         self._end_live()
         self._table([*rows, *places])
 
-    def scores(self, scored: Scored) -> None:
-        """A checkpoint's evaluation, beside the accuracy noted when it was written."""
-        rows = [*_metric_rows(scored.metrics), ("images evaluated", f"{scored.images:,}")]
-        rows.append(("checkpoint", f"{scored.checkpoint} (step {scored.step:,})"))
-        if scored.recorded_accuracy is not None:
-            rows.append(("accuracy when written", f"{scored.recorded_accuracy:.2%}"))
+    def scores(
+        self, metrics: Mapping[str, float], images: int, checkpoint: str, recorded_accuracy: float | None
+    ) -> None:
+        """A checkpoint's evaluation, with the accuracy recorded when it was written."""
+        rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", checkpoint)]
+        if recorded_accuracy is not None:
+            rows.append(("accuracy when written", f"{recorded_accuracy:.2%}"))
         self._table(rows)
 
-    def predictions(self, predictions: Iterable[Prediction], top: int) -> None:
+    def predictions(self, predictions: Iterable[tuple[str, Sequence[tuple[str, float]]]]) -> None:
         """One line per image: its likeliest classes with their probabilities."""
-        for prediction in predictions:
-            shown = ", ".join(f"{name} {chance:.1%}" for name, chance in prediction.classes[:top])
-            self.line(f"{prediction.image}: {shown}")
+        for image, classes in predictions:
+            self.line(f"{image}: {', '.join(f'{name} {probability:.1%}' for name, probability in classes)}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
-        """What every strategy promises, where it comes from, and what it sends."""
+        """Each strategy: its promise, source and messages."""
         for name, about in known.items():
             self.line(f"{name}: {about.label}")
             rows = [
@@ -186,7 +211,7 @@ class Console:
         self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
 
     def findings(self, findings: Iterable[Finding]) -> bool:
-        """What the doctor found; whether nothing is wrong."""
+        """The doctor's findings; return whether all is well."""
         healthy = True
         for finding in findings:
             mark = "!!" if finding.problem else "ok"
@@ -198,7 +223,7 @@ class Console:
         return healthy
 
     def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
-        """What became of a sweep's runs, and where its time went."""
+        """A sweep's runs by state, and where its time went."""
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
         rows.append(("wall time", duration(figures["sweep/wall_s"])))
@@ -210,7 +235,7 @@ class Console:
         self._table(rows)
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A table of any number of columns; the last may be long, and stays on its line."""
+        """A table; the last column may be long and is not wrapped."""
         lines = [header, *rows]
         widths = [max(len(line[at]) for line in lines) for at in range(len(header) - 1)]
         for line in lines:
@@ -218,7 +243,7 @@ class Console:
             self.line("  ".join([*cells, line[-1]]))
 
     def _table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Two columns; a long value stays on its line, so that it can be copied."""
+        """Two columns; a long value is not wrapped, so that it can be copied."""
         rows = list(rows)
         width = max(len(label) for label, _ in rows)
         for label, value in rows:
@@ -231,6 +256,20 @@ def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         macro = "" if name in ("accuracy", "loss") else " (macro)"
         rows.append((f"test {name}{macro}", f"{metrics[name]:.4f}" if name == "loss" else f"{metrics[name]:.2%}"))
     return rows
+
+
+def cpu_note(reason: str) -> str:
+    """A note on a run that uses CPUs because there were too few GPUs."""
+    return f"note: training on CPUs, though the cluster has GPUs: {reason}"
+
+
+def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
+    """A note on a run whose nodes or CPUs do not exist."""
+    return (
+        f"note: {local_nodes} Ray node(s) on this one machine"
+        + (", counting more CPUs than it has" if oversubscribe else "")
+        + "; its times are not those of a cluster"
+    )
 
 
 def duration(seconds: float) -> str:

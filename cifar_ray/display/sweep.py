@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table of its runs in a terminal, plain lines elsewhere."""
+"""The display of a sweep: a live table of its runs in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MARKS = {WAITING: "·", RUNNING: "▶", FINISHED: "✓", FAILED: "✗", STOPPED
 
 @dataclass
 class RowState:
-    """One run of the sweep, as far as it is shown.
+    """A row of the table: one run.
 
     Attributes:
         state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler), or ``skipped``.
-        note: what it does just now, or what became of it.
-        share: how much of it is done, from 0 to 1.
+        note: what it is doing, or its result.
+        share: fraction that is done, from 0 to 1.
         begun: ``time.monotonic()`` when it began.
-        took_s: seconds from its beginning to its end; None before.
-        resumed: whether an earlier driver had done a part of it, so that it tells nothing of how long others take.
+        took_s: seconds that it took; None before its end.
+        resumed: whether an earlier driver did a part of it, so that its time is no estimate for others.
     """
 
     name: str
@@ -41,7 +41,7 @@ class RowState:
 
 
 class Board:
-    """Shows the course of a sweep on standard output."""
+    """Displays a sweep on standard output."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.rows = [RowState(name) for name in names]
@@ -63,21 +63,21 @@ class Board:
             self._live = None
 
     def line(self, text: str) -> None:
-        """One plain line, above the live table if there is one."""
+        """A plain line, above the live table if there is one."""
         self._terminal.print(text, markup=False)
 
     def doing(self, text: str) -> None:
-        """What goes on before the first run begins."""
+        """What is going on before the first run starts."""
         self._doing = text
         if self._live is None:
             self.line(text)
 
     def start(self, at_once: int) -> None:
-        """Runs begin, at most ``at_once`` at a time."""
+        """Runs start, at most ``at_once`` at a time."""
         self._at_once, self._begun, self._doing = at_once, time.monotonic(), ""
 
     def begin(self, index: int) -> None:
-        """A run has begun."""
+        """A run has started."""
         row = self.rows[index]
         row.state, row.begun, row.note = RUNNING, time.monotonic(), "starting the workers"
         if self._live is None:
@@ -85,7 +85,7 @@ class Board:
             self.line(f"{row.name}: begins, run {begun} of {self._total()}")
 
     def end(self, index: int, state: str, note: str) -> None:
-        """A run has ended as ``state``; ``note`` says what it came to, or why."""
+        """A run has ended as ``state``; ``note`` is its result, or why."""
         row = self.rows[index]
         row.state, row.note, row.share = state, note, 1.0
         row.took_s = time.monotonic() - row.begun if row.begun else None
@@ -94,12 +94,12 @@ class Board:
         self.line(f"{row.name}: {state}, {note} ({self._ended()} of {self._total()} runs{rest})")
 
     def skip(self, index: int, reason: str) -> None:
-        """A run is left out."""
+        """A run is skipped."""
         self.rows[index].state, self.rows[index].note = SKIPPED, reason
         self.line(f"{self.rows[index].name}: skipped, {reason}")
 
     def left_s(self) -> float:
-        """Seconds that the rest takes if runs go on as they did; 0 when none has finished yet, or none is left."""
+        """Estimated seconds until the end, by the runs that have finished; 0 when unknown, or when none is left."""
         times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
         if not times:
             return 0.0
@@ -111,14 +111,14 @@ class Board:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a table that is renewed by itself."""
+        """Whether there is a live table."""
         return self._live is not None
 
     def _ended(self) -> int:
         return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
 
     def _total(self) -> int:
-        """The runs of this driver: without those that were skipped, or had ended before it."""
+        """The runs of this driver: not those skipped, nor those that had ended before."""
         return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
 
     def _table(self) -> Group:
@@ -139,7 +139,7 @@ class Board:
         return Group(table, Text(self._doing or ", ".join(filter(None, parts))))
 
     def _shown(self) -> Sequence[RowState]:
-        """All rows, or as many as a screen takes: those around the one that runs."""
+        """All rows, or as many as fit on the screen around the first that runs."""
         most = min(_MOST_ROWS, max(self._terminal.height - 3, 3))
         if len(self.rows) <= most:
             return self.rows
@@ -149,7 +149,7 @@ class Board:
 
 
 class RunView:
-    """One run's line of the board; what a single run shows by itself, see ``orchestration.work.View``."""
+    """One run's row of the table; a :class:`cifar_ray.display.run.View`."""
 
     def __init__(self, board: Board, index: int) -> None:
         self._board, self._row = board, board.rows[index]

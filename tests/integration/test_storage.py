@@ -17,15 +17,14 @@ import torch
 from cifar_ray import storage
 from cifar_ray.config import sweeptext
 from cifar_ray.config import train as configs
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run import checkpoints, interrupts
 from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.folder import RunFolder
-from cifar_ray.orchestration.run.session import Work
+from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
 from cifar_ray.tracking import store
@@ -272,7 +271,7 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
-        Work(small, digits, gone, record, console).listen(Started(configs.to_mapping(small), 0, 10))
+        RunSession(small, digits, gone, record, console).handle(Started(configs.to_mapping(small), 0, 10))
     assert record.end("KILLED")
     assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
     assert "training on" in said.getvalue()

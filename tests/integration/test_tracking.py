@@ -32,7 +32,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run import results
-from cifar_ray.orchestration.run.session import Work
+from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.run import RunRecord, finite
@@ -384,7 +384,7 @@ def test_the_models_that_are_asked_for_are_logged(
     asked: list[str] = []
     record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
     outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"best/epoch": float(best)})
-    Work(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
+    RunSession(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
     assert asked == logged
 
 

@@ -1,111 +1,124 @@
-"""Where a run's workers shall stand: at once when there is room, or when the nodes that it waits for have come."""
+"""Choose nodes for a run, waiting if the cluster can add them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import ray
 
 from cifar_ray.config import topology
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.display.run import duration
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.cluster.autoscaler import Demand
-from cifar_ray.orchestration.run import attempt
-from cifar_ray.orchestration.run.attempt import RunFailedError, TooSmallError
 from cifar_ray.training import recipe
 
-_LOOK_S = 1.0
-_TELL_S = 10.0
+_POLL_S = 1.0
+_LOG_EVERY_S = 10.0
+
+
+class TooSmallError(ConfigError):
+    """The cluster's nodes do not hold the topology."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Where a run trains.
+
+    Attributes:
+        config: the config with its topology and device decided.
+        nodes: Ray's node id of every worker, by rank.
+    """
+
+    config: TrainConfig
+    nodes: list[str]
+
+
+Report = Callable[[int, int, float, float], None]
+"""Called while a run waits: nodes found that can hold its workers, nodes needed, seconds waited, seconds at most."""
 
 
 @dataclass
-class Sizing:
-    """Finds places for one run, again whenever it has to go on elsewhere.
+class NodeAllocator:
+    """Chooses nodes for one run, whenever its workers start or move.
 
     Attributes:
-        tell: is told what is waited for.
-        check: called while waiting; what it raises ends it.
-        unfit: ids of nodes that an elastic run passes by.
+        report: called now and then while waiting.
+        check: called while waiting; what it raises ends the wait.
+        excluded: ids of nodes that an elastic run does not use.
     """
 
-    tell: Callable[[str], None]
+    report: Report
     check: Callable[[], None]
-    unfit: set[str] = field(default_factory=set)
+    excluded: set[str] = field(default_factory=set)
     demand: Demand = field(default_factory=Demand)
-    _kept: float = 0.0
+    _requested: float = 0.0
 
-    def place(
-        self, config: TrainConfig, held: Mapping[str, int] | None = None, patient: bool = False
-    ) -> tuple[TrainConfig, list[str]]:
-        """Choose topology, device and nodes, waiting for nodes where somebody brings them.
+    def allocate(self, config: TrainConfig, held: Mapping[str, int] | None = None, patient: bool = False) -> Allocation:
+        """Choose topology, device and nodes; wait for nodes that an autoscaler can add.
 
         Args:
             config: a resolved config.
             held: node id -> workers of this run that have just left it, or are about to.
-            patient: whether to wait even when no autoscaler was asked, since nodes may come otherwise.
-
-        Returns:
-            The config with its topology and device decided, and the node of every worker.
+            patient: whether to wait without an autoscaler too, since nodes may be added by hand.
 
         Raises:
-            ConfigError: when the cluster lacks nodes and nobody would bring them.
+            ConfigError: when the cluster lacks nodes and no autoscaler would add them.
             RunFailedError: when they have not come within ``start_timeout_s`` seconds.
         """
-        begun = told = time.monotonic()
-        before = ""
+        begun = reported = time.monotonic()
+        before = -1
         while True:
-            coming = self.demand.renew(_ways(config))
+            requested = self.demand.renew(_candidates(config))
             try:
-                return decide(config, held or {}, self.unfit)
+                return choose(config, held or {}, self.excluded)
             except TooSmallError as lacking:
                 waited = time.monotonic() - begun
-                if not (coming or patient):
+                if not (requested or patient):
                     raise lacking if not self.demand.refused else _refused(lacking) from None
                 if waited >= config.start_timeout_s:
                     raise RunFailedError(
                         f"the nodes have not come within {config.start_timeout_s:g} s (--start-timeout-s): {lacking}"
                     ) from None
-                there = _there(config)
-                if there != before or time.monotonic() - told >= _TELL_S:
-                    limit = duration(config.start_timeout_s)
-                    self.tell(f"waiting for nodes: {there}, {duration(waited)} of at most {limit}")
-                    before, told = there, time.monotonic()
+                found, wanted = _found(config)
+                if found != before or time.monotonic() - reported >= _LOG_EVERY_S:
+                    self.report(found, wanted, waited, config.start_timeout_s)
+                    before, reported = found, time.monotonic()
             self.check()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
-    def keep(self, config: TrainConfig, standing: int) -> None:
-        """While a run trains, ask for what it lacks; not for what it has, since a node with workers is not idle.
+    def request_missing(self, config: TrainConfig, placed: int) -> None:
+        """While a run trains, ask the autoscaler for what is missing only: a node with workers is not idle anyway.
 
         Args:
             config: a config with its topology decided.
-            standing: how many of its workers have their places.
+            placed: how many of its workers run.
         """
-        if time.monotonic() - self._kept < _LOOK_S:
+        if time.monotonic() - self._requested < _POLL_S:
             return
-        self._kept = time.monotonic()
-        lacking = [way for way in _ways(config) if way.world_size > min(standing, config.world_size)]
+        self._requested = time.monotonic()
+        larger = [wider for wider in _candidates(config) if wider.world_size > min(placed, config.world_size)]
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
-            if not (lacking and self.demand.renew(lacking)):
+            if not (larger and self.demand.renew(larger)):
                 self.demand.drop()
 
 
 @contextmanager
-def sizing(tell: Callable[[str], None], check: Callable[[], None]) -> Iterator[Sizing]:
-    """A run's :class:`Sizing`; at its end the cluster may shrink again."""
-    found = Sizing(tell, check)
+def allocator(report: Report, check: Callable[[], None]) -> Iterator[NodeAllocator]:
+    """Context manager: a run's :class:`NodeAllocator`; at its end the cluster may shrink again."""
+    made = NodeAllocator(report, check)
     try:
-        yield found
+        yield made
     finally:
-        found.demand.drop()
+        made.demand.drop()
 
 
-def begin(config: TrainConfig) -> TrainConfig:
-    """A config before it is resolved, with the topology that its batch sizes are for.
+def with_largest_topology(config: TrainConfig) -> TrainConfig:
+    """An unresolved config at the topology that its batch sizes are for: the largest of an elastic run.
 
     Raises:
         ConfigError: when an elastic run has no cluster whose size can change, or a topology beside its range.
@@ -122,43 +135,97 @@ def begin(config: TrainConfig) -> TrainConfig:
     return replace(config, topology=largest)
 
 
-def decide(config: TrainConfig, held: Mapping[str, int], unfit: Collection[str] = ()) -> tuple[TrainConfig, list[str]]:
-    """Topology, device and nodes by what is there now.
+def choose(config: TrainConfig, held: Mapping[str, int], excluded: Collection[str] = ()) -> Allocation:
+    """Choose topology, device and nodes by what the cluster has now.
 
-    An elastic run takes the most workers that there is room for now, beside what else the cluster does, on nodes that
-    are not ``unfit``.
+    An elastic run takes the most workers that fit on nodes that are free and not ``excluded``; what it ``held`` counts
+    as free.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
     if config.elastic is None:
-        return attempt.with_device(config)
+        return at_topology(config)
     nodes = connection.free_nodes(
         {node: workers * config.cpus_per_worker for node, workers in held.items()},
         {node: workers * config.gpus_per_worker for node, workers in held.items()},
     )
-    nodes = [node for node in nodes if node.node_id not in unfit]
-    ways = _ways(config)
+    nodes = [node for node in nodes if node.node_id not in excluded]
+    candidates = _candidates(config)
     for device in ("cuda", "cpu") if config.device == "auto" else (config.device,):
-        for way in ways:
+        for candidate in candidates:
             try:
-                return attempt.with_device(replace(way, device=device), nodes)
+                return at_topology(replace(candidate, device=device), nodes)
             except TooSmallError as error:
                 lacking = error
     raise lacking
 
 
-def _ways(config: TrainConfig) -> list[TrainConfig]:
-    """The config at every topology that it may have, the one with the most workers first."""
+def at_topology(config: TrainConfig, nodes: Sequence[Node] | None = None) -> Allocation:
+    """Choose device and nodes for the topology of a resolved config.
+
+    Args:
+        config: a resolved config.
+        nodes: the nodes to choose from; all of the cluster when None.
+
+    Raises:
+        TooSmallError: naming what the cluster lacks.
+        ConfigError: when the config needs another device.
+    """
+    nodes = connection.nodes() if nodes is None else nodes
+    if config.device != "cpu":
+        try:
+            chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, config.gpus_per_worker)
+            return Allocation(recipe.on_device(config, "cuda"), chosen)
+        except ValueError as error:
+            if config.device == "cuda":
+                raise TooSmallError("topology", str(error)) from None
+    try:
+        chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
+    except ValueError as error:
+        raise TooSmallError("topology", f"{error}{_advice(config)}") from None
+    return Allocation(recipe.on_device(config, "cpu"), chosen)
+
+
+def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] | None = None) -> str:
+    """Why ``--device auto`` has chosen CPUs although the cluster has GPUs; empty when it has not.
+
+    Args:
+        asked: a resolved config.
+        decided: the same with its device decided.
+        nodes: as for :func:`at_topology`.
+    """
+    nodes = connection.nodes() if nodes is None else nodes
+    if (asked.device, decided.device) != ("auto", "cpu") or not any(node.gpus for node in nodes):
+        return ""
+    try:
+        topology.choose(asked.placement, nodes, asked.cpus_per_worker, asked.gpus_per_worker)
+    except ValueError as error:
+        return str(error)
+    return "they were in use, or have come since"
+
+
+def _advice(config: TrainConfig) -> str:
+    """How to try a topology on this machine."""
+    if connection.address(config):
+        return ""
+    ways = []
+    if config.placement.nodes > config.local_nodes:
+        ways.append(f"--local-nodes {config.placement.nodes} starts that many nodes on this machine")
+    if not config.oversubscribe:
+        ways.append("--oversubscribe counts more CPUs than there are")
+    return f"; to try it here, {' and '.join(ways)}" if ways else ""
+
+
+def _candidates(config: TrainConfig) -> list[TrainConfig]:
+    """The config at each topology that it may have, most workers first."""
     if config.elastic is None:
         return [config]
     found = []
     for wanted in topology.between(*topology.parse_range(config.elastic)):
-        try:
+        with suppress(ConfigError):  # these workers cannot share the global batch
             found.append(recipe.at(config, wanted))
-        except ConfigError:  # these workers cannot share the global batch
-            continue
     return found
 
 
@@ -167,13 +234,13 @@ def _refused(lacking: TooSmallError) -> TooSmallError:
     return TooSmallError(lacking.key, f"{lacking.problem}, and {why}")
 
 
-def _there(config: TrainConfig) -> str:
-    """How many of the nodes are there that the run needs at least."""
-    least = _ways(config)[-1]
+def _found(config: TrainConfig) -> tuple[int, int]:
+    """How many nodes can hold workers of the run's smallest topology, and how many it needs."""
+    least = _candidates(config)[-1]
     wanted = least.placement
     large = [
         node
         for node in connection.nodes()
         if topology.capacity(node, least.cpus_per_worker, least.gpus_reserved) >= wanted.workers_per_node
     ]
-    return f"{min(len(large), wanted.nodes)} of {wanted.nodes}"
+    return min(len(large), wanted.nodes), wanted.nodes

@@ -24,7 +24,7 @@ _LONGEST_REASON = 300
 
 
 @contextmanager
-def session(config: TrainConfig) -> Iterator[Callable[[], str]]:
+def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
     """Context manager: a connection to Ray, closed at the end unless it was there before.
 
     Yields:

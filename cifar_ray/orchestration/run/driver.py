@@ -1,4 +1,4 @@
-"""Training and resuming a run: the driver's side, from a config to a recorded result."""
+"""Train and resume a run: from a config to a recorded result."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import ray
 
 from cifar_ray import data, tracking
 from cifar_ray.config import train as configs
-from cifar_ray.config.errors import InterruptedRunError
+from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
-from cifar_ray.orchestration.cluster.allocation import Sizing
-from cifar_ray.orchestration.run import attempt, checkpoints, results, segments
+from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
+from cifar_ray.orchestration.run import checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.folder import RunFolder
-from cifar_ray.orchestration.run.interrupts import session, signals
-from cifar_ray.orchestration.run.session import TrainResult, Work
+from cifar_ray.orchestration.run.interrupts import connected, signals
+from cifar_ray.orchestration.run.session import RunSession, TrainResult
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
@@ -44,7 +43,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
-    config = recipe.resolve(allocation.begin(config))
+    config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         client = store.connect(store.resolve_uri(config.tracking_uri))
@@ -54,27 +53,33 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
             with held:
                 dataset, data_s = _read(config, console)
                 console.doing(connection.note(config))
-                with session(config, console.line, [held]) as check, allocation.sizing(console.doing, check) as places:
-                    asked = config
-                    config, placement = places.place(asked)
-                    preflight.check_storage(folder.folder, config)
-                    record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
-                    unused_gpus = attempt.unused_gpus(asked, config)
-                    work = Work(config, dataset, folder, record, console, unused_gpus)
-                    return _run(work, placement, console, check, Launch(begun, data_s), places)
+                with (
+                    connected(config, console.line, [held]) as check,
+                    allocation.allocator(console.waiting, check) as allocator,
+                ):
+                    chosen = allocator.allocate(config)
+                    preflight.check_storage(folder.folder, chosen.config)
+                    record = RunRecord.create(
+                        client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
+                    )
+                    unused_gpus = allocation.unused_gpus(config, chosen.config)
+                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
+                    result = _run(session, chosen, Launch(begun, data_s), check, allocator)
+                    console.summary(result.metrics, result.times, session.locations(result))
+                    return result
         finally:
-            if record is None:  # nothing has begun, and the name is free again
+            if record is None:  # nothing has begun, so the name is free again
                 runs.discard(folder.folder)
 
 
 def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
-    """Continue a run at the step after its newest usable checkpoint, in the same MLflow run.
+    """Continue a run after its newest usable checkpoint, in the same MLflow run.
 
-    One that MLflow has lost is recorded in a new MLflow run, with all figures that its checkpoints have.
+    A run that MLflow has lost is recorded in a new MLflow run, with all figures that its checkpoints have.
 
     Args:
         run: its name, MLflow id or folder.
-        changes: ``TrainConfig`` fields that say where it runs and is found; all others stay as they were.
+        changes: ``TrainConfig`` fields that say where it runs and is stored; all others stay as they were.
         begun: as for :func:`train`.
 
     Returns:
@@ -92,7 +97,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     notes: list[str] = []
     known = results.find_run(run, changes.get("tracking_uri"), notes.append)
     given = changes.get("tracking_uri")
-    if not known.run_id:  # it may be in the store that it was begun with, or in this one, which did not answer just now
+    if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
         given = given or runs.open_existing(known.folder, known.key).config().tracking_uri
         known = store.with_key(store.resolve_uri(given), known.key) or known
     uri = store.resolve_uri(given)
@@ -103,37 +108,44 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
     with signals(), folder.lock() as held, Console() as console:
         for note in notes:
             console.line(note)
-        before, kept = _look(folder)
+        before, kept = _existing(folder)
         config = _moved(before, changes)
         dataset, data_s = _read(config, console)
         console.doing(connection.note(config))
-        with session(config, console.line, [held]) as check, allocation.sizing(console.doing, check) as places:
-            asked = config
-            config, placement = places.place(config)
-            preflight.check_storage(folder.folder, config)
+        with (
+            connected(config, console.line, [held]) as check,
+            allocation.allocator(console.waiting, check) as allocator,
+        ):
+            chosen = allocator.allocate(config)
+            preflight.check_storage(folder.folder, chosen.config)
             if known.run_id:
-                record = RunRecord.reopen(client, config, known.run_id)
+                record = RunRecord.reopen(client, chosen.config, known.run_id)
             else:  # the store was lost
-                record = RunRecord.create(client, config, folder.name, folder.key, folder.address, dataset, begun)
+                record = RunRecord.create(
+                    client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
+                )
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
-            work = Work(config, dataset, folder, record, console, attempt.unused_gpus(asked, config))
-            return _run(work, placement, console, check, Launch(begun, data_s), places)
+            unused_gpus = allocation.unused_gpus(config, chosen.config)
+            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
+            result = _run(session, chosen, Launch(begun, data_s), check, allocator)
+            console.summary(result.metrics, result.times, session.locations(result))
+            return result
 
 
 def _run(
-    work: Work, placement: list[str], console: Console, check: Callable[[], None], launch: Launch, places: Sizing
+    session: RunSession, chosen: Allocation, launch: Launch, check: Callable[[], None], allocator: NodeAllocator
 ) -> TrainResult:
-    """Train to the end, and end the run truthfully whatever happens."""
+    """Train to the end, and set the run's final status whatever happens."""
     status, reason = "FAILED", ""
     try:
-        work.announce()
+        session.announce()
         sharing = time.perf_counter()
-        reference = ray.put(work.dataset)
+        dataset = ray.put(session.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        outcome = segments.train(work, placement, reference, launch, check, places)
-        console.doing("recording the result")
-        work.finish(outcome)
+        outcome = segments.train(session, chosen, dataset, launch, check, allocator)
+        session.view.doing("recording the result")
+        session.finish(outcome)
         status = "FINISHED"
     except (InterruptedRunError, KeyboardInterrupt):
         status = "KILLED"
@@ -142,15 +154,13 @@ def _run(
         reason = str(error)
         raise
     finally:
-        work.end(status, reason)
-        checkpoints.remove_copies(work.folder.folder)
-    result = work.result(outcome)
-    console.summary(result.metrics, result.times, work.places(result))
-    return result
+        session.end(status, reason)
+        checkpoints.remove_copies(session.folder.folder)
+    return session.result(outcome)
 
 
 def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
-    """The data set, and the seconds that it took."""
+    """Load the data set; also return the seconds it took."""
     begin = time.perf_counter()
     if data.present(config.dataset, config.data_dir):
         console.doing(f"reading {config.dataset}")
@@ -161,8 +171,8 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
     return dataset, time.perf_counter() - begin
 
 
-def _look(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
-    """The config of a run made earlier, and its checkpoints.
+def _existing(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
+    """A run's config and checkpoints.
 
     Raises:
         CheckpointError: when the run has checkpoints and none can be used.
@@ -175,7 +185,7 @@ def _look(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
 
 
 def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
-    """The config of a run that goes on elsewhere; the global batch stays what it was, and a topology once named."""
+    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
     images = config.images_per_step
     named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}
     return recipe.resolve(configs.merge(config, {**changes, **named}))

@@ -1,8 +1,8 @@
-"""What a run's processes tell the driver, and the mailbox that carries it.
+"""Events of a run, and the mailbox that carries them to the driver.
 
-Ray Train's own ``report`` holds one report per worker until the controller's next poll, so it is kept for
-epochs. Everything that is shown or tracked goes through a mailbox actor beside the driver: posting never
-waits, and losing the mailbox never stops training.
+Ray Train's own ``report`` holds one report per worker until the controller's next poll, so it is used once per epoch.
+Everything that is displayed or recorded goes through a mailbox, an actor beside the driver: posting never waits, and
+losing the mailbox never stops training. A sweep's mailbox carries the events of all its trials.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.observer import Launch
 
 
 @dataclass(frozen=True)
-class ControllerUp:
+class ControllerStarted:
     """Ray Train's controller runs; ``actor`` is its handle."""
 
     actor: Any
@@ -26,16 +27,16 @@ class ControllerUp:
 
 @dataclass(frozen=True)
 class Placed:
-    """One worker stands where it was asked to.
+    """A worker has started.
 
     Attributes:
-        rank: number of the worker.
+        rank: its rank.
         node_id: Ray's id of its node.
         address: IP address of its node.
         host: name of its machine.
-        pid: its process.
+        pid: its process id.
         threads: CPU threads that it computes with.
-        device: what it computes on, in words.
+        device: name of its processor or GPU.
         interface: network interface of the collectives.
     """
 
@@ -51,7 +52,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where rank 0 is: optimizer steps done, and global images per second lately."""
+    """Rank 0's position: optimizer steps done, and recent global images per second."""
 
     epoch: int
     step: int
@@ -72,11 +73,14 @@ class WorkersFailed:
 
     Attributes:
         reasons: rank -> one sentence.
-        final: whether trying again would give the same, so that the run ends here.
+        final: whether trying again would fail the same way, so that the run ends here.
     """
 
     reasons: dict[int, str]
     final: bool
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self.reasons.items()))
 
 
 @dataclass(frozen=True)
@@ -88,26 +92,49 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class NodeLeaving:
+    """Workers should stop: the cluster will lose a node that they use, at ``deadline_ms`` since 1970 or at once (0)."""
+
+    node_id: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True)
+class RoomToGrow:
+    """Workers should stop: the cluster has room for more of them, as ``topology``."""
+
+    topology: str
+
+
+@dataclass(frozen=True)
 class Stopped:
-    """What an attempt has come to that was asked to stop: all workers have, after ``step``, with a checkpoint."""
+    """All workers have stopped after ``step`` because they were asked to, with a checkpoint."""
 
     step: int
 
 
-class _Mailbox:
-    def __init__(self, launch: Launch) -> None:
+@dataclass(frozen=True)
+class Moved:
+    """The run goes on with ``config``, which differs from before in its topology at most."""
+
+    config: TrainConfig
+
+
+class _Queue:
+    """The actor of a mailbox."""
+
+    def __init__(self, launch: Launch | None) -> None:
         self._events: list[Any] = []
         self._stop = False
         self._launch = launch
 
-    def launch(self) -> Launch:
+    def launch(self) -> Launch | None:
         return self._launch
 
-    def relaunch(self, begun: float) -> None:
-        self._launch = Launch(begun, 0.0)
+    def relaunch(self, launch: Launch) -> None:
+        self._launch = launch
 
     def post(self, event: Any) -> bool:
-        """Take an event; whether the run has been asked to stop."""
         self._events.append(event)
         return self._stop
 
@@ -120,43 +147,56 @@ class _Mailbox:
 
 
 @dataclass
-class Inbox:
-    """The driver's end of a mailbox.
-
-    Attributes:
-        actor: the mailbox, to be given to those who post.
-    """
+class Mailbox:
+    """A mailbox, as those who post and the driver that reads both have it."""
 
     actor: Any
-    _asked: Any = None
+    _taking: Any = None
+
+    def post(self, event: Any) -> ray.ObjectRef:
+        """Send an event without waiting.
+
+        Returns:
+            A reference to whether the run has been asked to stop.
+        """
+        return self.actor.post.remote(event)
 
     def take(self, timeout_s: float) -> Sequence[Any]:
-        """All events since the last call; none when the mailbox is lost, or slower than this: they come later."""
-        self._asked = self._asked or self.actor.take.remote()
+        """Return all events since the last call.
+
+        Returns none when the mailbox is lost, or slower than ``timeout_s``: they come with a later call.
+        """
+        self._taking = self._taking or self.actor.take.remote()
         try:
-            events = ray.get(self._asked, timeout=timeout_s)
+            events = ray.get(self._taking, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
             return []
         except ray.exceptions.RayError:
             events = []
-        self._asked = None
+        self._taking = None
         return events
 
     def ask_to_stop(self) -> None:
-        """Have rank 0 hear, with the answer to its next post, that all workers shall stop."""
+        """Tell rank 0, in the answer to its next post, that all workers should stop."""
         self.actor.stop.remote()
 
+    def launch(self) -> Launch:
+        """When the current start of the workers began, for the phases of their times."""
+        return ray.get(self.actor.launch.remote())
 
-def open_mailbox(launch: Launch) -> Inbox:
-    """A new mailbox on the driver's node; it ends with the driver. Ray starts it again when it is killed.
+    def relaunch(self, begun: float) -> None:
+        """Workers that start from now on count from ``begun``, a ``time.time()``."""
+        self.actor.relaunch.remote(Launch(begun, 0.0))
 
-    What it then held is lost to the display; rows of figures come again with the run's outcome. What is posted
-    meanwhile waits.
+
+def open_mailbox(launch: Launch | None = None) -> Mailbox:
+    """Make a mailbox on the driver's node; it ends with the driver. Ray restarts it when it is killed.
+
+    The display loses what it held then; the figures come again with the run's outcome. What is posted meanwhile waits.
 
     Args:
-        launch: what the driver has done so far. Workers that start ask for it; after a failure, what
-            they are told begins with the failure.
+        launch: when the run began, and what the driver has done since; None for a sweep's mailbox.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    kept = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
-    return Inbox(kept.remote(launch))
+    kept = ray.remote(_Queue).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    return Mailbox(kept.remote(launch))

@@ -1,4 +1,4 @@
-"""Ending early, on a signal or because another driver has taken over, at a moment when that is safe."""
+"""End a command early where that is safe: on a signal, or because a lock or Ray was lost."""
 
 from __future__ import annotations
 
@@ -9,50 +9,55 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from cifar_ray.config.errors import InterruptedRunError
+from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.orchestration.run.attempt import RayLostError, RunFailedError
 from cifar_ray.storage import Lock
 
-_PATIENCE = 2  # signals
-_SHOW_CURSOR = "\x1b[?25h"  # the display has hidden it
+_PATIENCE = 2  # signals before the process ends at once
+_SHOW_CURSOR = "\x1b[?25h"  # which the display hides
+
+
+class RayLostError(RunFailedError):
+    """Ray itself has ended under the run, and answers no more calls."""
 
 
 @contextmanager
-def session(
-    config: TrainConfig, say: Callable[[str], None], locks: Sequence[Lock] = ()
+def connected(
+    config: TrainConfig, log: Callable[[str], None], locks: Sequence[Lock] = ()
 ) -> Iterator[Callable[[], None]]:
-    """Ray for the run, and what to call now and then to be interrupted by a signal or the loss of a lock or of Ray.
+    """Context manager: a connection to Ray.
 
-    An exception out of a signal handler is not safe inside Ray's compiled code.
+    Yields:
+        A function to call several times a second: it raises after a signal, or when a lock or Ray is lost. (A signal
+        handler must not raise inside Ray's compiled code.)
 
     Args:
         config: which Ray to join or start.
-        say: is told when an interruption begins to be seen to.
-        locks: what this driver must not lose; may grow meanwhile.
+        log: called with a sentence when an interruption begins.
+        locks: locks that this driver must not lose; may grow.
     """
     pending: list[int] = []
 
     def check() -> None:
         if pending:
-            say("interrupted; stopping Ray")
+            log("interrupted; stopping Ray")
             raise InterruptedRunError(pending[0])
         if lost := ended():
             raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
         check_locks(locks)
 
-    # Twice, since Ray's compiled part sets a handler of its own when it starts.
-    with signals(pending), connection.session(config) as ended, signals(pending):
+    # Twice, since Ray's compiled part installs a handler of its own when it starts.
+    with signals(pending), connection.connected(config) as ended, signals(pending):
         check()
         yield check
 
 
 def check_locks(locks: Sequence[Lock]) -> None:
-    """See whether all are still this driver's.
+    """Check that this driver still has all locks.
 
     Raises:
-        RunFailedError: naming one that is not.
+        RunFailedError: naming one that another driver has taken.
     """
     for held in locks:
         if held.lost:
@@ -63,10 +68,10 @@ def check_locks(locks: Sequence[Lock]) -> None:
 
 @contextmanager
 def signals(pending: list[int] | None = None) -> Iterator[None]:
-    """Within it, SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread.
+    """Context manager: SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread.
 
-    With a list, the first two are only noted in it, since an exception in the middle of Ray's code or of the clean-up
-    leaves a traceback; the third ends the process at once, as SIGKILL would, but with a sentence.
+    With a list, the first two are only added to it, since an exception within Ray's code or the clean-up would leave a
+    traceback; the third ends the process at once, with a sentence.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Putting workers where the topology says, at the start and after every failure."""
+"""Callbacks in Ray Train's controller: place workers, report failures and silent workers; and gloo's interface."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from cifar_ray.orchestration.cluster.ray_internals import (
     WorkerHealthCheckTimeoutError,
     _TorchBackend,
 )
-from cifar_ray.orchestration.run.events import ControllerUp, Silent, WorkersFailed
+from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Silent, WorkersFailed
 from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
 _LONGEST_REASON = 160
-_TELL_S = 60.0
+_REPORT_S = 60.0
 _FINAL = (ConfigError, CheckpointError, DivergedError)
-"""Errors that the same run would meet again, as it would memory that is too small."""
+"""Errors that the same run would raise again; so does one that runs out of memory."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class NotPlacedError(RuntimeError):
-    """The workers have not been given their places in time."""
+    """The workers were not placed in time."""
 
 
 class Placement(ControllerCallback):
-    """Runs inside Ray Train's controller: names the nodes before each start of the workers.
+    """Choose the nodes before each start of the workers; give up after ``start_timeout_s`` seconds.
 
-    Ray packs or spreads, but has no "exactly W workers on each of N nodes"; one label selector per worker
-    says it. They are renewed before every start, since after a failure other nodes may be alive. Ray tries to
-    start them again and again; this ends it when ``start_timeout_s`` seconds have passed since the first try.
+    Ray packs or spreads, but cannot place exactly W workers on each of N nodes; one label selector per worker does.
+    The selectors are renewed before every start, since after a failure other nodes may be alive. Ray tries to start
+    workers for ever; this callback ends that.
 
-    The driver of an elastic run has chosen the nodes by what is free on them: they stay, and when one of them has left
-    the driver chooses again.
+    The nodes of an elastic run are ``chosen`` by its driver, by what is free on them. When one has left, the run
+    returns to the driver, which chooses again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Placement(ControllerCallback):
         cpus_per_worker: int,
         gpus_per_worker: int,
         start_timeout_s: float,
-        mailbox: Any,
+        mailbox: Mailbox,
         chosen: Sequence[str] | None = None,
     ) -> None:
         self._wanted = wanted
@@ -72,7 +72,7 @@ class Placement(ControllerCallback):
 
     def after_controller_start(self, train_run_context: Any) -> None:
         self._scaling_config = train_run_context.scaling_config
-        self._mailbox.post.remote(ControllerUp(ray.get_runtime_context().current_actor))
+        self._mailbox.post(ControllerStarted(ray.get_runtime_context().current_actor))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         if isinstance(current_state, RunningState):
@@ -90,63 +90,63 @@ class Placement(ControllerCallback):
                 raise NotPlacedError(f"a node has left before the workers of topology {self._wanted} had started on it")
             return
         if self._wanted.nodes == 1:
-            return  # STRICT_PACK finds the node by itself, a free one if there is any
+            return  # STRICT_PACK finds a free node by itself
         try:
             chosen = topology.choose(self._wanted, connection.nodes(), self._cpus, self._gpus)
         except ValueError:
-            return  # too few nodes just now: this start times out, and the next one looks again
+            return  # too few nodes now: this start times out, and the next one chooses again
         self._scaling_config.label_selector = [{NODE_ID_LABEL: node_id} for node_id in chosen]
 
 
 class Failures(UserCallback):
-    """Runs inside Ray Train's controller: tells the driver of failed workers, and ends what is hopeless.
+    """Report failed workers to the driver, and end a run that would fail again.
 
-    It is a class of its own because Ray Train asks a ``UserCallback`` for nothing else.
+    A class of its own, because Ray Train calls only this hook on a ``UserCallback``.
     """
 
-    def __init__(self, mailbox: Any) -> None:
+    def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = {rank: ray_internals.cause(error) for rank, error in worker_exceptions.items()}
         final = {rank: one for rank, one in causes.items() if isinstance(one, _FINAL) or _out_of_memory(one)}
-        # What is final has ended the other ranks as well; their errors only follow from it.
+        # A final error ends the other ranks, too; their errors only follow from it.
         reasons = {rank: _sentence(cause) for rank, cause in (final or causes).items()}
-        self._mailbox.post.remote(WorkersFailed(reasons, bool(final)))
-        self._mailbox.relaunch.remote(time.time())
+        self._mailbox.post(WorkersFailed(reasons, bool(final)))
+        self._mailbox.relaunch(time.time())
         if final:
-            raise next(iter(final.values()))  # an error out of this hook ends the run without another attempt
+            raise next(iter(final.values()))  # raising here ends the run without another attempt
 
 
 class Silence(WorkerGroupCallback):
-    """Runs inside Ray Train's controller: tells the driver of a worker whose process does not answer.
+    """Report a worker whose process does not answer.
 
-    Ray Train asks every process at short intervals, restarts the workers when one is silent for too long, and says
-    nothing until then.
+    Ray Train polls every process at short intervals and restarts the workers when one is silent for too long, but
+    reports nothing until then.
     """
 
-    def __init__(self, mailbox: Any, timeout_s: float) -> None:
+    def __init__(self, mailbox: Mailbox, timeout_s: float) -> None:
         self._mailbox = mailbox
-        self._told_after_s = min(_TELL_S, timeout_s / 2)
+        self._report_after_s = min(_REPORT_S, timeout_s / 2)
         self._group: Any = None
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         self._group = worker_group
-        self._told.clear()
+        self._reported.clear()
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         waiting = ray_internals.unanswered_since(self._group)
-        self._told &= set(waiting)  # those that have answered may fall silent again
+        self._reported &= set(waiting)  # those that have answered may become silent again
         for rank, since in waiting.items():
             silent = time.monotonic() - since
-            if silent >= self._told_after_s and rank not in self._told:
-                self._told.add(rank)
-                self._mailbox.post.remote(Silent(rank, silent))
+            if silent >= self._report_after_s and rank not in self._reported:
+                self._reported.add(rank)
+                self._mailbox.post(Silent(rank, silent))
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation was refused; torch has a type of its own for a GPU's memory only."""
+    """Whether memory ran out; torch has an error type for GPU memory only."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _CPU_ALLOCATOR in str(error)
 
 
@@ -182,13 +182,12 @@ class Collectives(TorchConfig):
 
 
 def choose_interface() -> str:
-    """Tell gloo and NCCL which network interface to use, unless the environment does.
+    """Set the network interface of gloo and NCCL, unless the environment does.
 
-    A host name that resolves to loopback would have gloo bind there, and peers on other hosts wait
-    in vain.
+    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
 
     Returns:
-        The interface's name, or an empty string when none owns the node's address.
+        The interface's name, or an empty string when none has the node's address.
     """
     name = interface_of(ray.util.get_node_ip_address())
     if name:
@@ -198,7 +197,7 @@ def choose_interface() -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that owns an IP address, or an empty string."""
+    """The interface that has an IP address, or an empty string."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address and entry.family in (socket.AF_INET, socket.AF_INET6) for entry in entries):
             return name

@@ -1,7 +1,7 @@
 """The parameter server as a Ray actor, for the strategy that has one.
 
-Rank 0 makes it, on its own node, so it ends with the workers that it serves: those of a restart make another, and
-what it held comes from the checkpoint.
+Rank 0 makes it on its own node, so that it ends with the workers. After a restart they make another, whose state comes
+from the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Server(ParameterServer):
 
 
 class RayServer:
-    """A worker's end of the actor; every call waits for its answer."""
+    """The actor as a worker uses it; every call waits for its answer."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -45,9 +45,9 @@ class RayServer:
 
 
 def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
-    """Every rank's end of the server; None for a strategy without one. Every rank calls this.
+    """Start the server of a strategy that has one, and return it on every rank; None otherwise. Every rank calls this.
 
-    The server computes with as many threads as a worker and reserves no CPU. It ends when rank 0 lets go of it.
+    The server computes with as many threads as a worker and reserves no CPU. It ends when rank 0 drops its handle.
     """
     if not strategies.of(config).needs_server:
         return None

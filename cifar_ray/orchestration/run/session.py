@@ -1,21 +1,33 @@
-"""A driver's work on one run: every event of it is shown and recorded, and its end is a truthful one."""
+"""Display and record a run's events, and set its final status."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cifar_ray import storage
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.display.run import View, cpu_note, made_up_note
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.orchestration.run.events import Placed, Progress, Silent, SystemSample, WorkersFailed
+from cifar_ray.orchestration.run.events import (
+    Moved,
+    NodeLeaving,
+    Placed,
+    Progress,
+    RoomToGrow,
+    Silent,
+    Stopped,
+    SystemSample,
+    WorkersFailed,
+)
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -49,35 +61,13 @@ class TrainResult:
     checkpoint: str
 
 
-class View(Protocol):
-    """Where a run's course is shown."""
-
-    def line(self, text: str) -> None:
-        """A sentence that stays."""
-
-    def doing(self, text: str) -> None:
-        """What is going on before the first step."""
-
-    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Steps run from ``step`` on."""
-
-    def loss(self, value: float) -> None:
-        """The latest mean loss."""
-
-    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
-        """Where the run is."""
-
-    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        """An epoch is done."""
-
-
 @dataclass
-class Work:
-    """One driver's work on one run.
+class RunSession:
+    """A run between its start and its end in one driver: :meth:`handle` displays and records every event.
 
     Attributes:
         config: the resolved config, with its device decided.
-        unused_gpus: why it runs on CPUs though the cluster has GPUs and nobody asked for CPUs; empty otherwise.
+        unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         failures: how often workers have failed so far.
     """
 
@@ -91,11 +81,11 @@ class Work:
     _placed: dict[int, Placed] = field(default_factory=dict)
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
-    _trouble_told: bool = False
+    _trouble_shown: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
-        before = self.record.tags_before  # of a run that an earlier driver began
+        before = self.record.tags_before  # of an earlier driver
         self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
         if self.unused_gpus:
@@ -110,7 +100,7 @@ class Work:
             )
 
     def announce(self) -> None:
-        """Say what is about to be done."""
+        """Display what will be trained."""
         config, view = self.config, self.view
         view.line(
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {config.topology}, "
@@ -119,59 +109,110 @@ class Work:
         if self.unused_gpus:
             view.line(cpu_note(self.unused_gpus))
         if connection.shares_a_machine(config):
-            view.line(made_up_note(config))
+            view.line(made_up_note(config.local_nodes, config.oversubscribe))
         view.doing("starting the workers")
 
-    def listen(self, event: Any) -> None:
-        """Show and record one event of the run."""
-        view, record = self.view, self.record
-        if isinstance(event, Row):
-            view.loss(event.metrics["train/loss"])
-            record.row(event)
-        elif isinstance(event, Progress):
-            view.progress(event.epoch, event.step, event.images_per_s)
-        elif isinstance(event, EpochRecord):
-            view.epoch(event.row.step, event.row.metrics)
-            record.row(event.row)
-        elif isinstance(event, SavedCheckpoint):
-            record.checkpoint(event)
-        elif isinstance(event, SystemSample):
-            record.system(event.timestamp_ms, event.metrics)
-        elif isinstance(event, Placed):
-            self._on_placed(event)
-        elif isinstance(event, Started):
-            self._on_started(event)
-        elif isinstance(event, WorkersFailed):
-            self._on_failed(event)
-        elif isinstance(event, Silent):
-            view.line(
-                f"waiting for rank {event.rank}, whose process has not answered for {event.seconds:.0f} s; the workers "
-                f"are restarted after {self.config.hang_timeout_s:g} s (--hang-timeout-s)"
+    def handle(self, event: Any) -> None:
+        """Display and record one event; those of types without a method of their own are for others."""
+        self._on(event)
+        if self.record.trouble and not self._trouble_shown:
+            self._trouble_shown = True
+            self.view.line(f"MLflow takes nothing ({self.record.trouble}); training goes on, and it is tried again")
+
+    @singledispatchmethod
+    def _on(self, event: Any) -> None:
+        pass
+
+    @_on.register
+    def _(self, event: Row) -> None:
+        self.view.loss(event.metrics["train/loss"])
+        self.record.row(event)
+
+    @_on.register
+    def _(self, event: Progress) -> None:
+        self.view.progress(event.epoch, event.step, event.images_per_s)
+
+    @_on.register
+    def _(self, event: EpochRecord) -> None:
+        self.view.epoch(event.row.step, event.row.metrics)
+        self.record.row(event.row)
+
+    @_on.register
+    def _(self, event: SavedCheckpoint) -> None:
+        self.record.checkpoint(event)
+
+    @_on.register
+    def _(self, event: SystemSample) -> None:
+        self.record.system(event.timestamp_ms, event.metrics)
+
+    @_on.register
+    def _(self, event: Placed) -> None:
+        self._placed[event.rank] = event
+        if len(self._placed) == self.config.world_size:
+            self.record.placed([asdict(self._placed[rank]) for rank in sorted(self._placed)])
+
+    @_on.register
+    def _(self, event: Started) -> None:
+        config = self.config = configs.from_mapping(event.config)
+        try:
+            storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
+        except OSError as error:  # an earlier one exists, and the checkpoints have it, too
+            self.view.line(
+                f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
             )
-        if record.trouble and not self._trouble_told:
-            self._trouble_told = True
-            view.line(f"MLflow takes nothing ({record.trouble}); training goes on, and it is tried again")
+        if config.elastic is not None:
+            self._segments.append(f"{config.topology} from step {event.step + 1}")
+            self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
+        self.record.started(event)
+        for sentence in event.skipped:
+            self.view.line(f"passed over: {sentence}")
+        where = f"{event.hardware}, {config.precision}, {config.cpus_per_worker} CPU thread(s) per worker"
+        origin = f"continuing after step {event.step}" if event.resumed_from else "training"
+        self.view.line(f"{origin} on {where}")
+        self.view.training(config.epochs, event.steps_per_epoch, event.step)
 
-    def workers_by_node(self) -> Counter[str]:
-        """Node id -> workers that have reported from there since they last started."""
-        return Counter(placed.node_id for placed in self._placed.values())
-
-    def preempted(self, node_id: str, deadline_ms: int) -> None:
-        """A node with workers on it is about to leave; they are asked to stop."""
-        self._preemptions += 1
-        self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
-        left = f"in {max(deadline_ms / 1000 - time.time(), 0):.0f} s" if deadline_ms else "soon"
-        address = next(placed.address for placed in self._placed.values() if placed.node_id == node_id)
+    @_on.register
+    def _(self, event: Silent) -> None:
         self.view.line(
-            f"node {node_id[:8]} ({address}) leaves {left}; stopping as soon as possible, which is no failure"
+            f"waiting for rank {event.rank}, whose process has not answered for {event.seconds:.0f} s; the workers "
+            f"are restarted after {self.config.hang_timeout_s:g} s (--hang-timeout-s)"
         )
 
-    def stopped(self, step: int) -> None:
-        """The workers have stopped as they were asked to."""
-        self.view.line(f"stopped after step {step} with a checkpoint")
+    @_on.register
+    def _(self, event: WorkersFailed) -> None:
+        self.failures += 1
+        self._placed.clear()
+        if event.final or self.failures > self.config.max_failures:
+            return
+        self.record.tags({"cifar_ray.worker_failures": str(self.failures)})
+        self.view.line(
+            f"workers failed ({event}); restarting from the newest checkpoint, "
+            f"failure {self.failures} of at most {self.config.max_failures}"
+        )
 
-    def move(self, config: TrainConfig) -> None:
-        """The run goes on with ``config``, which differs from before in its topology at most."""
+    @_on.register
+    def _(self, event: NodeLeaving) -> None:
+        self._preemptions += 1
+        self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
+        left = f"in {max(event.deadline_ms / 1000 - time.time(), 0):.0f} s" if event.deadline_ms else "soon"
+        address = next(placed.address for placed in self._placed.values() if placed.node_id == event.node_id)
+        self.view.line(
+            f"node {event.node_id[:8]} ({address}) leaves {left}; stopping as soon as possible, which is no failure"
+        )
+
+    @_on.register
+    def _(self, event: RoomToGrow) -> None:
+        self.view.line(
+            f"there is room for topology {event.topology}; stopping {self.config.topology} as soon as possible"
+        )
+
+    @_on.register
+    def _(self, event: Stopped) -> None:
+        self.view.line(f"stopped after step {event.step} with a checkpoint")
+
+    @_on.register
+    def _(self, event: Moved) -> None:
+        config = event.config
         if config.topology != self.config.topology:
             self.view.line(
                 f"going on with topology {config.topology}, {config.images_per_step} images per step as before "
@@ -182,8 +223,12 @@ class Work:
         self._placed.clear()
         self.view.doing("starting the workers")
 
+    def workers_by_node(self) -> Counter[str]:
+        """Node id -> workers there that have started since the last failure or move."""
+        return Counter(placed.node_id for placed in self._placed.values())
+
     def finish(self, outcome: Outcome) -> None:
-        """Record what the run has come to; its end is still to be written."""
+        """Record the outcome; :meth:`end` is still to be called."""
         self.record.result(outcome, self.dataset)
         wanted, best = self.config.log_models, int(outcome.metrics["best/epoch"])
         if wanted == "best" or (wanted == "all" and best != outcome.epochs):
@@ -193,11 +238,11 @@ class Work:
             self.record.model("final", lambda: self.folder.classifier(final), self.dataset, outcome.epochs)
 
     def end(self, status: str, reason: str = "") -> None:
-        """Write the run's end, and say what could not be written.
+        """Set the run's final status in MLflow, and display what could not be written.
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            reason: why it is not FINISHED, if there is more to say.
+            reason: why it is not FINISHED, if known.
         """
         if reason:
             self.record.failed(reason)
@@ -214,7 +259,7 @@ class Work:
             self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}{often}")
 
     def result(self, outcome: Outcome) -> TrainResult:
-        """The finished run in plain values."""
+        """The finished run as plain values."""
         return TrainResult(
             name=self.folder.name,
             run_id=self.record.run_id,
@@ -226,8 +271,8 @@ class Work:
             checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
         )
 
-    def places(self, result: TrainResult) -> Sequence[tuple[str, str]]:
-        """Where everything of the run is, in words."""
+    def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
+        """Rows of a table that say where everything of the run is."""
         several = [("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []
         return [
             *several,
@@ -238,55 +283,5 @@ class Work:
         ]
 
     def store_flag(self) -> str:
-        """The flag that leads another command to this run's store, when it is not the usual one."""
+        """The flag with which another command finds this run's store; empty for the default one."""
         return f" --tracking-uri {self.record.uri}" if self.config.tracking_uri else ""
-
-    def _on_placed(self, event: Placed) -> None:
-        self._placed[event.rank] = event
-        if len(self._placed) == self.config.world_size:
-            self.record.placed([asdict(self._placed[rank]) for rank in sorted(self._placed)])
-
-    def _on_started(self, event: Started) -> None:
-        config = self.config = configs.from_mapping(event.config)
-        try:
-            storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
-        except OSError as error:  # an earlier one is there, and the checkpoints have it, too
-            self.view.line(
-                f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
-            )
-        if config.elastic is not None:
-            self._segments.append(f"{config.topology} from step {event.step + 1}")
-            self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
-        self.record.started(event)
-        for sentence in event.skipped:
-            self.view.line(f"passed over: {sentence}")
-        where = f"{event.hardware}, {config.precision}, {config.cpus_per_worker} CPU thread(s) per worker"
-        origin = f"continuing after step {event.step}" if event.resumed_from else "training"
-        self.view.line(f"{origin} on {where}")
-        self.view.training(config.epochs, event.steps_per_epoch, event.step)
-
-    def _on_failed(self, event: WorkersFailed) -> None:
-        self.failures += 1
-        self._placed.clear()
-        if event.final or self.failures > self.config.max_failures:
-            return
-        reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(event.reasons.items()))
-        self.record.tags({"cifar_ray.worker_failures": str(self.failures)})
-        self.view.line(
-            f"workers failed ({reasons}); restarting from the newest checkpoint, "
-            f"failure {self.failures} of at most {self.config.max_failures}"
-        )
-
-
-def cpu_note(reason: str) -> str:
-    """What to know of a run that could have had GPUs, had there been more of them."""
-    return f"note: training on CPUs, though the cluster has GPUs: {reason}"
-
-
-def made_up_note(config: TrainConfig) -> str:
-    """What to keep in mind of a run whose nodes or CPUs are only counted."""
-    return (
-        f"note: {config.local_nodes} Ray node(s) on this one machine"
-        + (", counting more CPUs than it has" if config.oversubscribe else "")
-        + "; its times are not those of a cluster"
-    )

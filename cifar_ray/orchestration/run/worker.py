@@ -1,4 +1,4 @@
-"""What runs in each Ray Train worker: the plain loop, and an observer that tells the driver."""
+"""What runs in each Ray Train worker: the loop, and an observer that posts its events to the driver."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import checkpoints, server
-from cifar_ray.orchestration.run.events import Placed, Progress, Stopped, SystemSample
+from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -51,12 +51,12 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
         StorageError: when the run's object store cannot be read or written.
     """
     config = configs.from_mapping(payload["config"])
-    mailbox = payload["mailbox"]
-    launch: Launch = ray.get(mailbox.launch.remote())
+    mailbox: Mailbox = payload["mailbox"]
+    launch = mailbox.launch()
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker = _place(config, mailbox)
+    worker = _context(config, mailbox)
     outcome: Outcome | Stopped
     with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
@@ -70,22 +70,22 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
 
 
 class MailboxObserver:
-    """Posts what the loop tells. Rank 0 speaks for all."""
+    """Posts the loop's events, most of them from rank 0 only."""
 
-    def __init__(self, mailbox: Any, rank: int, writer: checkpoints.Writer) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self._writer = writer
         self._images_per_step = 0
         self._step = 0
-        self._shown = (time.perf_counter(), 0)
+        self._posted = (time.perf_counter(), 0)
         self._last: Any = None
         self._unread: Any = None
         self._stop = False
 
     def started(self, event: Started) -> None:
         self._images_per_step = configs.from_mapping(event.config).images_per_step
-        self._shown = (time.perf_counter(), event.step)
+        self._posted = (time.perf_counter(), event.step)
         self._post(event)
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
@@ -95,42 +95,42 @@ class MailboxObserver:
         if row is not None:
             self._post(row)
         now = time.perf_counter()
-        before, shown = self._shown
+        before, posted = self._posted
         if now - before >= _PROGRESS_INTERVAL_S:
-            self._post(Progress(epoch, step, (step - shown) * self._images_per_step / (now - before)))
+            self._post(Progress(epoch, step, (step - posted) * self._images_per_step / (now - before)))
             self._unread = self._unread or self._last
-            self._shown = (now, step)
+            self._posted = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
         if self._rank == 0:
             self._post(record)
-        # A barrier over all ranks, and what Ray Tune's callbacks hear of.
+        # A barrier over all ranks; Ray Tune's callbacks receive it.
         ray.train.report({"epoch": record.row.step, **record.row.metrics})
-        self._shown = (time.perf_counter(), self._step)
+        self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self._writer.keep(saved.path)
         self._post(saved)
 
     def asked(self) -> bool:
-        """Whether the driver has asked the run to stop, by the answer to the latest progress that has one."""
+        """Whether the driver has asked the run to stop, by the last answer to a progress event."""
         if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
-            with suppress(ray.exceptions.RayError):  # the mailbox starts again, and the driver asks again
+            with suppress(ray.exceptions.RayError):  # the mailbox restarts, and the driver asks again
                 self._stop = ray.get(self._unread)
             self._unread = None
         return self._stop
 
     def flush(self) -> None:
-        """Wait until what was posted has arrived, or the mailbox is lost."""
+        """Wait until all posts have arrived, or the mailbox is lost."""
         if self._last is not None:
             ray.wait([self._last], timeout=10)
 
     def _post(self, event: Any) -> None:
-        self._last = self._mailbox.post.remote(event)
+        self._last = self._mailbox.post(event)
 
 
-def _place(config: TrainConfig, mailbox: Any) -> Worker:
-    """This worker's place, after checking that all workers stand as the topology says."""
+def _context(config: TrainConfig, mailbox: Mailbox) -> Worker:
+    """This worker's rank, world size, local rank, node and device; checks that all workers are where they should be."""
     context = ray.train.get_context()
     node_id = ray.get_runtime_context().get_node_id()
     rank, world_size = context.get_world_rank(), context.get_world_size()
@@ -140,7 +140,7 @@ def _place(config: TrainConfig, mailbox: Any) -> Worker:
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
     device = ray.train.torch.get_devices()[0] if config.device == "cuda" else torch.device("cpu")
-    mailbox.post.remote(
+    mailbox.post(
         Placed(
             rank=rank,
             node_id=node_id,
@@ -167,17 +167,17 @@ def _checkpoints(folder: Folder, config: TrainConfig, worker: Worker) -> Iterato
 
 
 @contextmanager
-def _sampling(mailbox: Any, worker: Worker) -> Iterator[None]:
-    """Within it, the first worker of each node samples the node's load."""
+def _sampling(mailbox: Mailbox, worker: Worker) -> Iterator[None]:
+    """Context manager: the first worker of each node samples the node's load."""
     stop = threading.Event()
 
     def sample() -> None:
         psutil.cpu_percent()  # the first call only sets the start of the interval
-        pause = _FIRST_SAMPLE_S  # a short run shall have one, too
+        pause = _FIRST_SAMPLE_S  # so that short runs get a sample
         while not stop.wait(pause):
             pause = _SAMPLE_INTERVAL_S
             metrics = {f"{worker.node[:8]}/{name}": value for name, value in _load().items()}
-            mailbox.post.remote(SystemSample(time.time_ns() // 1_000_000, metrics))
+            mailbox.post(SystemSample(time.time_ns() // 1_000_000, metrics))
 
     if worker.local_rank == 0:
         threading.Thread(target=sample, daemon=True, name="system-metrics").start()
@@ -197,7 +197,7 @@ def _load() -> dict[str, float]:
     }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            with suppress(Exception):  # a part of a GPU, or an old driver, does not tell
+            with suppress(Exception):  # a part of a GPU, or an old driver, does not report it
                 used, total = torch.cuda.device_memory_used(index), torch.cuda.get_device_properties(index).total_memory
                 load[f"gpu_{index}_memory_usage_megabytes"] = used / 1e6
                 load[f"gpu_{index}_memory_usage_percentage"] = 100 * used / total

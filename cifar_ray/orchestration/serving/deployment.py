@@ -26,7 +26,7 @@ from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.run import results
-from cifar_ray.orchestration.run.interrupts import session, signals
+from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.training import classifier
 
 _APPLICATION = "cifar_ray"
@@ -81,7 +81,7 @@ def serve(
         served, model = _load(endpoint, run, which, tracking_uri, note)
         console.doing(connection.note(config))
         try:
-            with session(config, console.line) as check:
+            with connected(config, console.line) as check:
                 head = _check_cluster(replicas, host, port)
                 console.doing("starting Ray Serve")
                 application = endpoint.Endpoint.options(num_replicas=replicas).bind(served, [ray.put(model)])

@@ -1,4 +1,4 @@
-"""A sweep before it runs: its runs, those that cannot be, and what an earlier driver has left of it."""
+"""Plan a sweep: its runs, those that cannot run, and what an earlier driver has done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
-from cifar_ray.orchestration.run.session import Work
+from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
@@ -34,11 +34,11 @@ from cifar_ray.training.observer import Outcome
 
 _CONFIG, _CELLS = "sweep.yaml", "cells.json"
 _LONGEST_SLUG = 100
-_MOST_DRAWS = 100  # per sample, before there are taken to be no others
+_MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
 def draw(config: SweepConfig) -> list[dict[str, Any]]:
-    """The combinations of values: all of them, or drawn by Ray Tune's own distributions, the same for a name."""
+    """The combinations of values: all, or drawn from Ray Tune's distributions, seeded by the sweep's name."""
     if config.search == "grid":
         return sweeps.combinations(config)
     assert config.samples is not None
@@ -64,12 +64,13 @@ class Trial:
     """One run of the sweep.
 
     Attributes:
-        index: its place.
-        cell: what it is.
+        index: its number in the sweep.
+        cell: its values.
         config: the resolved config; None when it cannot run.
-        state: one of the board's words.
+        state: as the display names it.
         reason: why it is skipped or has failed.
-        run_id: its run in MLflow, when an earlier driver has made it.
+        run_id: its MLflow run, if an earlier driver has made it.
+        unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
         times: seconds by phase, once it has ended.
     """
 
@@ -79,22 +80,23 @@ class Trial:
     state: str = boards.WAITING
     reason: str = ""
     run_id: str = ""
+    unused_gpus: str = ""
     folder: RunFolder | None = None
-    work: Work | None = None
+    session: RunSession | None = None
     outcome: Outcome | None = None
     recording: threading.Thread | None = None
     times: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
-        """Name of its folder."""
+        """The name of its folder."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
         if len(plain) <= _LONGEST_SLUG:
             return plain
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
-        """What the store keeps of it, whatever becomes of it."""
+        """What the sweep's own MLflow run has of it."""
         return {
             "name": self.cell.name,
             "state": "SKIPPED" if self.state == boards.SKIPPED else "RUN",
@@ -103,13 +105,13 @@ class Trial:
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
-        """The parameters of a cell that cannot be, as far as its values tell."""
+        """The parameters of a cell that cannot run, as far as its values say."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
         values = {**usual, **sweeps.merged(sweep, self.cell.values)}
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
-        """What an earlier driver has made of it.
+        """Read from its folder and from MLflow what an earlier driver has done.
 
         Raises:
             ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
@@ -117,7 +119,7 @@ class Trial:
         own = folder.below(self.slug)
         if self.state == boards.SKIPPED:
             return
-        if runs.is_half_made(own):  # its driver was killed then, before the run was anywhere else
+        if runs.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
             own.remove()
             return
         self.folder = runs.reopen(own)
@@ -130,7 +132,7 @@ class Trial:
 
 
 def plan(cells: Sequence[Cell]) -> list[Trial]:
-    """The runs of a sweep; those whose values do not go together say why."""
+    """The trials of a sweep; those whose values do not fit together have a reason."""
     return [_planned(index, cell) for index, cell in enumerate(cells)]
 
 
@@ -165,7 +167,7 @@ def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
 
 
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
-    """A folder for a new sweep, and the lock that makes this process the only one that works on it.
+    """Make the folder of a new sweep, and lock it.
 
     Raises:
         ConfigError: when there is a sweep of that name, or the folder cannot be written.
@@ -185,7 +187,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
         if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
             raise _taken(config.name, above.address)
         folder.write(_CONFIG, sweeptext.to_yaml(config))
-        undo.pop_all()  # the lock is the caller's now
+        undo.pop_all()  # the caller releases the lock
     return folder, held
 
 
@@ -196,7 +198,7 @@ def _taken(name: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """What a later driver cannot find out by itself: combinations that were drawn, and cells that were skipped.
+    """Write what a later driver cannot compute: the combinations drawn and the cells skipped.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -207,7 +209,7 @@ def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
 
 
 def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
-    """A sweep as its first driver planned it."""
+    """Read a sweep as its first driver planned it."""
     folder = storage.at(known.folder)
     try:
         kept = json.loads(folder.read(_CELLS))
@@ -217,7 +219,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []
     kinds = strict.flat_types(TrainConfig)  # JSON has no tuples
-    for entry in kept:  # seeds are counted anew from the same combinations
+    for entry in kept:  # seeds are added again to the same combinations
         values = {name: strict.convert(name, value, kinds[name]) for name, value in entry["values"].items()}
         if not any("seed" in axes for axes in config.grid):
             del values["seed"]
@@ -231,7 +233,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
 
 
 def lock(folder: Folder, named: Folder | None = None) -> Lock:
-    """Make this process the only one that works on the sweep, until it ends or releases the lock.
+    """Make this process the only one that works on the sweep.
 
     Args:
         folder: the sweep's.

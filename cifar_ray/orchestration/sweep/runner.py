@@ -1,57 +1,46 @@
-"""Sweeping: the driver's side, from a grid to runs recorded under one parent."""
+"""Run a sweep: from a grid to runs recorded under one parent."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
-
-import ray
-import ray.tune
 
 from cifar_ray import data, storage, tracking
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import topology
 from cifar_ray.config import train as configs
-from cifar_ray.config.errors import ConfigError, InterruptedRunError
+from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import Board, RunView
-from cifar_ray.orchestration.cluster import connection, preflight
-from cifar_ray.orchestration.run import attempt, checkpoints, events
+from cifar_ray.display.run import cpu_note, made_up_note
+from cifar_ray.display.sweep import Board
+from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.attempt import RunFailedError
-from cifar_ray.orchestration.run.events import Inbox
 from cifar_ray.orchestration.run.folder import RunFolder
-from cifar_ray.orchestration.run.interrupts import session, signals
-from cifar_ray.orchestration.run.session import Work, cpu_note, made_up_note
+from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.sweep.planner import Trial, create, draw, lock, plan, read, refuse, write_cells
-from cifar_ray.orchestration.sweep.trial import Begun, Ended, Plan, Told, drive
-from cifar_ray.orchestration.sweep.tuning import Fitting, Listener, asha
+from cifar_ray.orchestration.sweep.recorder import SweepRecorder
+from cifar_ray.orchestration.sweep.trial import TrialSpec
+from cifar_ray.orchestration.sweep.tuning import Tuning
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
-from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import hardware
-from cifar_ray.training.observer import PHASES, EpochRecord, Launch
 
 _POLL_S = 0.1
-_STORE_PATIENCE_S = 60.0
 _LOCKS_AT_ONCE = 64
-_HEAD = {"node:__internal_head__": 0.001}
-"""A trial's process costs no CPU and sits on the head, which is no spot instance."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep that has come to its end.
+    """A finished sweep.
 
     Attributes:
         name: its name.
@@ -109,7 +98,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
             with held:
                 return _Sweep(config, folder, client, trials, begun).run(begin)
         finally:
-            if record is None:  # nothing has begun, and the name is free again
+            if record is None:  # nothing has begun, so the name is free again
                 runs.discard(folder)
 
 
@@ -141,45 +130,54 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
             trial.find_again(folder, there)
         if all(trial.state != boards.WAITING for trial in trials):
             return None
-        work = _Sweep(config, folder, client, trials, begun - known.wall_s)
-        return work.run(lambda: SweepRecord.reopen(client, known))
+        return _Sweep(config, folder, client, trials, begun - known.wall_s).run(
+            lambda: SweepRecord.reopen(client, known)
+        )
 
 
 class _Sweep:
-    """One driver's work on one sweep."""
+    """A sweep in one driver."""
 
     def __init__(self, config: SweepConfig, folder: Folder, client: Client, trials: list[Trial], begun: float) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
         self._base = self._session_config()
         self._board = Board([trial.cell.name for trial in trials])
-        self._datasets: dict[str, Dataset] = {}
-        self._at_once = 1
-        self._unused_gpus: dict[int, str] = {}
-        self._record: SweepRecord | None = None
         self._locks: list[Lock] = []
 
-    def run(self, record: Callable[[], SweepRecord]) -> SweepResult:
-        """Train all that waits; ``record`` makes or opens the sweep's own run when nothing stands in the way."""
+    def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
+        """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
         with self._board as board:
-            self._read_data()
+            datasets = self._load_data()
             board.doing(connection.note(self._base))
-            with session(self._base, board.line, self._locks) as check:
-                self._fit_to_cluster()
-                self._record = record()
-                self._record.cells([trial.described(self._config) for trial in self._trials])
+            with connected(self._base, board.line, self._locks) as check:
+                at_once = self._fit_to_cluster()
+                record = open_record()
+                record.cells([trial.described(self._config) for trial in self._trials])
+                recorder = SweepRecorder(
+                    self._config, self._trials, board, self._client, record, datasets, self._begun, at_once
+                )
                 status = "FAILED"
                 try:
-                    self._announce()
+                    self._announce(at_once)
                     if self._waiting():
-                        self._train(check)
+                        self._train(recorder, datasets, at_once, check)
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt):
                     status = "KILLED"
                     raise
                 finally:
-                    self._end(status)
-        return self._result()
+                    recorder.end_runs()
+                    self._release()
+                    recorder.end(status)
+        return SweepResult(
+            name=self._config.name,
+            run_id=record.run_id,
+            tracking_uri=record.uri,
+            folder=self._folder.address,
+            states={trial.cell.name: trial.state for trial in self._trials},
+            figures=recorder.figures(),
+        )
 
     def _session_config(self) -> TrainConfig:
         """The Ray that all runs share: where it is, and how large when it is started here."""
@@ -189,36 +187,37 @@ class _Sweep:
         cpus = max(config.cpus_per_worker for config in waiting)
         return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
 
-    def _read_data(self) -> None:
-        for name in dict.fromkeys(trial.config.dataset for trial in self._waiting()):
+    def _load_data(self) -> dict[str, Dataset]:
+        datasets: dict[str, Dataset] = {}
+        for name in dict.fromkeys(config.dataset for _, config in self._waiting()):
             present = data.present(name, self._base.data_dir)
             self._board.doing(f"{'reading' if present else 'downloading'} {name}")
-            self._datasets[name] = data.load(name, self._base.data_dir)
+            datasets[name] = data.load(name, self._base.data_dir)
+        return datasets
 
-    def _waiting(self) -> list[Any]:
-        return [trial for trial in self._trials if trial.state == boards.WAITING and trial.config]
+    def _waiting(self) -> list[tuple[Trial, TrainConfig]]:
+        """Trials to train, with their configs."""
+        return [(trial, trial.config) for trial in self._trials if trial.state == boards.WAITING and trial.config]
 
-    def _fit_to_cluster(self) -> None:
-        """Decide every run's device, and how many runs go on at once."""
-        for trial in self._waiting():
-            asked = trial.config
+    def _fit_to_cluster(self) -> int:
+        """Decide every run's device; return how many runs train at once."""
+        for trial, asked in self._waiting():
             try:
-                trial.config, _ = attempt.with_device(asked)
-                self._unused_gpus[trial.index] = attempt.unused_gpus(asked, trial.config)
+                trial.config = allocation.at_topology(asked).config
+                trial.unused_gpus = allocation.unused_gpus(asked, trial.config)
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
         refuse(self._config, self._trials)
-        preflight.check_storage(self._folder, max((t.config for t in self._waiting()), key=preflight.checkpoint_bytes))
-        nodes = connection.nodes()
-        gpus = max((t.config.gpus_reserved for t in self._waiting()), default=0)
-        room = topology.copies(self._base.placement, nodes, self._base.cpus_per_worker, gpus)
-        if self._base.oversubscribe:  # more at once than the machine computes would only slow each other down
+        waiting = [config for _, config in self._waiting()]
+        preflight.check_storage(self._folder, max(waiting, key=preflight.checkpoint_bytes))
+        gpus = max((config.gpus_reserved for config in waiting), default=0)
+        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_per_worker, gpus)
+        if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
             needed = self._base.world_size * self._base.cpus_per_worker
             room = min(room, hardware.allowed_cpus() // needed)
-        limits = [max(room, 1), len(self._waiting()), self._config.max_concurrent or room or 1]
-        self._at_once = max(min(limits), 1)
+        return max(min(max(room, 1), len(waiting), self._config.max_concurrent or room or 1), 1)
 
-    def _announce(self) -> None:
+    def _announce(self, at_once: int) -> None:
         board, config = self._board, self._config
         waiting = self._waiting()
         held = "per worker is held, so the global batch grows with the workers"
@@ -227,73 +226,58 @@ class _Sweep:
         count = len(waiting)
         board.line(
             f"sweep {config.name}: {count} run{'s' if count != 1 else ''} of {len(self._trials)}, "
-            f"{self._at_once} at once; the batch {held}"
+            f"{at_once} at once; the batch {held}"
         )
         for trial in self._trials:
             if trial.state == boards.SKIPPED:
                 board.skip(trial.index, trial.reason)
             elif trial.state != boards.WAITING:
                 board.rows[trial.index].state = trial.state
-        shared = next((trial.config for trial in waiting if connection.shares_a_machine(trial.config)), None)
+        shared = next((config for _, config in waiting if connection.shares_a_machine(config)), None)
         if shared is not None:
-            board.line(made_up_note(shared))
-        for reason in sorted(set(filter(None, self._unused_gpus.values()))):
+            board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
+        for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))
 
-    def _train(self, check: Callable[[], None]) -> None:
-        inbox = events.open_mailbox(Launch(self._begun, 0.0))
-        fitting = Fitting(*self._tuner(inbox.actor))
-        self._board.start(self._at_once)
+    def _train(
+        self, recorder: SweepRecorder, datasets: dict[str, Dataset], at_once: int, check: Callable[[], None]
+    ) -> None:
+        mailbox = events.open_mailbox()
+        racing = [config for _, config in self._waiting()] if self._config.scheduler == "asha" else None
+        notes = self._folder.disk / "ray_tune"
+        tuning = Tuning(self._specs(), datasets, mailbox, notes, at_once, racing)
+        self._board.start(at_once)
         try:
-            while fitting.thread.is_alive():
+            while tuning.running:
                 check()
-                fitting.thread.join(_POLL_S)
-                self._catch_up(fitting.listener.take(), inbox)
-            self._catch_up(fitting.listener.take(), inbox)
+                tuning.wait(_POLL_S)
+                recorder.catch_up(mailbox, tuning.take_ended())
+            recorder.catch_up(mailbox, tuning.take_ended())
         except BaseException:
-            fitting.cancel()
+            tuning.cancel()
             raise
         for trial in self._trials:
             if trial.state in (boards.WAITING, boards.RUNNING):
-                self._close(trial, boards.FAILED, fitting.trouble or "Ray Tune has ended without it")
-        if fitting.trouble:
-            raise RunFailedError(f"Ray Tune has failed: {fitting.trouble}")
+                recorder.close(trial, boards.FAILED, tuning.trouble or "Ray Tune has ended without it")
+        if tuning.trouble:
+            raise RunFailedError(f"Ray Tune has failed: {tuning.trouble}")
 
-    def _tuner(self, mailbox: Any) -> tuple[ray.tune.Tuner, Listener]:
-        waiting = self._waiting()
-        plans = {}
-        self._lock_again([trial.folder for trial in waiting if trial.folder is not None])
-        for trial in waiting:
+    def _specs(self) -> dict[int, TrialSpec]:
+        """Make or lock the folder of every waiting trial."""
+        self._lock_again([trial.folder for trial, _ in self._waiting() if trial.folder is not None])
+        specs = {}
+        for trial, config in self._waiting():
             if trial.folder is None:
-                config = dataclasses.replace(trial.config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder, held = runs.create(config)
+                own = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
+                trial.folder, held = runs.create(own)
                 self._locks.append(held)
-            plans[trial.index] = Plan(configs.to_mapping(trial.config), trial.folder.folder)
-        references = {name: ray.put(dataset) for name, dataset in self._datasets.items()}
-        trainable = ray.tune.with_parameters(drive, plans=plans, datasets=references, mailbox=mailbox)
-        racing = self._config.scheduler == "asha"
-        listener = Listener()
-        tuner = ray.tune.Tuner(
-            ray.tune.with_resources(trainable, _HEAD),
-            param_space={"index": ray.tune.grid_search([trial.index for trial in waiting])},
-            tune_config=ray.tune.TuneConfig(
-                max_concurrent_trials=self._at_once,
-                reuse_actors=not racing,  # a run that is stopped in its middle leaves its process in no fit state
-                scheduler=asha([trial.config for trial in waiting]) if racing else None,
-            ),
-            run_config=ray.tune.RunConfig(
-                name=f"attempt-{time.time_ns()}",
-                storage_path=str(self._folder.disk / "ray_tune"),
-                callbacks=[listener],
-                verbose=0,
-            ),
-        )
-        return tuner, listener
+            specs[trial.index] = TrialSpec(configs.to_mapping(config), trial.folder.folder)
+        return specs
 
     def _lock_again(self, folders: Sequence[RunFolder]) -> None:
         """Lock the runs that an earlier driver has begun.
 
-        In an object store, each is watched for a minute if that driver was killed on another machine; so all at once.
+        All at once: in an object store, each is watched for a minute if that driver was killed on another machine.
         """
         if not folders:
             return
@@ -301,157 +285,10 @@ class _Sweep:
         with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
             list(pool.map(lambda folder: self._locks.append(folder.lock()), folders))
 
-    def _hear(self, told: Sequence[Any]) -> None:
-        for message in told:
-            if not isinstance(message, Told):
-                continue
-            trial, event = self._trials[message.index], message.event
-            if isinstance(event, EpochRecord):  # of a run that fails or is stopped, this is what is known
-                before = trial.times.get("time/training_s", 0.0)
-                trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
-            if isinstance(event, Begun):
-                self._begin(trial, event.at)
-            elif isinstance(event, Ended):
-                self._ended(trial, event)
-            elif trial.work is not None:
-                trial.work.listen(event)
-
-    def _begin(self, trial: Trial, at: float) -> None:
-        assert trial.config is not None
-        assert trial.folder is not None
-        assert self._record is not None
-        self._board.begin(trial.index)
-        trial.state = boards.RUNNING
-        trial.work = Work(
-            trial.config,
-            self._datasets[trial.config.dataset],
-            trial.folder,
-            self._open_record(trial, at),
-            RunView(self._board, trial.index),
-            self._unused_gpus.get(trial.index, ""),
-        )
-
-    def _open_record(self, trial: Trial, begun: float) -> RunRecord:
-        """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
-        end = time.monotonic() + _STORE_PATIENCE_S
-        while True:
-            try:
-                return self._record_of(trial, begun)
-            except ConfigError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(1)
-
-    def _record_of(self, trial: Trial, begun: float) -> RunRecord:
-        assert trial.config is not None
-        assert trial.folder is not None
-        assert self._record is not None
-        if trial.run_id:
-            return RunRecord.reopen(self._client, trial.config, trial.run_id)
-        tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
-        dataset, folder = self._datasets[trial.config.dataset], trial.folder
-        return RunRecord.create(
-            self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
-        )
-
-    def _ended(self, trial: Trial, event: Ended) -> None:
-        if event.outcome is None:
-            self._close(trial, boards.FAILED, event.reason)
-            return
-        trial.outcome, trial.times = event.outcome, event.outcome.times
-        accuracy, seconds = event.outcome.metrics["test/accuracy"], event.outcome.times["time/training_s"]
-        rate = event.outcome.times.get("images_per_s")
-        note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
-        self._close(trial, boards.FINISHED, note)
-
-    def _close(self, trial: Trial, state: str, note: str) -> None:
-        """Show and record a run's end; the store is written to in a thread, as the next run may begin."""
-        trial.state, trial.reason = state, "" if state == boards.FINISHED else note
-        self._board.end(trial.index, state, note)
-        work = trial.work
-        if work is not None:
-            if trial.outcome is not None:
-                work.finish(trial.outcome)
-            if state == boards.STOPPED:
-                work.record.tags({parent.STOPPED_TAG: "asha"})
-            status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
-            _record_end(trial, work, status, trial.reason)
-        self._tell_figures()
-
-    def _catch_up(self, ended: Sequence[tuple[int, bool]], inbox: Inbox) -> None:
-        """Hear what is new, and see to the trials that have ended without a word: stopped by the scheduler, or dead.
-
-        Args:
-            ended: the places of trials that Ray Tune has ended, and whether with an error.
-            inbox: the sweep's.
-        """
-        self._hear(inbox.take(timeout_s=5))
-        if ended:  # what was heard just now may have been asked for before they ended
-            self._hear(inbox.take(timeout_s=30))
-        for index, failed in ended:
-            trial = self._trials[index]
-            if trial.state not in (boards.RUNNING, boards.WAITING):
-                continue
-            if failed or self._config.scheduler == "none":
-                self._close(trial, boards.FAILED, "the process that drove it has died")
-            else:
-                self._close(trial, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
-
-    def _end(self, status: str) -> None:
-        assert self._record is not None
-        for trial in self._trials:
-            if trial.state == boards.RUNNING and trial.work is not None:
-                _record_end(trial, trial.work, "KILLED")
-        for trial in self._trials:
-            if trial.recording is not None:
-                trial.recording.join()
-        lost = [t for t in self._trials if t.state == boards.FAILED and t.work is None and not t.run_id]
-        if lost:  # they have no run of their own that could say why
-            cells = [trial.described(self._config) for trial in self._trials]
-            for trial in lost:
-                cells[trial.index]["reason"] = trial.reason
-            self._record.cells(cells)
-        self._tell_figures()
+    def _release(self) -> None:
         for held in self._locks:
             held.release()
         checkpoints.remove_copies(self._folder)
         for trial in self._trials:
             if trial.folder is not None:
                 checkpoints.remove_copies(trial.folder.folder)
-        if status != "FINISHED":
-            self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
-        if not self._record.end(status):
-            self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
-
-    def _tell_figures(self) -> None:
-        assert self._record is not None
-        self._record.figures(self.figures())
-
-    def figures(self) -> dict[str, float]:
-        """Where the sweep's time has gone so far."""
-        sums = {f"sweep/{phase}_s": 0.0 for phase in PHASES}
-        for trial in self._trials:
-            for phase in PHASES:
-                sums[f"sweep/{phase}_s"] += trial.times.get(f"time/{phase}_s", 0.0)
-        wall = time.time() - self._begun
-        sums["sweep/wall_s"] = wall
-        sums["sweep/concurrency"] = float(self._at_once)
-        sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self._at_once), 0.0)
-        return sums
-
-    def _result(self) -> SweepResult:
-        assert self._record is not None
-        return SweepResult(
-            name=self._config.name,
-            run_id=self._record.run_id,
-            tracking_uri=self._record.uri,
-            folder=self._folder.address,
-            states={trial.cell.name: trial.state for trial in self._trials},
-            figures=self.figures(),
-        )
-
-
-def _record_end(trial: Trial, work: Work, status: str, reason: str = "") -> None:
-    """Write a run's end in a thread: a store that does not answer holds up neither the next run nor another's end."""
-    trial.recording = threading.Thread(target=work.end, args=[status, reason])
-    trial.recording.start()

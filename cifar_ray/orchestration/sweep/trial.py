@@ -10,9 +10,11 @@ import ray
 import ray.tune
 
 from cifar_ray.config import train as configs
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
-from cifar_ray.orchestration.run.attempt import RunFailedError
+from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
@@ -20,69 +22,66 @@ _DELIVERY_S = 30
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a trial is to do; ``config`` is resolved and in plain values."""
+class TrialSpec:
+    """What a trial's process is to train; ``config`` is resolved and in plain values."""
 
     config: dict[str, Any]
     folder: Folder
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A trial's process has taken it up, when ``time.time()`` was ``at``."""
+class TrialStarted:
+    """A trial's process has started, when ``time.time()`` was ``at``."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A trial is over; without an outcome, ``reason`` says why."""
+class TrialFinished:
+    """A trial has ended; without an outcome, ``reason`` says why."""
 
     outcome: Outcome | None
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Told:
-    """An event of one trial, by its place in the sweep."""
+class TrialEvent:
+    """An event of one trial, with the trial's index in the sweep."""
 
     index: int
     event: Any
 
 
-def drive(cell: dict[str, int], plans: dict[int, Plan], datasets: dict[str, Any], mailbox: Any) -> None:
-    """Ray Tune's function trainable: build the run's ``TorchTrainer``, and tell the sweep's driver what happens.
+def drive(cell: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
+    """Ray Tune's function trainable: train one run with Ray Train, and post its events to the sweep's driver.
 
     Args:
-        cell: ``index``, the trial's place in the sweep.
-        plans: every trial's plan by its place.
+        cell: ``index``, the trial's index in the sweep.
+        specs: every trial's by its index.
         datasets: data set name -> reference into Ray's object store.
         mailbox: the sweep's.
     """
     index = cell["index"]
-    plan = plans[index]
+    spec = specs[index]
     begun = time.time()
-    config = configs.from_mapping(plan.config)
+    config = configs.from_mapping(spec.config)
 
-    def tell(event: Any) -> Any:
-        return mailbox.post.remote(Told(index, event))
-
-    def listen(event: Any) -> None:
-        tell(event)
-        # After its last epoch a run is not to be stopped any more.
+    def handle(event: Any) -> None:
+        mailbox.post(TrialEvent(index, event))
+        # A run is not to be stopped after its last epoch.
         if isinstance(event, EpochRecord) and event.row.step < config.epochs:
             metrics = event.row.metrics
             ray.tune.report({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
 
-    tell(Begun(begun))
+    handle(TrialStarted(begun))
     try:
-        config, placement = attempt.with_device(config)
-        launch = Launch(begun, 0.0)
-        outcome = attempt.run(config, placement, datasets[config.dataset], plan.folder, launch, listen, lambda: None)
-        assert isinstance(outcome, Outcome), "nobody asks a trial to stop"
-        ended = Ended(outcome)
+        chosen = allocation.at_topology(config)
+        one = Attempt(chosen, datasets[config.dataset], spec.folder, Launch(begun, 0.0))
+        outcome = attempt.run(one, handle, lambda: False)
+        assert isinstance(outcome, Outcome), "trials are not asked to stop"
+        finished = TrialFinished(outcome)
     except (RunFailedError, ConfigError) as error:
-        ended = Ended(None, str(error))
-    except Exception as error:  # whatever it is, the sweep goes on and says why
-        ended = Ended(None, f"{type(error).__name__}: {error}")
-    ray.get(tell(ended), timeout=_DELIVERY_S)
+        finished = TrialFinished(None, str(error))
+    except Exception as error:  # the sweep goes on and says why
+        finished = TrialFinished(None, f"{type(error).__name__}: {error}")
+    ray.get(mailbox.post(TrialEvent(index, finished)), timeout=_DELIVERY_S)

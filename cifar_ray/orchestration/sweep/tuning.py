@@ -1,13 +1,13 @@
-"""Ray Tune's loop in a thread of its own, and what the sweep's driver hears of it."""
+"""Ray Tune's loop over the trials, in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import os
 import queue
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray.tune
@@ -15,16 +15,23 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.run.background import Background
+from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.sweep.trial import TrialSpec, drive
 
 _CANCEL_S = 20.0
+_LONGEST_REASON = 200
+_HEAD = {"node:__internal_head__": 0.001}
+"""A trial's process costs no CPU and runs on the head, which is not a spot instance."""
 
 
 class _CancelledError(Exception):
     """Ends Ray Tune's loop from within."""
 
 
-class Listener(TrialProgressCallback):
-    """Notes in Ray Tune's thread which trials have ended, for the driver's own thread to read.
+class _Listener(TrialProgressCallback):
+    """Runs in Ray Tune's thread: collects the trials that have ended, for the driver's own thread to read.
 
     Attributes:
         cancelled: when True, Ray Tune's loop ends at its next step.
@@ -33,62 +40,96 @@ class Listener(TrialProgressCallback):
     def __init__(self) -> None:
         super().__init__()
         self.cancelled = False
-        self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
-    def __reduce__(self) -> tuple[type[Listener], tuple[()]]:
-        return Listener, ()  # Ray Tune keeps a copy of its callbacks on disk, which nothing ends in
+    def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
+        return _Listener, ()  # Ray Tune pickles its callbacks; that copy collects nothing
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-        pass  # it stands in for Ray Tune's own callback of that kind, which prints
+        pass  # replaces Ray Tune's own callback, which prints
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if self.cancelled:
             raise _CancelledError
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._ended.put((trial.config["index"], False))
+        self.ended.put((trial.config["index"], False))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._ended.put((trial.config["index"], True))
-
-    def take(self) -> list[tuple[int, bool]]:
-        """The places of the trials that have ended since the last call, and whether with an error."""
-        found = []
-        while not self._ended.empty():
-            found.append(self._ended.get())
-        return found
+        self.ended.put((trial.config["index"], True))
 
 
-@dataclass
-class Fitting:
-    """``tuner.fit()`` in a thread, so that the main thread can show and record what happens."""
+class Tuning:
+    """``tuner.fit()`` in the background.
 
-    tuner: ray.tune.Tuner
-    listener: Listener
-    trouble: str = ""
-    thread: threading.Thread = field(init=False)
+    Args:
+        specs: trials by their index in the sweep.
+        datasets: the data sets that they need, by name.
+        mailbox: the sweep's.
+        folder: for Ray Tune's files, on this machine.
+        at_once: trials at a time.
+        racing: the configs of the trials when ASHA is to stop those that fall behind; None when all run to their end.
+    """
 
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True, name="tuner-fit")
-        self.thread.start()
-
-    def cancel(self) -> None:
-        """End Ray Tune's loop; going on after Ray has ended, it would start another."""
-        self.listener.cancelled = True
-        self.thread.join(_CANCEL_S)
-
-    def _run(self) -> None:
+    def __init__(
+        self,
+        specs: Mapping[int, TrialSpec],
+        datasets: Mapping[str, Dataset],
+        mailbox: Mailbox,
+        folder: Path,
+        at_once: int,
+        racing: Sequence[TrainConfig] | None,
+    ) -> None:
+        references = {name: ray.put(dataset) for name, dataset in datasets.items()}
+        trainable = ray.tune.with_parameters(drive, specs=dict(specs), datasets=references, mailbox=mailbox)
+        self._listener = _Listener()
+        tuner = ray.tune.Tuner(
+            ray.tune.with_resources(trainable, _HEAD),
+            param_space={"index": ray.tune.grid_search(list(specs))},
+            tune_config=ray.tune.TuneConfig(
+                max_concurrent_trials=at_once,
+                reuse_actors=racing is None,  # a stopped trial's process cannot be reused
+                scheduler=None if racing is None else _asha(racing),
+            ),
+            run_config=ray.tune.RunConfig(
+                name=f"attempt-{time.time_ns()}", storage_path=str(folder), callbacks=[self._listener], verbose=0
+            ),
+        )
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        # Tune's own files of results, and its table of trials in the newer style, which verbose=0 does not silence.
+        # Tune's own result files, and its table of trials in the newer style, which verbose=0 does not silence.
         os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
-        try:
-            self.tuner.fit()
-        except BaseException as error:  # whatever ends Ray Tune ends the sweep
-            self.trouble = " ".join(str(error).split())[:200] or type(error).__name__
+        self._fitting = Background(tuner.fit, "tuner-fit")
+
+    @property
+    def running(self) -> bool:
+        """Whether Ray Tune's loop has not ended."""
+        return self._fitting.running
+
+    @property
+    def trouble(self) -> str:
+        """Why the loop has failed, or an empty string."""
+        error = self._fitting.error
+        return "" if error is None else " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the loop, at most ``timeout_s`` seconds."""
+        self._fitting.wait(timeout_s)
+
+    def take_ended(self) -> list[tuple[int, bool]]:
+        """Indices of the trials that have ended since the last call, and whether with an error."""
+        found = []
+        while not self._listener.ended.empty():
+            found.append(self._listener.ended.get())
+        return found
+
+    def cancel(self) -> None:
+        """End the loop; otherwise it would start another Ray when this one ends."""
+        self._listener.cancelled = True
+        self._fitting.wait(_CANCEL_S)
 
 
-def asha(configs: Sequence[TrainConfig]) -> ASHAScheduler:
+def _asha(configs: Sequence[TrainConfig]) -> ASHAScheduler:
     """Ray Tune's ASHA on test accuracy, by epochs of these runs."""
     longest = max(config.epochs for config in configs)
     return ASHAScheduler(time_attr="epoch", metric="accuracy", mode="max", max_t=longest, grace_period=1)

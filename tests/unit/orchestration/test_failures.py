@@ -10,25 +10,22 @@ import ray
 import torch
 
 from cifar_ray.orchestration.run import attempt, placement
-from cifar_ray.orchestration.run.events import Silent, WorkersFailed
+from cifar_ray.orchestration.run.events import Mailbox, Silent, WorkersFailed
 from cifar_ray.orchestration.run.placement import Failures, Silence
 
 
-class Method:
-    """Stands in for an actor's method; keeps what it is called with."""
+class Kept(Mailbox):
+    """A mailbox without an actor; keeps what is posted."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        super().__init__(None)
+        self.posted: list[Any] = []
 
-    def remote(self, value: Any) -> None:
-        self.heard.append(value)
+    def post(self, event: Any) -> Any:
+        self.posted.append(event)
 
-
-class Mailbox:
-    """Stands in for the mailbox."""
-
-    def __init__(self) -> None:
-        self.post, self.relaunch = Method(), Method()
+    def relaunch(self, begun: float) -> None:
+        pass
 
 
 def raised(call: Any) -> Exception:
@@ -40,23 +37,23 @@ def raised(call: Any) -> Exception:
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 60), lambda: bytearray(1 << 60)])
 def test_memory_that_is_too_small_is_final_and_names_the_batch_size(allocate: Any) -> None:
-    mailbox, error = Mailbox(), raised(allocate)
+    mailbox, error = Kept(), raised(allocate)
     with pytest.raises(type(error)):
         Failures(mailbox).after_exception(None, {1: error})
-    (told,) = mailbox.post.heard
-    assert told == WorkersFailed(
+    (posted,) = mailbox.posted
+    assert posted == WorkersFailed(
         {1: "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"}, final=True
     )
 
 
 def test_another_error_is_not_final() -> None:
-    mailbox = Mailbox()
+    mailbox = Kept()
     Failures(mailbox).after_exception(None, {0: RuntimeError("mat1 and mat2 cannot be multiplied")})
-    assert mailbox.post.heard == [WorkersFailed({0: "RuntimeError: mat1 and mat2 cannot be multiplied"}, final=False)]
+    assert mailbox.posted == [WorkersFailed({0: "RuntimeError: mat1 and mat2 cannot be multiplied"}, final=False)]
 
 
 def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    mailbox, now = Mailbox(), [100.0]
+    mailbox, now = Kept(), [100.0]
     monkeypatch.setattr(placement.time, "monotonic", lambda: now[0])
     group = SimpleNamespace(_world_rank_to_ongoing_poll={})
     callback = Silence(mailbox, timeout_s=300.0)
@@ -66,9 +63,9 @@ def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: py
         now[0] = at
         waiting = {int(rank.removeprefix("rank")): SimpleNamespace(start_time=start) for rank, start in since.items()}
         group._world_rank_to_ongoing_poll = waiting
-        mailbox.post.heard.clear()
+        mailbox.posted.clear()
         callback.after_worker_group_poll_status(None)
-        return list(mailbox.post.heard)
+        return list(mailbox.posted)
 
     assert polled(100.0) == []
     assert polled(159.0, rank1=100.0) == []
@@ -79,6 +76,6 @@ def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: py
 
 
 def test_a_controller_that_has_died_is_told_of_in_one_sentence() -> None:
-    assert attempt._reason(ray.exceptions.ActorDiedError(), None) == (
+    assert str(attempt._failed(ray.exceptions.ActorDiedError(), None)) == (
         "Ray Train's controller has died: its process was killed, or its node has left"
     )

@@ -14,14 +14,13 @@ import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from cifar_ray import storage
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import autoscaler, connection, preflight
-from cifar_ray.orchestration.cluster.allocation import Sizing
+from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, segments
-from cifar_ray.orchestration.run.attempt import RunFailedError
 from cifar_ray.orchestration.run.events import Stopped
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
@@ -50,7 +49,7 @@ def config(topology: str, elastic: str | None = None) -> TrainConfig:
 
 
 @pytest.mark.parametrize(
-    ("elastic", "brings", "topology", "standing", "asked"),
+    ("elastic", "brings", "topology", "placed", "asked"),
     [
         (None, ["2x1"], "2x1", 0, "2x1"),
         (None, ["2x1"], "2x1", 1, "2x1"),
@@ -63,11 +62,12 @@ def config(topology: str, elastic: str | None = None) -> TrainConfig:
     ],
 )
 def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
-    elastic: str | None, brings: list[str], topology: str, standing: int, asked: str
+    elastic: str | None, brings: list[str], topology: str, placed: int, asked: str
 ) -> None:
     demand = Asked(brings)
     demand.now = "before"
-    Sizing(lambda _: None, lambda: None, demand=demand).keep(config(topology, elastic), standing)
+    made = NodeAllocator(lambda *_: None, lambda: None, demand=demand)
+    made.request_missing(config(topology, elastic), placed)
     assert demand.now == asked
 
 
@@ -87,30 +87,30 @@ def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatc
     assert sent == [[{"CPU": 1.0}], [{"CPU": 1.0}], []]
 
 
-class Places(Sizing):
+class OneNode(NodeAllocator):
     """A cluster with room on one node; what was said to be held is noted."""
 
     def __init__(self, *nodes: str) -> None:
-        super().__init__(lambda _: None, lambda: None)
+        super().__init__(lambda *_: None, lambda: None)
         self.nodes = nodes
         self.held: list[Counter[str]] = []
 
-    def place(self, config: TrainConfig, held: Any = None, patient: bool = False) -> tuple[TrainConfig, list[str]]:
+    def allocate(self, config: TrainConfig, held: Any = None, patient: bool = False) -> Allocation:
         self.held.append(Counter(held))
-        return config, [next(node for node in self.nodes if node not in self.unfit)]
+        return Allocation(config, [next(node for node in self.nodes if node not in self.excluded)])
 
 
-def test_an_elastic_run_is_not_placed_on_a_node_found_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "second")]
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
-    places = Sizing(lambda _: None, lambda: None, demand=Asked([]))
-    assert set(places.place(config("2x1", "1x1:2x1"))[1]) == {"first", "second"}
-    places.unfit.add("first")
-    found, placement = places.place(config("2x1", "1x1:2x1"))
-    assert (found.topology, placement) == ("1x1", ["second"])
+    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
+    assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "second"}
+    allocator.excluded.add("first")
+    found = allocator.allocate(config("2x1", "1x1:2x1"))
+    assert (found.config.topology, found.nodes) == ("1x1", ["second"])
 
 
-def work(config: TrainConfig, folder: Path) -> Any:
+def session(config: TrainConfig, folder: Path) -> Any:
     said: list[str] = []
     return SimpleNamespace(
         config=config,
@@ -118,19 +118,19 @@ def work(config: TrainConfig, folder: Path) -> Any:
         said=said,
         view=SimpleNamespace(line=said.append),
         folder=SimpleNamespace(folder=storage.at(str(folder))),
-        listen=lambda _: None,
-        move=lambda _: None,
+        handle=lambda _: None,
     )
 
 
-def run(work: Any, places: Places) -> None:
-    segments.train(work, ["first"], None, Launch(time.time(), 0.0), lambda: None, places)
+def run(session: Any, allocator: NodeAllocator) -> None:
+    chosen = Allocation(session.config, ["first"])
+    segments.train(session, chosen, None, Launch(time.time(), 0.0), lambda: None, allocator)
 
 
 def test_workers_that_are_not_placed_twice_in_a_row_end_an_elastic_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, places = work(config("1x1", "1x1:2x1"), tmp_path), Places("first")
+    one, allocator = session(config("1x1", "1x1:2x1"), tmp_path), OneNode("first")
     one.config = replace(one.config, max_failures=5)
     course = ["unplaced", "failed", "unplaced", "unplaced", "never"]
 
@@ -141,20 +141,20 @@ def test_workers_that_are_not_placed_twice_in_a_row_end_an_elastic_run(
 
     monkeypatch.setattr(attempt, "run", attempted)
     with pytest.raises(RunFailedError, match="unplaced"):
-        run(one, places)
+        run(one, allocator)
     assert course == ["never"]
-    assert places.held == [Counter(), Counter({"first": 1}), Counter()]
+    assert allocator.held == [Counter(), Counter({"first": 1}), Counter()]
 
 
 @pytest.mark.parametrize("elastic", [None, "1x1:2x1"])
 def test_a_move_tries_the_storage_from_nodes_that_are_new(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elastic: str | None
 ) -> None:
-    one, places = work(config("1x1", elastic), tmp_path), Places("new", "first")
+    one, allocator = session(config("1x1", elastic), tmp_path), OneNode("new", "first")
     tried: list[set[str]] = []
     course: list[Any] = [Stopped(3), RunFailedError("the end")]
 
-    def attempted(_: Any, placement: list[str], *__: Any) -> Any:
+    def attempted(*_: Any) -> Any:
         what = course.pop(0)
         if isinstance(what, Exception):
             raise what
@@ -164,15 +164,14 @@ def test_a_move_tries_the_storage_from_nodes_that_are_new(
         tried.append(nodes)
         return {node: ConfigError("storage", f"must be shared; {node} does not see it") for node in nodes}
 
-    one.stopped = lambda _: None
     monkeypatch.setattr(attempt, "run", attempted)
     monkeypatch.setattr(preflight, "problems", asked)
     with pytest.raises(RunFailedError) as ended:
-        run(one, places)
+        run(one, allocator)
     assert tried[0] == {"new"}
     if elastic:
         assert str(ended.value) == "the end"
-        assert places.unfit == {"new"}
+        assert allocator.excluded == {"new"}
         assert one.said == ["going on without a node: --storage must be shared; new does not see it"]
         assert tried[1:] == [set()]
     else:

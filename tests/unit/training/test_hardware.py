@@ -13,9 +13,8 @@ from cifar_ray.cli import doctor
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection, local
-from cifar_ray.orchestration.run import attempt
-from cifar_ray.orchestration.run.session import Work
+from cifar_ray.orchestration.cluster import allocation, connection, local
+from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import hardware, recipe
 
 needs_affinity = pytest.mark.skipif(
@@ -81,8 +80,8 @@ def test_no_quota_gives_more_cpus_than_the_affinity(tmp_path: Path, monkeypatch:
 def test_two_workers_do_not_fit_where_one_cpu_is_allowed() -> None:
     two = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", batch_size=16, device="cpu"))
     here = [Node("here", "127.0.0.1", local.cpus_per_node(two))]
-    with pytest.raises(attempt.TooSmallError, match=r"needs 1 node with 2 CPUs .* --oversubscribe counts more"):
-        attempt.with_device(two, here)
+    with pytest.raises(allocation.TooSmallError, match=r"needs 1 node with 2 CPUs .* --oversubscribe counts more"):
+        allocation.at_topology(two, here)
     with pytest.raises(ConfigError, match=r"CPUs that may be used \(1\)"):
         local.cpus_per_node(TrainConfig(local_nodes=2))
 
@@ -100,8 +99,8 @@ def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
 def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus: int, told: bool) -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", device=device))  # type: ignore[arg-type]
     nodes = [Node("here", "127.0.0.1", 4, gpus)]
-    decided, _ = attempt.with_device(asked, nodes)
-    reason = attempt.unused_gpus(asked, decided, nodes)
+    decided = allocation.at_topology(asked, nodes).config
+    reason = allocation.unused_gpus(asked, decided, nodes)
     assert decided.device == "cpu"
     assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
     lines: list[str] = []
@@ -109,7 +108,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     record: Any = SimpleNamespace(tags_before={}, tags=tags.update)
     view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
     folder: Any = SimpleNamespace(name="few")
-    Work(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
+    RunSession(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
     assert [line for line in lines if "GPU" in line] == (
         [f"note: training on CPUs, though the cluster has GPUs: {reason}"] if told else []
     )
@@ -119,10 +118,10 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
 def test_enough_gpus_are_used_without_a_word() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
     nodes = [Node("here", "127.0.0.1", 4, 2)]
-    decided, _ = attempt.with_device(asked, nodes)
+    decided = allocation.at_topology(asked, nodes).config
     assert decided.device == "cuda"
-    assert attempt.unused_gpus(asked, decided, nodes) == ""
-    assert attempt.unused_gpus(asked, replace(asked, device="cpu"), nodes) == "they were in use, or have come since"
+    assert allocation.unused_gpus(asked, decided, nodes) == ""
+    assert allocation.unused_gpus(asked, replace(asked, device="cpu"), nodes) == "they were in use, or have come since"
 
 
 @needs_affinity

@@ -1,0 +1,188 @@
+"""Display and record the events of a sweep's runs, and set the final status of each and of the sweep."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import singledispatchmethod
+from typing import Any
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.data import Dataset
+from cifar_ray.display import sweep as boards
+from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.orchestration.sweep.planner import Trial
+from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
+from cifar_ray.tracking import parent
+from cifar_ray.tracking.parent import SweepRecord
+from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.store import Client
+from cifar_ray.training.observer import PHASES, EpochRecord
+
+_STORE_PATIENCE_S = 60.0
+_TAKE_S, _LAST_TAKE_S = 5.0, 30.0
+
+
+class SweepRecorder:
+    """Displays and records the runs of one sweep."""
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        trials: Sequence[Trial],
+        board: Board,
+        client: Client,
+        record: SweepRecord,
+        datasets: Mapping[str, Dataset],
+        begun: float,
+        at_once: int,
+    ) -> None:
+        self._config, self._trials, self._board = config, trials, board
+        self._client, self._record, self._datasets = client, record, datasets
+        self._begun, self._at_once = begun, at_once
+
+    def handle(self, message: TrialEvent) -> None:
+        """Display and record one event of a trial."""
+        self._on(message.event, self._trials[message.index])
+
+    @singledispatchmethod
+    def _on(self, event: Any, trial: Trial) -> None:
+        if trial.session is not None:
+            trial.session.handle(event)
+
+    @_on.register
+    def _(self, event: EpochRecord, trial: Trial) -> None:
+        before = trial.times.get("time/training_s", 0.0)  # all that is known of a run that fails or is stopped
+        trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
+        if trial.session is not None:
+            trial.session.handle(event)
+
+    @_on.register
+    def _(self, event: TrialStarted, trial: Trial) -> None:
+        assert trial.config is not None
+        assert trial.folder is not None
+        self._board.begin(trial.index)
+        trial.state = boards.RUNNING
+        trial.session = RunSession(
+            trial.config,
+            self._datasets[trial.config.dataset],
+            trial.folder,
+            self._open_record(trial, event.at),
+            RunView(self._board, trial.index),
+            trial.unused_gpus,
+        )
+
+    @_on.register
+    def _(self, event: TrialFinished, trial: Trial) -> None:
+        if event.outcome is None:
+            self.close(trial, boards.FAILED, event.reason)
+            return
+        trial.outcome, trial.times = event.outcome, event.outcome.times
+        accuracy, seconds = event.outcome.metrics["test/accuracy"], event.outcome.times["time/training_s"]
+        rate = event.outcome.times.get("images_per_s")
+        note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
+        self.close(trial, boards.FINISHED, note)
+
+    def _open_record(self, trial: Trial, begun: float) -> RunRecord:
+        """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
+        end = time.monotonic() + _STORE_PATIENCE_S
+        while True:
+            try:
+                return self._record_of(trial, begun)
+            except ConfigError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+
+    def _record_of(self, trial: Trial, begun: float) -> RunRecord:
+        assert trial.config is not None
+        assert trial.folder is not None
+        if trial.run_id:
+            return RunRecord.reopen(self._client, trial.config, trial.run_id)
+        tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
+        dataset, folder = self._datasets[trial.config.dataset], trial.folder
+        return RunRecord.create(
+            self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
+        )
+
+    def close(self, trial: Trial, state: str, note: str) -> None:
+        """Display and record a run's end; ``note`` is its result, or why it has none."""
+        trial.state, trial.reason = state, "" if state == boards.FINISHED else note
+        self._board.end(trial.index, state, note)
+        if trial.session is not None:
+            if trial.outcome is not None:
+                trial.session.finish(trial.outcome)
+            if state == boards.STOPPED:
+                trial.session.record.tags({parent.STOPPED_TAG: "asha"})
+            status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
+            _end_session(trial, trial.session, status, trial.reason)
+        self._record.figures(self.figures())
+
+    def catch_up(self, mailbox: Mailbox, ended: Sequence[tuple[int, bool]]) -> None:
+        """Handle new events, and close trials that have not reported their own end.
+
+        Args:
+            mailbox: the sweep's.
+            ended: indices of the trials that Ray Tune has ended, and whether with an error.
+        """
+        for event in mailbox.take(_TAKE_S):
+            self.handle(event)
+        if ended:  # the events above may have been taken before these trials ended
+            for event in mailbox.take(_LAST_TAKE_S):
+                self.handle(event)
+        for index, failed in ended:
+            self._close_silent(index, failed)
+
+    def _close_silent(self, index: int, failed: bool) -> None:
+        trial = self._trials[index]
+        if trial.state not in (boards.RUNNING, boards.WAITING):
+            return
+        if failed or self._config.scheduler == "none":
+            self.close(trial, boards.FAILED, "the process that drove it has died")
+        else:
+            self.close(trial, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
+
+    def end_runs(self) -> None:
+        """Set the status of the runs that are interrupted with the sweep, and wait until every run's is set."""
+        for trial in self._trials:
+            if trial.state == boards.RUNNING and trial.session is not None:
+                _end_session(trial, trial.session, "KILLED")
+        for trial in self._trials:
+            if trial.recording is not None:
+                trial.recording.join()
+        lost = [t for t in self._trials if t.state == boards.FAILED and t.session is None and not t.run_id]
+        if lost:  # they have no MLflow run of their own to say why
+            cells = [trial.described(self._config) for trial in self._trials]
+            for trial in lost:
+                cells[trial.index]["reason"] = trial.reason
+            self._record.cells(cells)
+        self._record.figures(self.figures())
+
+    def end(self, status: str) -> None:
+        """Set the status of the sweep."""
+        if status != "FINISHED":
+            self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
+        if not self._record.end(status):
+            self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
+
+    def figures(self) -> dict[str, float]:
+        """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside training."""
+        sums = {
+            f"sweep/{phase}_s": sum((trial.times.get(f"time/{phase}_s", 0.0) for trial in self._trials), 0.0)
+            for phase in PHASES
+        }
+        wall = time.time() - self._begun
+        sums["sweep/wall_s"] = wall
+        sums["sweep/concurrency"] = float(self._at_once)
+        sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self._at_once), 0.0)
+        return sums
+
+
+def _end_session(trial: Trial, session: RunSession, status: str, reason: str = "") -> None:
+    """Set a run's status in a thread: a store that does not answer delays neither the next run nor another's end."""
+    trial.recording = threading.Thread(target=session.end, args=[status, reason])
+    trial.recording.start()
