@@ -257,6 +257,103 @@ def test_each_part_of_a_step_is_marked_when_it_ends(accumulate: int) -> None:
     assert marks == ["data", "forward", "backward"] * accumulate + ["communication", "optimizer"]
 
 
+def test_each_part_of_a_step_is_marked_by_reproducible() -> None:
+    """A shard's passes; what prepares and ends the exchange counts to the backward pass."""
+    wanted, marks = of("reproducible", 1, shards=2), []
+    made = ready(wanted, Worker(), mark=marks)
+    made.gradients(micro_batches(wanted, Worker(), 0))
+    made.step()
+    assert marks == ["data", "forward", "backward"] * 2 + ["backward", "communication", "backward", "optimizer"]
+
+
+def test_every_batch_norm_moves_as_far_as_its_own_momentum_says() -> None:
+    wanted = of("reproducible", 1, shards=2)
+    layers = [nn.BatchNorm2d(3, momentum=0.5), nn.BatchNorm2d(3, momentum=0.25), nn.Flatten(), nn.Linear(192, 10)]
+    context = strategies.StrategyContext(
+        wanted, Worker(), nn.Sequential(*layers), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), print
+    )
+    made = strategies.build(context)
+    made.gradients(micro_batches(wanted, Worker(), 0))
+    images, _ = whole(0)
+    expected = torch.stack([part.mean((0, 2, 3)) for part in images.chunk(2)]).mean(0)
+    torch.testing.assert_close(layers[0].running_mean, 0.5 * expected)
+    # What comes in has a mean of 0 and a variance of 1 in each shard: n / (n - 1) with Bessel's correction.
+    torch.testing.assert_close(layers[1].running_var, torch.full((3,), 0.75 + 0.25 * 512 / 511), rtol=1e-3, atol=0.0)
+    assert [int(layer.num_batches_tracked) for layer in layers[:2]] == [1, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "deterministic"), [("cuda", True), ("cpu", False)])
+def test_reproducible_has_a_gpu_choose_the_same_algorithm_every_time(
+    kind: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    ready(of("reproducible", 1), Worker(device=torch.device(kind)))
+    assert torch.backends.cudnn.deterministic is deterministic
+
+
+def test_workers_of_hogwild_step_in_shared_weights_with_a_share_of_the_rate() -> None:
+    """Two workers in turn: each sees the other's step, knows its loss, and how many steps it had missed."""
+    wanted = of("hogwild", 2)
+
+    def one(worker: Worker) -> tuple[list[Tensor], list[list[float]], dict[str, float]]:
+        made = ready(wanted, worker)
+        made.load(model().state_dict(), None)
+        weights, losses = [], []
+        for turn in (0, 1, 0):
+            for group in made.optimizer.param_groups:
+                group["lr"] = 0.3
+            loss = made.gradients(micro_batches(wanted, worker, 0))
+            made.barrier()  # type: ignore[attr-defined]
+            if worker.rank == turn:
+                losses.append(made.losses(loss))
+                made.step()
+            else:
+                made.optimizer.zero_grad()
+            made.barrier()  # type: ignore[attr-defined]
+            weights.append(made.model[5].bias.detach().clone())  # type: ignore[attr-defined]
+        made.consolidate()
+        return weights, losses, made.figures()
+
+    (weights, losses, figures), (others, theirs, same) = on_threads(2, one)
+    assert all(map(torch.equal, weights, others))
+    plain = model()
+    images, labels = (part.chunk(2)[0] for part in whole(0))
+    nn.functional.cross_entropy(plain(images), labels).backward()
+    gradient = plain[5].bias.grad
+    # Nesterov's first step is 1.9 gradients long.
+    torch.testing.assert_close(weights[0], plain[5].bias.detach() - 0.15 * 1.9 * gradient)
+    assert not torch.equal(weights[0], weights[1])
+    first, second = losses
+    assert first[0] == first[1]  # nothing was heard of rank 1 yet, and its own stands for it
+    assert theirs[0][0] == first[0]
+    assert second[1] == theirs[0][1] != second[0]
+    assert figures == same == {"staleness/mean": 0.0, "staleness/max": 0.0}
+
+
+def test_staleness_counts_the_steps_of_others_while_a_gradient_was_computed() -> None:
+    wanted = of("hogwild", 2)
+
+    def one(worker: Worker) -> dict[str, float]:
+        made = ready(wanted, worker)
+        made.load(model().state_dict(), None)
+        assert made.figures() == {}
+        made.gradients(micro_batches(wanted, worker, 0))
+        made.barrier()  # type: ignore[attr-defined]
+        for turn in (0, 1):
+            if worker.rank == turn:
+                made.step()
+            made.barrier()  # type: ignore[attr-defined]
+        if worker.rank == 0:
+            for step in range(2):
+                made.gradients(micro_batches(wanted, worker, step))
+                made.step()
+        made.barrier()  # type: ignore[attr-defined]
+        return made.figures()
+
+    # Rank 1's only step came after one of rank 0; rank 0's three came after none of others.
+    assert on_threads(2, one) == [{"staleness/mean": 1 / 4, "staleness/max": 1.0}] * 2
+
+
 def test_all_ranks_leave_after_the_same_step() -> None:
     def one(worker: Worker) -> list[bool]:
         steps: list[bool] = []

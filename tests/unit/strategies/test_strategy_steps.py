@@ -40,6 +40,7 @@ class Ready:
     """A strategy with fresh weights, and what feeds it."""
 
     def __init__(self, wanted: TrainConfig, digits: Dataset, worker: Worker | None = None) -> None:
+        self.marks: list[str] = []
         worker = worker or Worker()
         hardware.set_threads(1)
         torch.manual_seed(0)
@@ -47,7 +48,7 @@ class Ready:
         made = partial(optimizer.build, config=wanted)
         serving = server.ParameterServer() if wanted.strategy == "parameter_server" else None
         context = strategies.StrategyContext(
-            wanted, worker, self.model, made, nn.CrossEntropyLoss(), lambda part: None, serving
+            wanted, worker, self.model, made, nn.CrossEntropyLoss(), self.marks.append, serving
         )
         self.strategy = strategies.build(context)
         self.strategy.load(self.weights(), None)
@@ -133,6 +134,24 @@ def test_a_comm_hook_sends_gradients_of_half_the_size(
         found[name] = gradients(ready)
     assert all(torch.equal(sent, full.to(dtype).float()) for sent, full in zip(found[hook], found["none"], strict=True))
     assert not all(map(torch.equal, found[hook], found["none"]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_backward_pass_of_ddp_ends_with_the_last_gradient(
+    accumulate: int, digits: Dataset, second_of_two: Worker
+) -> None:
+    """What it then still waits for is communication."""
+    ready = Ready(config(strategy="ddp", topology="1x2", accumulate=accumulate), digits, second_of_two).train(0)
+    count = sum(1 for _ in ready.model.parameters())
+    passes = ["data", "forward", *["backward"] * (count + 1)] * accumulate
+    assert ready.marks == [*passes[:-1], "communication", "optimizer"]
+
+
+@pytest.mark.parametrize("mib", [1.0, 25.0])
+def test_a_bucket_holds_as_much_as_was_asked_for(mib: float, digits: Dataset, second_of_two: Worker) -> None:
+    wanted = config(strategy="ddp", topology="1x2", bucket_cap_mb=mib)
+    replica: Any = Ready(wanted, digits, second_of_two).strategy._replica  # type: ignore[attr-defined]
+    assert replica.bucket_bytes_cap == mib * 2**20
 
 
 def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Worker) -> None:

@@ -9,8 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.training import checkpoint, recipe
+from cifar_ray.data import SPECS
+from cifar_ray.training import checkpoint, classifier, recipe
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row
@@ -315,3 +317,35 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     (path / WEIGHTS).write_bytes(b"")
     checkpoint.save(snapshot(10), tmp_path)
     assert checkpoint.load(path).step == 10
+
+
+def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Path) -> None:
+    for step, accuracy in ((10, 0.3), (20, 0.5), (30, 0.9), (40, 0.4)):
+        checkpoint.save(snapshot(step, accuracy, keep_checkpoints=4), tmp_path)
+    for step in (10, 40):
+        (tmp_path / f"step-{step:08d}" / MANIFEST).write_text("{")
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert best.name == "step-00000030"
+    assert [(saved.step, saved.best) for saved in checkpoint.existing(tmp_path)] == [(20, False), (30, True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"class_names": ("0", "1")}, "digits has other classes"),
+        ({"weights": {}}, "Error(s) in loading state_dict for Sequential:"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_config_are_no_classifier(
+    change: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    spec = SPECS["digits"]
+    whole = replace(snapshot(10), class_names=tuple(map(str, range(10))))
+    whole = replace(whole, weights=models.build(whole.config, spec).state_dict())
+    restored = classifier.restore(tmp_path, whole)
+    assert not restored.training
+    assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
+    with pytest.raises(CheckpointError) as caught:
+        classifier.restore(tmp_path, replace(whole, **change))  # type: ignore[arg-type]
+    assert str(caught.value) == f"checkpoint {tmp_path} does not fit its own config: {sentence}"

@@ -1,0 +1,56 @@
+"""What a loop starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import recipe, setup
+from cifar_ray.training.observer import Launch
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_every_batch_norm_is_synchronised_when_asked_for(
+    synchronised: bool, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built, not run: it needs GPUs."""
+    wanted = recipe.resolve(
+        TrainConfig(
+            dataset="digits",
+            model="resnet",
+            resnet=ResNetOptions((1,), 4),
+            precision="fp32",
+            sync_batchnorm=synchronised,
+        )
+    )
+    monkeypatch.setattr(recipe, "on_device", lambda config, device: replace(config, device=device))
+    monkeypatch.setattr(setup, "_warm_up", lambda strategy, loader, fresh: None)
+    job = setup.prepare(wanted, digits, tmp_path, Worker(), Launch(0.0, 0.0))
+    norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) > 1
+    assert {type(layer) for layer in norms} == {nn.SyncBatchNorm if synchronised else nn.BatchNorm2d}
+    assert job.model.training
+    weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"), [({"batch_size": 1500}, "batch_size"), ({"global_batch_size": 1500}, "global_batch_size")]
+)
+def test_a_batch_larger_than_the_data_set_names_the_flag_that_was_given(values: dict[str, int], key: str) -> None:
+    with pytest.raises(ConfigError, match="at least one step per epoch") as caught:
+        recipe.resolve(TrainConfig(dataset="digits", **values))  # type: ignore[arg-type]
+    assert caught.value.key == key
+
+
+def test_a_command_spells_out_every_value_of_a_list() -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 3), 8)))
+    assert "--resnet.blocks 1 3 " in f"{recipe.command(config)} "
