@@ -1,0 +1,156 @@
+"""How a published data set gets into memory, shown on a small one that is fetched from nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.data import SPECS, Split
+from cifar_ray.data import datasets as ours
+
+GENERATOR = np.random.default_rng(0)
+CONTENT = {name: GENERATOR.integers(0, 256, (count, 32, 32, 3), np.uint8) for name, count in (("a", 6), ("b", 3))}
+
+
+class Reader:
+    """What torchvision's class of a data set is to ours: it fetches all files, and reads one half."""
+
+    base_folder = "own"
+    train_list: ClassVar = [("a", hashlib.md5(CONTENT["a"].tobytes(), usedforsecurity=False).hexdigest())]
+    test_list: ClassVar = [("b", hashlib.md5(CONTENT["b"].tobytes(), usedforsecurity=False).hexdigest())]
+    meta: ClassVar = {"filename": "names", "md5": hashlib.md5(b"cat dog", usedforsecurity=False).hexdigest()}
+
+    fetched: ClassVar[list[str]] = []
+    error: ClassVar[Exception | None] = None
+
+    def __init__(self, root: str, train: bool, download: bool) -> None:
+        home = Path(root) / self.base_folder
+        if download:
+            print("a bar", file=sys.stderr)
+            assert socket.getdefaulttimeout() == 30.0
+            self.fetched.append(root)
+            home.mkdir(parents=True)
+            for name, content in CONTENT.items():
+                (home / name).write_bytes(content.tobytes())
+            if self.error is not None:
+                raise self.error
+            (home / "names").write_bytes(b"cat dog")
+            return
+        raw = (home / ("a" if train else "b")).read_bytes()
+        self.data = np.frombuffer(raw, np.uint8).reshape(-1, 32, 32, 3)
+        self.targets = [number % 2 for number in range(len(self.data))]
+        self.classes = (home / "names").read_text().split()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> type[Reader]:
+    monkeypatch.setattr(ours, "_reader", lambda name: Reader)
+    monkeypatch.setattr(Reader, "fetched", [])
+    monkeypatch.setitem(SPECS, "cifar10", replace(SPECS["cifar10"], num_classes=2, train_size=6, test_size=3))
+    return Reader
+
+
+def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "new" / "data"
+    assert not data.present("cifar10", str(root))
+    (root / ".cifar10.partial" / "own").mkdir(parents=True)  # of a process that was killed
+    before = socket.getdefaulttimeout()
+    first, again = (data.load("cifar10", str(root)) for _ in range(2))
+    assert Reader.fetched == [str(root / ".cifar10.partial")]
+    assert {path.name for path in root.iterdir()} == {".cifar10.lock", "own"}
+    assert data.present("cifar10", str(root))
+    assert socket.getdefaulttimeout() == before
+    assert capsys.readouterr().err == ""  # no progress bar in a file
+    assert np.array_equal(first.train.images, CONTENT["a"])
+    assert np.array_equal(first.test.images, CONTENT["b"])
+    assert (first.train.labels.tolist(), first.test.labels.tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
+    assert first.class_names == ("cat", "dog")
+    assert first.digest == again.digest
+    content = [CONTENT["a"], first.train.labels, CONTENT["b"], first.test.labels]
+    assert first.digest == hashlib.sha256(b"".join(array.tobytes() for array in content)).hexdigest()[:16]
+
+
+def test_a_file_that_lacks_is_named_and_nothing_is_fetched(tmp_path: Path) -> None:
+    data.load("cifar10", str(tmp_path))
+    (tmp_path / "own" / "b").unlink()
+    with pytest.raises(ConfigError) as caught:
+        data.load("cifar10", str(tmp_path))
+    assert str(caught.value) == (
+        f"data set cifar10 is incomplete: {tmp_path}/own/b is missing; delete {tmp_path}/own and run again to "
+        "download it, or put the published file there"
+    )
+    assert not data.present("cifar10", str(tmp_path))
+    assert len(Reader.fetched) == 1
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data.load("cifar10", str(tmp_path))
+
+    def refused(path: Path, algorithm: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ours.files, "digest", refused)
+    with pytest.raises(ConfigError) as caught:
+        data.load("cifar10", str(tmp_path))
+    assert str(caught.value) == f"cannot read {tmp_path}/own/a of data set cifar10: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(RuntimeError("File not found\n  or corrupted."), "File not found or corrupted."), (TimeoutError("slow"), "slow")],
+)
+def test_a_download_that_fails_leaves_nothing_that_counts(
+    error: Exception, reason: str, tmp_path: Path, small: type[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "error", error)
+    with pytest.raises(ConfigError) as caught:
+        data.load("cifar10", str(tmp_path))
+    assert str(caught.value) == (
+        f"data set cifar10 is not in {tmp_path} and could not be downloaded ({reason}); check the network, put its "
+        f"files into {tmp_path}/own, name another --data-dir, or take --dataset digits, which needs no network"
+    )
+    assert not (tmp_path / "own").exists()
+    monkeypatch.setattr(small, "error", None)
+    assert len(data.load("cifar10", str(tmp_path)).train.labels) == 6
+
+
+def test_a_folder_that_is_a_file_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        data.load("cifar10", str(tmp_path / "file"))
+    assert str(caught.value) == (
+        f"data set cifar10 is not in {tmp_path}/file, and the folder cannot be written (File exists); "
+        "choose another --data-dir"
+    )
+
+
+def test_without_scikit_learn_the_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ConfigError, match="dataset digits needs scikit-learn"):
+        data.load("digits")
+
+
+def test_memory_that_is_read_only_is_taken_without_a_word() -> None:
+    """As it is shared between processes. PyTorch would warn of it once in a process."""
+    images, labels = CONTENT["a"].copy(), np.arange(6)
+    images.flags.writeable = labels.flags.writeable = False
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ours.as_tensors(Split(images, labels))
+    finally:
+        torch.set_warn_always(always)
+    assert told == []
