@@ -86,18 +86,14 @@ class RunFolder:
         """Write the config; the file starts the same run again."""
         self.folder.write(_CONFIG, configs.to_yaml(config))
 
-    def lock(self, named: Folder | None = None) -> Lock:
+    def lock(self) -> Lock:
         """Make this driver the only one that works on the run.
-
-        Args:
-            named: the folder that an error names when this one cannot be written; this one by default.
 
         Raises:
             ConfigError: when another driver works on it, or the folder cannot be written.
         """
-        taken = ConfigError("", f"run {self.name!r} is being trained by another process")
-        with storage.refusing(named or self.folder):
-            return Lock(self.folder, taken)
+        with storage.refusing(self.folder):
+            return Lock(self.folder, _busy(self.name))
 
 
 def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
@@ -109,22 +105,12 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
     above = storage.at(config.storage)
     name = config.run_name or _name(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
+    contents = {_CONFIG: configs.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     taken = ConfigError(
         "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
     )
     with storage.refusing(above):
-        if run.folder.exists():
-            raise taken
-        run.folder.make()
-    lock = run.lock(named=above)  # a missing bucket is noticed here
-    with storage.refusing(above), contextlib.ExitStack() as undo:
-        undo.callback(lock.release)
-        if not is_half_made(run.folder):  # another driver has made it since
-            raise taken
-        run.write_config(config)
-        run.folder.write(_DESCRIPTION, json.dumps({"key": run.key, "name": name}))
-        undo.pop_all()  # the lock is the caller's now
-    return run, lock
+        return run, storage.claim(run.folder, contents, taken, _busy(name))
 
 
 def open_existing(address: str, key: str) -> RunFolder:
@@ -169,6 +155,10 @@ def discard(folder: Folder) -> None:
     """Remove a folder that this driver has made and not used."""
     with contextlib.suppress(OSError):
         folder.remove()
+
+
+def _busy(name: str) -> ConfigError:
+    return ConfigError("", f"run {name!r} is being trained by another process")
 
 
 def _damaged(folder: Folder) -> ConfigError:

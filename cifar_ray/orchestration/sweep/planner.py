@@ -8,7 +8,6 @@ import random
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,20 +174,11 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
     known = parent.find(client, config.name)
-    with storage.refusing(folder):
-        there = folder.exists()
-    if there or known is not None:
-        raise _taken(config.name, above.address if there else client.tracking_uri)
     with storage.refusing(above):
-        folder.make()
-    held = lock(folder, named=above)
-    with storage.refusing(above), ExitStack() as undo:
-        undo.callback(held.release)
-        if _CONFIG in folder.names():  # in an object store, two drivers may both have made it
-            raise _taken(config.name, above.address)
-        folder.write(_CONFIG, sweeptext.to_yaml(config))
-        undo.pop_all()  # the caller releases the lock
-    return folder, held
+        if known is not None and not folder.exists():
+            raise _taken(config.name, client.tracking_uri)
+        contents = {_CONFIG: sweeptext.to_yaml(config)}
+        return folder, storage.claim(folder, contents, _taken(config.name, above.address), _busy(config.name))
 
 
 def _taken(name: str, where: str) -> ConfigError:
@@ -232,16 +222,15 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-def lock(folder: Folder, named: Folder | None = None) -> Lock:
+def lock(folder: Folder) -> Lock:
     """Make this process the only one that works on the sweep.
-
-    Args:
-        folder: the sweep's.
-        named: the folder that is named when it cannot be written; the sweep's by default.
 
     Raises:
         ConfigError: when another process does, or the folder cannot be written.
     """
-    taken = ConfigError("resume", f"must be no sweep that another process works on, got {folder.name!r}")
-    with storage.refusing(named or folder):
-        return Lock(folder, taken)
+    with storage.refusing(folder):
+        return Lock(folder, _busy(folder.name))
+
+
+def _busy(name: str) -> ConfigError:
+    return ConfigError("resume", f"must be no sweep that another process works on, got {name!r}")
