@@ -1,4 +1,4 @@
-"""The options of the commands in ``cluster_cli``: flags, defaults and help."""
+"""The options of the commands in ``cli/cluster.py``: flags, defaults and help."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ClusterCheckCommand:
 
 @dataclass(frozen=True)
 class WatchCommand:
-    """On a node that its cloud may take away: wait for the notice, and drain the node, so that runs move in time."""
+    """Run on a spot or preemptible node: wait for the cloud's notice and drain the node, so that runs move in time."""
 
     provider: Literal["aws", "gcp"] | None = None
-    """Whose machine it is; found by asking both when not given."""
+    """The node's cloud; both are tried when not given."""
 
     metadata_url: str | None = None
-    """Where the metadata service is, if not where the cloud has it."""
+    """URL of the metadata service, if not the cloud's own."""
 
     address: str | None = None
     """HOST:PORT of the Ray head; when not given, of the Ray that runs on this machine."""
@@ -36,59 +36,53 @@ class WatchCommand:
     """Ray's id of the node, where several run on this machine."""
 
 
-@dataclass(frozen=True)
-class SubmitCommand:
-    """Have a Ray cluster run `cifar-ray train`, `resume` or `sweep` by itself: submit [OPTIONS] -- train ..."""
-
+@dataclass(frozen=True, kw_only=True)
+class _JobServerCommand:
     address: str | None = None
     """http://HOST:PORT of the cluster's job server (RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265)."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitCommand(_JobServerCommand):
+    """Run `cifar-ray train`, `resume` or `sweep` on a Ray cluster as a job: submit [OPTIONS] -- train ..."""
+
     wait: bool = False
-    """Show what the job prints until it ends, and end as it does."""
+    """Print the job's output until it ends; the exit status is 0 if it succeeded, else 1."""
 
     name: str | None = None
-    """Name of the job; the run's or the sweep's when not given, or made from the options."""
+    """Name of the job; when not given, the run's or the sweep's, or made from the options."""
 
     working_dir: str | None = None
     """Folder whose configurations and source code go with the job; the current one when not given."""
 
 
-@dataclass(frozen=True)
-class JobsCommand:
+@dataclass(frozen=True, kw_only=True)
+class JobsCommand(_JobServerCommand):
     """List the jobs of a Ray cluster."""
 
-    address: str | None = None
-    """http://HOST:PORT of the cluster's job server (RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265)."""
 
-
-@dataclass(frozen=True)
-class LogsCommand:
-    """Show what a job has printed."""
+@dataclass(frozen=True, kw_only=True)
+class LogsCommand(_JobServerCommand):
+    """Print what a job has printed."""
 
     job: Positional[str]
     """The job's name."""
-
-    address: str | None = None
-    """http://HOST:PORT of the cluster's job server (RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265)."""
 
     follow: bool = False
-    """Go on until the job ends, and end as it does."""
+    """Print until the job ends; the exit status is 0 if it succeeded, else 1."""
 
 
-@dataclass(frozen=True)
-class StopCommand:
-    """Stop a job: its run is recorded as KILLED and keeps its checkpoints, and can be resumed."""
+@dataclass(frozen=True, kw_only=True)
+class StopCommand(_JobServerCommand):
+    """Stop a job: its run is recorded as KILLED, keeps its checkpoints and can be resumed."""
 
     job: Positional[str]
     """The job's name."""
-
-    address: str | None = None
-    """http://HOST:PORT of the cluster's job server (RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265)."""
 
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """Answer HTTP requests with what a run's model sees in an image, until Ctrl-C.
+    """Classify the images of HTTP requests with a run's model, until Ctrl-C.
 
     curl --data-binary @IMAGE http://127.0.0.1:8000/predict
     """
@@ -106,7 +100,7 @@ class ServeCommand:
     """Port to listen on."""
 
     replicas: int = 1
-    """Copies of the model that share the requests, of one CPU each."""
+    """Copies of the model that share the requests, one CPU each."""
 
     address: str | None = None
     """Ray cluster to run on, whose head then listens (RAY_ADDRESS)."""
@@ -117,16 +111,16 @@ class ServeCommand:
 
 @dataclass(frozen=True)
 class RegisterCommand:
-    """Put a finished run's model into MLflow's model registry."""
+    """Register a finished run's model in MLflow's model registry."""
 
     run: Positional[str]
     """The run's name or MLflow id."""
 
     name: str
-    """Name of the registered model; made when it is new."""
+    """Name of the registered model; created if it is new."""
 
     alias: str | None = None
-    """Another name for this version, such as champion; it moves here from the version that had it."""
+    """Alias for this version, such as champion; it moves here from the version that had it."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run, and the registry."""

@@ -12,9 +12,9 @@ import pytest
 import ray
 from aiohttp import web
 
+from cifar_ray.config.cluster_commands import LogsCommand, SubmitCommand
 from cifar_ray.orchestration.jobs import client, submission
-from cifar_ray.orchestration.jobs import server as jobserver
-from cifar_ray.orchestration.jobs.server import JobServerError
+from cifar_ray.orchestration.jobs.client import JobServer, JobServerError
 
 
 class Stalling:
@@ -101,18 +101,18 @@ def test_a_log_that_stalls_is_asked_for_again(
     server: Stalling, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "_SILENCE_S", 0.3)
-    assert client.logs("one", server.url, follow=True) == 0
+    assert client.logs(LogsCommand(job="one", address=server.url, follow=True)) == 0
     said = capsys.readouterr()
     assert said.out == "first\nsecond\n"
-    assert said.err == "job one has ended (SUCCEEDED)\n"
+    assert said.err == "job one ended: SUCCEEDED\n"
     assert server.tails == 2
 
 
 def test_a_request_that_stalls_is_given_up(server: Stalling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobserver, "_REQUEST_S", 0.3)
-    connected = jobserver.connect(server.url)
+    monkeypatch.setattr(client, "_REQUEST_S", 0.3)
+    connected = JobServer(server.url)
     server.stalled = True
-    with pytest.raises(JobServerError, match=f"the job server at {server.url} has gone, or refuses: .*timed out"):
+    with pytest.raises(JobServerError, match=rf"^the job server at {server.url} does not answer \(timed out\)$"):
         connected.jobs()
 
 
@@ -122,7 +122,9 @@ def test_a_job_of_another_version_is_followed_although_it_greets_otherwise(
     monkeypatch.setattr(client, "_SILENCE_S", 0.3)
     words = ["train", "--dataset", "digits", "--model", "simple_cnn"]
     server.identity = submission.read(words, "one").identity
-    assert client.submit(words, server.url, "one", str(tmp_path), wait=True) == 0
+    assert (
+        client.submit(words, SubmitCommand(address=server.url, name="one", working_dir=str(tmp_path), wait=True)) == 0
+    )
     said = capsys.readouterr().out
-    assert said.startswith("job one is under way already; nothing was submitted\n")
+    assert said.startswith("job one is already running; nothing was submitted\n")
     assert said.endswith("first\nsecond\n")

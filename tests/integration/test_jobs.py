@@ -23,7 +23,7 @@ import pytest
 import ray
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.jobs import server as jobserver
+from cifar_ray.orchestration.jobs.client import JobServer
 from tests.support.person import Person
 from tests.support.ports import free_port, free_ports
 
@@ -169,7 +169,7 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
         assert done.stdout.count(line) >= 1
     assert done.stdout.count("\nepoch ") == 2  # no live line without a terminal
     assert "\x1b" not in done.stdout
-    assert "job short has ended (SUCCEEDED)" in done.stderr
+    assert "job short ended: SUCCEEDED" in done.stderr
     assert resident.run_named("short").info.status == "FINISHED"
     (row,) = [line for line in resident.runs("jobs").stdout.splitlines() if line.startswith("short ")]
     assert " SUCCEEDED " in row
@@ -189,24 +189,26 @@ def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, 
         assert waiting.end() == -signal.SIGHUP
     adopted = resident.runs(*submit, "--", *LONG[:1], *LONG[5:], *LONG[1:5])  # said in another order
     assert (adopted.returncode, adopted.stderr) == (0, "")
-    assert adopted.stdout.startswith("job long is under way already; nothing was submitted\n")
+    assert adopted.stdout.startswith("job long is already running; nothing was submitted\n")
     sentence = refused(resident, *submit, "--", *LONG, "--seed", "1")
-    assert sentence.startswith(f"--name must be new at {cluster.url}, and 'long' is another job there: cifar-ray train")
+    assert sentence.startswith(f"--name must be new; 'long' is another job at {cluster.url}: cifar-ray train")
     with resident.starts("logs", "long", "--follow") as following:
         following.until("epoch 3/5000", 600)
         following.kill(signal.SIGINT)
         assert following.end() == 130
-        assert "job long goes on; `cifar-ray logs long --follow` follows it, `cifar-ray stop long`" in following.output
+        assert (
+            "job long continues; `cifar-ray logs long --follow` follows it, `cifar-ray stop long`" in following.output
+        )
     stopped = resident.runs("stop", "long")
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert "stopping job long" in stopped.stdout
-    assert "job long has ended (STOPPED) after " in stopped.stdout
+    assert re.search(r"\njob long ended after .*: STOPPED\n", stopped.stdout)
     assert resident.run_named("long").info.status == "KILLED"
     assert list((resident.home / ".cifar_ray" / "runs" / "long" / "checkpoints").glob("step-*"))
     assert "interrupted; stopping Ray" in resident.runs("logs", "long").stdout
-    assert resident.runs("stop", "long").stdout == "job long has ended already (STOPPED)\n"
+    assert resident.runs("stop", "long").stdout == "job long has already ended: STOPPED\n"
     sentence = refused(resident, *submit, "--", *LONG)
-    assert sentence.endswith("has ended there (STOPPED); `cifar-ray submit -- resume long` continues it")
+    assert sentence.endswith(f"has ended at {cluster.url} (STOPPED); `cifar-ray submit -- resume long` continues it")
 
 
 @pytest.mark.extended
@@ -226,7 +228,7 @@ def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
         ]  # fmt: skip
         driver.suspend()
         stopped = resident.runs("stop", "resume-long-1")
-        assert "job resume-long-1 has ended (STOPPED) after " in stopped.stdout
+        assert re.search(r"\njob resume-long-1 ended after .*: STOPPED\n", stopped.stdout)
         assert waiting.end() == 1
     until(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     until(lambda: resident.run_named("long").info.status == "KILLED")
@@ -237,7 +239,7 @@ def test_a_job_that_fails(resident: Person, cluster: Cluster, work: Path) -> Non
     done = resident.runs(*words)
     assert done.returncode == 1
     assert "error: --storage must be a folder" in done.stdout
-    assert "has ended (FAILED)" in done.stderr
+    assert " ended: FAILED\n" in done.stderr
 
 
 def test_an_address_where_nothing_listens(person: Person) -> None:
@@ -246,13 +248,14 @@ def test_an_address_where_nothing_listens(person: Person) -> None:
     for words in (["stop", "any", *at], ["submit", *at, "--working-dir", str(person.home.parent), "--", *DIGITS]):
         sentence = refused(person, *words)
         assert sentence.startswith(
-            f"--address must be that of a Ray job server; http://127.0.0.1:{port}: [Errno 111] Connection refused (to"
+            f"--address must be that of a Ray job server, and there is none at http://127.0.0.1:{port} (refused); "
+            "for a remote cluster, open a tunnel first: `ssh -N -L"
         )
 
 
 def test_a_server_that_is_no_job_server(person: Person, cluster: Cluster) -> None:
     sentence = refused(person, "jobs", "--address", f"http://127.0.0.1:{cluster.port}")
-    assert sentence.startswith(f"--address must be that of a Ray job server; http://127.0.0.1:{cluster.port}: ")
+    assert sentence.startswith("--address must be that of a Ray job server, and there is none at ")
 
 
 def test_a_wrong_token(person: Person, resident: Person, cluster: Cluster) -> None:
@@ -280,7 +283,7 @@ def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path
     newer = pretending(tmp_path, "import cifar_ray\ncifar_ray.__version__ = '9.9.9'\n")
     done = resident.runs(*submit, **newer)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the cluster cannot begin job other: the cluster has cifar_ray ")
+    assert done.stderr.startswith("error: the cluster cannot start job other: the cluster has cifar_ray ")
     assert "and the job was submitted with 9.9.9; install the same" in done.stderr
     assert "other" not in resident.runs("jobs").stdout
 
@@ -288,13 +291,12 @@ def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path
 def test_another_python(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    server = jobserver.connect(cluster.url)
-    jobserver.check_versions(server)
-    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "9", "1"))
+    server = JobServer(cluster.url)
+    server.check_versions()
     monkeypatch.setattr(platform, "python_version", lambda: "3.9.1")
     sentence = rf"has Python {re.escape(sys.version.split()[0])}, and this machine 3\.9\.1; install the same on both"
     with pytest.raises(ConfigError, match=sentence):
-        jobserver.check_versions(server)
+        server.check_versions()
 
 
 def test_a_job_that_does_not_exist(resident: Person, cluster: Cluster) -> None:

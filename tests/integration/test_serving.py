@@ -25,6 +25,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import data
+from cifar_ray.config.cluster_commands import ServeCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import imagefiles
 from cifar_ray.orchestration.run import results
@@ -193,7 +194,7 @@ def test_other_mistakes_have_their_sentences(service: Service, files: list[Path]
     with files[0].open("rb") as upload:
         response = requests.post(f"{service.url}/predict", files={"image": upload}, timeout=TIMEOUT_S)
     assert response.status_code == 400
-    assert response.json() == {"error": "the form has no part named file; send an image: curl -F file=@IMAGE"}
+    assert response.json() == {"error": "the form has no file named file; send an image: curl -F file=@IMAGE"}
     for top in ("0", "-1", "many", "9" * 5000):
         response = requests.post(f"{service.url}/predict?top={top}", data=files[0].read_bytes(), timeout=TIMEOUT_S)
         assert response.status_code == 400
@@ -263,9 +264,9 @@ def refused(person: Person, *words: str, **variables: str) -> str:
     ],
 )
 def test_what_cannot_be_served_is_refused(changes: dict[str, object], sentence: str, trained: Person) -> None:
-    words = {"run": "first", "which": "last", "host": "127.0.0.1", "port": free_port(), "replicas": 1, "address": None}
+    words = {"run": "first", "port": free_port(), "tracking_uri": trained.uri}
     with pytest.raises(ConfigError) as caught:
-        serve(**{**words, **changes}, tracking_uri=trained.uri, note=print)  # type: ignore[arg-type]
+        serve(ServeCommand(**{**words, **changes}), print)  # type: ignore[arg-type]
     assert caught.value.as_flag().startswith(sentence)
 
 
@@ -279,7 +280,7 @@ def test_a_port_that_is_taken_is_refused(service: Service, trained: Person) -> N
 WITHOUT = """
 import sys
 sys.modules["uvicorn"] = None  # an import of it fails
-from cifar_ray.cli import main
+from cifar_ray.cli.main import main
 sys.exit(main(["serve", "first"]))
 """
 
@@ -289,10 +290,7 @@ def test_without_ray_serve_its_extra_is_named(trained: Person) -> None:
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120, env=trained.environment
     )
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: cifar-ray serve needs Ray Serve (import of uvicorn halted; None in sys.modules); "
-        "`pip install 'cifar-ray[cluster]'` installs it\n"
-    )
+    assert done.stderr == ("error: this command needs uvicorn; install it with `pip install 'cifar-ray[cluster]'`\n")
 
 
 def test_a_run_is_registered_once_and_loaded_by_its_name(

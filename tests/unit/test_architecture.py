@@ -25,7 +25,7 @@ BELOW = {
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
     "orchestration.sweep": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "storage", "tracking"},
     "orchestration.jobs": {*DOMAIN, "display", "orchestration.cluster", "orchestration.sweep"},
-    "orchestration.serving": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "tracking"},
+    "orchestration.serving": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run"},
     "cli": {
         *DOMAIN,
         "display",

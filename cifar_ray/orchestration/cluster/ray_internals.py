@@ -43,10 +43,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "create_gcs_channel": ("ray._private.gcs_utils", "a wrong token would be tried for 20 s and then not named"),
     "CheckAliveRequest": ("ray.core.generated.gcs_service_pb2", "a wrong token or version would not be named"),
     "NodeInfoGcsServiceStub": ("ray.core.generated.gcs_service_pb2_grpc", "a wrong token would not be named"),
-    "get_auth_headers_if_auth_enabled": (
-        "ray._private.authentication.http_token_authentication",
-        "a job server that asks for a token would refuse every request",
-    ),
     # Nodes and what is free on them
     "available_resources_per_node": ("ray._private.state", "elastic runs and serving could not see what is free"),
     "state": ("ray._private.state", "runs would not leave a node before it is taken away"),
@@ -58,7 +54,7 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "AutoscalingState": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
     "GetClusterStatusReply": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
     "internal_kv_get_gcs_client": ("ray.experimental.internal_kv", "the autoscaler's answer could not be read"),
-    "_get_global_client": ("ray.serve.context", "a Ray Serve that runs already would be changed, then ended"),
+    "_get_global_client": ("ray.serve.context", "a served model would be called ready too early"),
     # Ray Train
     "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
     "ControllerCallback": (f"{_V2}.execution.callback", "nodes could not be chosen anew after a failure"),
@@ -75,6 +71,12 @@ INTERNALS: dict[str, tuple[str, str]] = {
 """Name -> its module, and what breaks without it."""
 
 MEMBERS: dict[str, tuple[str, str, str]] = {
+    "_do_request": ("ray.dashboard.modules.dashboard_sdk", "SubmissionClient", "a stalled tunnel would block forever"),
+    "_raise_error": (
+        "ray.dashboard.modules.dashboard_sdk",
+        "SubmissionClient",
+        "a refusal would be a traceback",
+    ),
     "all_processes": ("ray._private.node", "Node", "a head that was killed would be waited for"),
     "_temp_dir": ("ray._private.worker", "init", "Ray's folder would stay behind in the system's"),
     "_world_rank_to_ongoing_poll": (

@@ -1,295 +1,306 @@
-"""Jobs: commands that a cluster runs by itself, whatever becomes of the terminal they were submitted from."""
+"""Submit commands to a Ray cluster as jobs, list and follow them, and stop them, through Ray's own client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import os
+import platform
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+import ray
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from cifar_ray import __version__
 from cifar_ray.config import runtext
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
-from cifar_ray.orchestration.jobs import server as jobserver
-from cifar_ray.orchestration.jobs.server import JobServer, JobServerError
+from cifar_ray.orchestration.cluster import connection, ray_internals
+from cifar_ray.orchestration.jobs import packing, submission
 
-if TYPE_CHECKING:
-    from cifar_ray.orchestration.jobs.submission import Submission
-
+_ADDRESS, _DEFAULT_ADDRESS = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _COMMAND, _IDENTITY = "cifar_ray.command", "cifar_ray.identity"
-_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-_STOP_WAIT_S = "60"
-"""From SIGTERM to SIGKILL, in place of Ray's 3 s: an interrupted run waits up to 30 s for its store."""
-
+_STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
+_CONNECT_S = 20.0
+_REQUEST_S = 120.0  # a request may upload a package
 _POLL_S = 0.5
-_PROGRESS_S = 10.0
-_PATIENCE_S = 120.0
-_FORGOTTEN_S = 3.0
 _SILENCE_S = 60.0
+_RECONNECT_S = 120.0
+_DELETE_S = 3.0
 
 
-def submit(words: Sequence[str], address: str | None, name: str | None, working_dir: str | None, wait: bool) -> int:
-    """Have the cluster run a command of cifar-ray as a job; one that is under way already is left to it.
+class JobServerError(CommandFailedError):
+    """The job server refuses a request or no longer answers."""
+
+
+class JobServer(JobSubmissionClient):
+    """Ray's client with a timeout for each request, and with one sentence for each error.
 
     Args:
-        words: ``train``, ``resume`` or ``sweep`` with its options.
-        address: of the job server; see :func:`jobserver.connect`.
-        name: of the job; by default the run's or the sweep's, or made from what is asked for.
-        working_dir: folder of which a copy goes with it; the current one when None.
-        wait: show what it prints until it ends.
-
-    Returns:
-        0; when waited for, 1 if the job has not succeeded, and 130 if the waiting was interrupted.
+        address: ``http://HOST:PORT``; ``RAY_API_SERVER_ADDRESS``, else port 8265 of this machine, when None.
 
     Raises:
-        ConfigError: with nothing left on the cluster: on what the command would refuse, a server that does not
-            answer, another version there, a job of that name that has ended or is of another command.
-        JobServerError: when the server has gone.
+        ConfigError: no job server answers there, or it refuses the token.
     """
-    # These load torch; the other commands do without.
-    from cifar_ray.orchestration.jobs import packing, submission
 
-    asked = submission.read(words, name)
-    package = packing.look(Path(working_dir or "."), asked.file)
-    server = jobserver.connect(address)
-    jobserver.check_versions(server)
-    known = {str(job.submission_id): job for job in server.jobs()}
+    def __init__(self, address: str | None) -> None:
+        default = os.environ.get(_ADDRESS) or _DEFAULT_ADDRESS
+        self.url = (address or default).rstrip("/")
+        if not re.fullmatch(r"https?://[^/@\s]+", self.url):
+            shown = re.sub(r"//.*@", "//...@", self.url)  # do not print a password
+            raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
+        self._flags = [] if self.url == default else ["--address", self.url]
+        for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+            logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)  # each is set to INFO by Ray
+        self._timeout_s = _CONNECT_S
+        try:
+            with connection.token(), ray_internals.environment({_ADDRESS: self.url}):  # goes before the argument
+                super().__init__(self.url)
+        except AuthenticationError:
+            raise ConfigError("", connection.wrong_token(self.url)) from None
+        except Exception as error:  # another server may answer anything
+            raise ConfigError(
+                "address",
+                f"must be that of a Ray job server, and there is none at {self.url} ({_reason(error)}); for a remote "
+                "cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`",
+            ) from None
+        self._timeout_s = _REQUEST_S
+
+    def _do_request(self, *words: Any, **named: Any) -> requests.Response:
+        try:
+            return super()._do_request(*words, **named, timeout=self._timeout_s)
+        except requests.RequestException as error:  # without a timeout, a stalled tunnel would block forever
+            raise JobServerError(f"the job server at {self.url} does not answer ({_reason(error)})") from None
+
+    def _raise_error(self, r: requests.Response) -> None:
+        raise JobServerError(f"the job server at {self.url} refuses: {' '.join(r.text.split())[:300]}")
+
+    def check_versions(self) -> None:
+        """Raise ConfigError when the cluster has another Ray or Python than this machine."""
+        there = self._do_request("GET", "/api/v0/cluster_metadata").json()["data"]
+        if there["rayVersion"] != ray.__version__:
+            raise ConfigError("", connection.other_version(self.url, "Ray", there["rayVersion"], ray.__version__))
+        python = platform.python_version()
+        if there["pythonVersion"].split(".")[:2] != python.split(".")[:2]:
+            raise ConfigError("", connection.other_version(self.url, "Python", there["pythonVersion"], python))
+
+    def jobs(self) -> dict[str, JobDetails]:
+        """Submitted jobs by name, the oldest first."""
+        found = [job for job in self.list_jobs() if job.type == JobType.SUBMISSION]
+        return {str(job.submission_id): job for job in sorted(found, key=lambda job: job.start_time or 0)}
+
+    def job(self, name: str) -> JobDetails:
+        """Return the job of that name, or raise ConfigError."""
+        job = self.jobs().get(name)
+        if job is None:
+            raise ConfigError("", f"there is no job {name!r} at {self.url}; `{self.command('jobs')}` lists them")
+        return job
+
+    def command(self, *words: str) -> str:
+        """Return the cifar-ray command that reaches this server."""
+        return " ".join(["cifar-ray", *words, *self._flags])
+
+
+def submit(words: Sequence[str], command: SubmitCommand) -> int:
+    """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job; do nothing when the same job already runs.
+
+    Args:
+        words: what the job runs, without ``cifar-ray``.
+        command: the options of ``cifar-ray submit``.
+
+    Returns:
+        Exit status: 0; with ``--wait``, 1 when the job failed and 130 on Ctrl-C.
+
+    Raises:
+        ConfigError: the command is wrong, no server answers, versions differ, the name is taken, or the job could
+            not start; nothing is left on the cluster.
+        JobServerError: the server has gone.
+    """
+    asked = submission.read(words, command.name)
+    package = packing.look(Path(command.working_dir or "."), asked.file)
+    server = JobServer(command.address)
+    server.check_versions()
+    jobs = server.jobs()
+    name = asked.name
     if asked.numbered:
-        same = (label for label, job in known.items() if _identity(job) == asked.identity and not _has_ended(job))
-        asked = asked.called(next(same, None), known)
+        same = (label for label, job in jobs.items() if _identity(job) == asked.identity and not _has_ended(job))
+        free = (label for number in itertools.count(1) if (label := f"{asked.name}-{number}") not in jobs)
+        name = next(same, None) or next(free)
     console = Console()
-    adopted = asked.name in known
-    if adopted:
-        _adopt(server, known[asked.name], asked)
-        console.line(f"job {asked.name} is under way already; nothing was submitted")
+    running = name in jobs
+    if running:
+        _check_same(server, name, jobs[name], asked)
+        console.line(f"job {name} is already running; nothing was submitted")
     else:
         for line in package.in_words():
             console.line(line)
+        variables = {runtext.SUBMITTED_WITH: __version__, _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S)}
         with tempfile.TemporaryDirectory() as copy:
             package.copy(Path(copy))
-            server.call(
-                server.client.submit_job,
-                submission_id=asked.name,
+            server.submit_job(
+                submission_id=name,
                 entrypoint=asked.entrypoint(package.root),
-                runtime_env=_environment(copy if package.files else None),
+                runtime_env={"env_vars": variables, **({"working_dir": copy} if package.files else {})},
                 metadata={_COMMAND: asked.command, _IDENTITY: asked.identity},
             )
-        console.line(f"job {asked.name} submitted to {server.address}: {asked.command}")
-    console.line(f"  follow it: {server.command('logs', asked.name, '--follow')}")
-    console.line(f"  stop it:   {server.command('stop', asked.name)}")
+        console.line(f"job {name} submitted to {server.url}: {asked.command}")
+    console.line(f"  follow it: {server.command('logs', name, '--follow')}")
+    console.line(f"  stop it:   {server.command('stop', name)}")
     try:
-        if not adopted:  # whatever version of cifar_ray that was submitted with; it may not speak as this one does
-            _await_beginning(server, asked.name)
-        return _followed(server, asked.name) if wait else 0
+        if not running:  # a running one may have another version of cifar_ray, with another first line
+            _wait_for_start(server, name)
+        return _follow(server, name) if command.wait else 0
     except KeyboardInterrupt:
-        return _left(server, asked.name)
+        return _detach(server, name)
 
 
-def table(address: str | None) -> list[tuple[str, ...]]:
-    """Every job that was submitted to a server: name, status, command, start in local time, and duration."""
+def show_jobs(command: JobsCommand) -> None:
+    """Print name, status, local start time, duration and command of every job; errors as :func:`submit`."""
     rows: list[tuple[str, ...]] = []
-    for job in jobserver.connect(address).jobs():
-        begun, ended = (job.start_time or 0) / 1000, (job.end_time or 0) / 1000
-        lasted = (ended or time.time()) - begun
-        start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begun))
-        command = (job.metadata or {}).get(_COMMAND, job.entrypoint)
-        rows.append((str(job.submission_id), job.status.value, start, duration(lasted), command))
-    return rows
+    for name, job in JobServer(command.address).jobs().items():
+        start, end = (job.start_time or 0) / 1000, (job.end_time or 0) / 1000
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start))
+        rows.append((name, job.status.value, begun, duration((end or time.time()) - start), _command(job)))
+    Console().columns(("job", "status", "started", "duration", "command"), rows)
 
 
-def logs(name: str, address: str | None, follow: bool) -> int:
-    """Show what a job has printed.
-
-    Args:
-        name: the job's.
-        address: of the job server.
-        follow: go on until the job ends.
-
-    Returns:
-        0; when followed, as for :func:`submit`.
-
-    Raises:
-        ConfigError: when there is no such job, or no server.
-        JobServerError: when the server has gone.
-    """
-    server = jobserver.connect(address)
-    server.job(name)
+def logs(command: LogsCommand) -> int:
+    """Print a job's output, with ``--follow`` until the job ends; exit status and errors as :func:`submit`."""
+    server = JobServer(command.address)
+    server.job(command.job)
     try:
-        if follow:
-            return _followed(server, name)
-        _show(server.log(name))
+        if command.follow:
+            return _follow(server, command.job)
+        _print(server.get_job_logs(command.job))
         return 0
     except KeyboardInterrupt:
-        return _left(server, name)
+        return _detach(server, command.job)
 
 
-def stop(name: str, address: str | None) -> None:
-    """End a job as an interrupted command ends, with its run recorded as KILLED, and wait for that.
-
-    Raises:
-        ConfigError: when there is no such job, or no server.
-        JobServerError: when the server has gone.
-    """
-    server = jobserver.connect(address)
+def stop(command: StopCommand) -> None:
+    """Interrupt a job, so that its run is recorded as KILLED, and wait for its end; errors as :func:`submit`."""
+    server, name = JobServer(command.address), command.job
     job = server.job(name)
     if _has_ended(job):
-        Console().line(f"job {name} has ended already ({job.status.value})")
+        Console().line(f"job {name} has already ended: {job.status.value}")
         return
-    begin = told = time.monotonic()
-    server.call(server.client.stop_job, name)
+    begin = time.monotonic()
+    server.stop_job(name)
     with Console() as console:
-        console.doing(f"stopping job {name}; its run is being recorded")
+        console.doing(f"stopping job {name} and recording its run")
         while not _has_ended(job := server.job(name)):
             time.sleep(_POLL_S)
-            if time.monotonic() - told > _PROGRESS_S:
-                told = time.monotonic()
-                console.doing(f"stopping job {name} for {duration(told - begin)}")
-        console.line(f"job {name} has ended ({job.status.value}) after {duration(time.monotonic() - begin)}")
+        console.line(f"job {name} ended after {duration(time.monotonic() - begin)}: {job.status.value}")
 
 
-def _environment(copy: str | None) -> dict[str, Any]:
-    """Ray's runtime environment of a job: its working folder, and what its processes are told."""
-    variables = {
-        runtext.SUBMITTED_WITH: __version__,
-        _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S),  # read by the job's supervisor
-    }
-    return {"env_vars": variables, **({"working_dir": copy} if copy else {})}
+def _check_same(server: JobServer, name: str, job: JobDetails, asked: submission.Submission) -> None:
+    """Raise ConfigError unless a job runs, and runs the command that is asked for."""
+    if _identity(job) != asked.identity:
+        raise ConfigError("name", f"must be new; {name!r} is another job at {server.url}: {_command(job)}")
+    if _has_ended(job):
+        on = "" if job.status == JobStatus.SUCCEEDED else f"; `cifar-ray submit -- {asked.continued_by}` continues it"
+        raise ConfigError("name", f"must be new; job {name!r} has ended at {server.url} ({job.status.value}){on}")
+
+
+def _wait_for_start(server: JobServer, name: str) -> None:
+    """Wait for the command's first line; if the job ends without it, delete the job and raise ConfigError."""
+    Console().line(f"waiting for job {name} to start")
+    while True:
+        ended = _has_ended(job := server.job(name))  # before its log, so that the log is complete
+        log = server.get_job_logs(name)
+        if runtext.greeting() in log:
+            return
+        if ended:
+            break
+        time.sleep(_POLL_S)
+    give_up = time.monotonic() + _RECONNECT_S
+    while name in server.jobs() and time.monotonic() < give_up:
+        server.delete_job(name)
+        time.sleep(_DELETE_S)  # Ray's supervisor of the job may write it down once more
+    raise ConfigError("", f"the cluster cannot start job {name}: {_complaint(log or job.message or '')}")
+
+
+def _complaint(log: str) -> str:
+    """Return why a command has not started: its own error, or the last line of the cluster's shell or Python."""
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
+    if last.startswith("error: "):
+        return last.removeprefix("error: ")
+    return f"{last} (`python` on the cluster's PATH must be the one that has cifar_ray)"
+
+
+def _follow(server: JobServer, name: str) -> int:
+    """Print a job's output until it ends, through interruptions of the connection; return the exit status."""
+    shown, answered = 0, time.monotonic()
+    while True:
+        more = asyncio.run(_print_new(server, name, shown))
+        if more > shown:
+            shown, answered = more, time.monotonic()
+        try:
+            job = server.job(name)
+            answered = time.monotonic()
+            if _has_ended(job):
+                _print(server.get_job_logs(name)[shown:])
+                print(f"job {name} ended: {job.status.value}", file=sys.stderr)
+                return 0 if job.status == JobStatus.SUCCEEDED else 1
+        except JobServerError:
+            if time.monotonic() - answered > _RECONNECT_S:
+                raise
+        time.sleep(_POLL_S)
+
+
+async def _print_new(client: JobSubmissionClient, name: str, shown: int) -> int:
+    """Print a job's output beyond the first ``shown`` characters, until it ends, or the connection does or is silent.
+
+    Returns:
+        How many characters have been shown now. The server sends the log from its beginning each time.
+    """
+    position = 0
+    pieces = aiter(client.tail_job_logs(name))
+    with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, RuntimeError, StopAsyncIteration):
+        while True:
+            piece = await asyncio.wait_for(anext(pieces), _SILENCE_S)
+            _print(piece[max(shown - position, 0) :])
+            position += len(piece)
+            shown = max(shown, position)
+    return shown
+
+
+def _detach(server: JobServer, name: str) -> int:
+    """Say how to reach a job that continues; return the exit status of Ctrl-C."""
+    ways = f"`{server.command('logs', name, '--follow')}` follows it, `{server.command('stop', name)}` stops it"
+    print(f"job {name} continues; {ways}", file=sys.stderr)
+    return 130
 
 
 def _identity(job: JobDetails) -> str | None:
     return (job.metadata or {}).get(_IDENTITY)
 
 
+def _command(job: JobDetails) -> str:
+    return (job.metadata or {}).get(_COMMAND) or job.entrypoint
+
+
 def _has_ended(job: JobDetails) -> bool:
     return bool(job.status.is_terminal())
 
 
-def _adopt(server: JobServer, job: JobDetails, asked: Submission) -> None:
-    """Make sure that a job which is there is the one that is asked for, and goes on.
-
-    Raises:
-        ConfigError: when it is not, or does not.
-    """
-    taken = f"must be new at {server.address}, and {asked.name!r}"
-    if _identity(job) != asked.identity:
-        command = (job.metadata or {}).get(_COMMAND, job.entrypoint)
-        raise ConfigError("name", f"{taken} is another job there: {command}")
-    if _has_ended(job):
-        on = "" if job.status == JobStatus.SUCCEEDED else f"; `cifar-ray submit -- {asked.continued_by}` continues it"
-        raise ConfigError("name", f"{taken} has ended there ({job.status.value}){on}")
+def _reason(error: Exception) -> str:
+    known = (words for words in ("timed out", "refused", "closed", "reset") if words in str(error))
+    return next(known, type(error).__name__)
 
 
-def _followed(server: JobServer, name: str) -> int:
-    """The exit status of a job, with all that it prints shown until then."""
-    status = _follow(server, name)
-    print(f"job {name} has ended ({status.value})", file=sys.stderr)
-    return 0 if status == JobStatus.SUCCEEDED else 1
-
-
-def _left(server: JobServer, name: str) -> int:
-    """The exit status of whoever has waited for a job and was interrupted."""
-    ways = f"`{server.command('logs', name, '--follow')}` follows it, `{server.command('stop', name)}` stops it"
-    print(f"job {name} goes on; {ways}", file=sys.stderr)
-    return 130
-
-
-def _await_beginning(server: JobServer, name: str) -> None:
-    """Wait until the command itself has said something.
-
-    Raises:
-        ConfigError: when the cluster could not begin it, with the job taken away again.
-    """
-    told = time.monotonic()
-    while runtext.greeting() not in (log := server.log(name)):
-        job = server.job(name)
-        if _has_ended(job) and runtext.greeting() not in (log := server.log(name)):
-            _take_away(server, name)
-            raise ConfigError("", f"the cluster cannot begin job {name}: {_reason(log or job.message or '')}")
-        time.sleep(_POLL_S)
-        if time.monotonic() - told > _PROGRESS_S:
-            told = time.monotonic()
-            Console().line(f"waiting for the cluster to begin job {name} ({job.status.value})")
-
-
-def _take_away(server: JobServer, name: str) -> None:
-    """Have the server forget a job that has ended."""
-    end = time.monotonic() + _PATIENCE_S
-    while server.find(name) is not None and time.monotonic() < end:
-        server.call(server.client.delete_job, name)
-        # Who watches over it there looks every second, and may write it down once more, as one that has died.
-        time.sleep(_FORGOTTEN_S)
-
-
-def _reason(log: str) -> str:
-    """Why a command has not come to speak: it says so itself, or the cluster's shell or Python does."""
-    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it says nothing")
-    if last.startswith("error: "):
-        return last.removeprefix("error: ")
-    return f"{last} (Ray must be started there with cifar_ray's own `python` first in PATH)"
-
-
-def _follow(server: JobServer, name: str) -> JobStatus:
-    """Show what a job prints until it ends, through interruptions of the connection."""
-    tail = _Tail(server.client, name)
-    heard = time.monotonic()
-    while True:
-        # The connection has gone, or nothing has come for a while: it is asked for again.
-        with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, OSError, RuntimeError):
-            asyncio.run(tail.show())
-        try:
-            job = server.job(name)
-            heard = time.monotonic()
-            if _has_ended(job):
-                tail.show_rest(server.log(name))
-                return job.status
-        except JobServerError:
-            if time.monotonic() - heard > _PATIENCE_S:
-                raise
-        time.sleep(_POLL_S)
-
-
-@dataclass
-class _Tail:
-    """What a job prints, each piece once."""
-
-    client: JobSubmissionClient
-    name: str
-    _shown: int = field(default=0)
-
-    async def show(self) -> None:
-        """Show what is new until the job ends or the connection does; the server begins at the beginning.
-
-        Raises:
-            asyncio.TimeoutError: after a silence, which may be the job's or that of a tunnel that has stalled.
-        """
-        position = 0
-        pieces = aiter(self.client.tail_job_logs(self.name))
-        while True:
-            try:
-                text = await asyncio.wait_for(anext(pieces), _SILENCE_S)
-            except StopAsyncIteration:
-                return
-            new = text[max(self._shown - position, 0) :]
-            position += len(text)
-            self._shown += len(new)
-            _show(new)
-
-    def show_rest(self, log: str) -> None:
-        """Show what is left of the whole log."""
-        _show(log[self._shown :])
-        self._shown = len(log)
-
-
-def _show(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,13 +1,12 @@
-"""What is submitted as a job: a command that has been read here first, under a name that stays the same."""
+"""Read a command that is to run as a job, and name the job: the same command always has the same name."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import shlex
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cifar_ray.config import errors, runtext, sweep, sweeptext
@@ -18,20 +17,18 @@ from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.jobs import packing
 from cifar_ray.training import recipe
 
-_IDENTITY_DIGITS = 8
-
 
 @dataclass(frozen=True)
 class Submission:
     """A command as a job.
 
     Attributes:
-        name: the job's name.
+        name: of the job.
         words: of the command, without ``cifar-ray``.
-        identity: hash of what the command asks for, however it is worded.
+        identity: hash of the resolved options, the same however the command is worded.
+        continued_by: command that continues this one after an interruption, without ``cifar-ray``.
         file: YAML file that the words name.
-        continued_by: words of the command that goes on where this one is interrupted.
-        numbered: whether its name needs a number at its end, as one that continues a run has no name of its own.
+        numbered: the name needs a number at its end, since a run can be continued more than once.
     """
 
     name: str
@@ -43,29 +40,23 @@ class Submission:
 
     @property
     def command(self) -> str:
-        """The command as a person would type it."""
+        """The command as typed."""
         return shlex.join(["cifar-ray", *self.words])
 
-    def called(self, name: str | None, taken: Container[str]) -> Submission:
-        """The same under another name, or under the first one with a number at its end that is not taken."""
-        numbered = (f"{self.name}-{number}" for number in itertools.count(1))
-        return replace(self, name=name or next(label for label in numbered if label not in taken))
-
     def entrypoint(self, root: Path) -> str:
-        """What the shell of the cluster runs, in a copy of the working folder."""
+        """Return the shell command for a copy of the working folder; ``exec``, so that signals reach Python."""
         words = list(self.words)
         if self.file is not None:
             words[words.index(self.file, 1)] = packing.inside(root, self.file)
-        # In the shell's place, so that signals reach it.
         return f"exec python -m cifar_ray.cli {shlex.join(words)}"
 
 
 def read(words: Sequence[str], name: str | None) -> Submission:
-    """Read a command as the command itself would, and name it.
+    """Read ``train``, ``resume`` or ``sweep`` with its options as the command itself would.
 
     Args:
-        words: ``train``, ``resume`` or ``sweep`` with its options.
-        name: the job's name; made from the run's name, the sweep's, or from what is asked for, when None.
+        words: of the command, without ``cifar-ray``.
+        name: of the job; the run's, the sweep's or a hash of the options when None.
 
     Raises:
         ConfigError: on what the command would refuse, or what has no meaning on a cluster.
@@ -83,39 +74,36 @@ def _train(words: Sequence[str], name: str | None) -> Submission:
     file, given = runtext.config_file(words)
     _check(config)
     identity = _hash(configs.to_yaml(recipe.resolve(config)))
-    chosen = name or config.run_name or f"train-{identity[:_IDENTITY_DIGITS]}"
-    named = [] if config.run_name else ["--run-name", chosen]
+    name = name or config.run_name or f"train-{identity[:8]}"
+    named = [] if config.run_name else ["--run-name", name]
     words = ["train", *(["--config", file] if file else []), *given, *named]
-    return Submission(chosen, tuple(words), identity, f"resume {config.run_name or chosen}", file)
+    return Submission(name, tuple(words), identity, f"resume {config.run_name or name}", file)
 
 
 def _resume(words: Sequence[str], name: str | None) -> Submission:
     run, changes = runtext.resume(words)
     _check(configs.merge(TrainConfig(), changes))
-    # The run may be of any name that MLflow has; the job's is a file's, too.
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", run)
     identity = _hash(f"resume {run} {sorted(changes.items())}")
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", run)  # MLflow takes any name, a job does not
     words = ["resume", *words]
     return Submission(name or f"resume-{slug}", tuple(words), identity, shlex.join(words), numbered=name is None)
 
 
 def _sweep(words: Sequence[str], name: str | None) -> Submission:
     asked = runtext.sweep(words)
+    again, words = f"sweep --resume {asked.name}", ("sweep", *words)
     if asked.config is None:
-        identity = _hash(f"sweep {asked.name}")
-        chosen = name or f"resume-{asked.name}"
-        return Submission(chosen, ("sweep", *words), identity, f"sweep --resume {asked.name}", numbered=name is None)
+        name, numbered = name or f"resume-{asked.name}", name is None
+        return Submission(name, words, _hash(again), again, numbered=numbered)
     _check(asked.config.base)
     from cifar_ray.orchestration.sweep import planner  # loads Ray Tune and MLflow
 
     planner.refuse(asked.config, planner.plan(sweep.cells(asked.config, planner.draw(asked.config))))
-    identity = _hash(sweeptext.to_yaml(asked.config))
-    again = f"sweep --resume {asked.name}"
-    return Submission(name or asked.name, ("sweep", *words), identity, again, asked.file)
+    return Submission(name or asked.name, words, _hash(sweeptext.to_yaml(asked.config)), again, asked.file)
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuse what means something on this machine only."""
+    """Raise ConfigError on an option that only makes sense on this machine."""
     if connection.is_made_up(config):
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", "is for a Ray started here, not for a job"
@@ -123,9 +111,7 @@ def _check(config: TrainConfig) -> None:
     for key in ("storage", "data_dir"):
         given = getattr(config, key)
         if given is not None and "://" not in given and not given.startswith(("/", "~")):
-            raise ConfigError(
-                key, f"must begin with / or ~ in a job, whose working folder is a copy for its time, got {given!r}"
-            )
+            raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {given!r}")
 
 
 def _hash(text: str) -> str:

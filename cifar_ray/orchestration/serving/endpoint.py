@@ -1,7 +1,7 @@
-"""A trained model behind HTTP: what each replica of the Ray Serve application does.
+"""One replica of the Ray Serve application: answers HTTP requests with a model's predictions.
 
-``POST /predict`` classifies one image, ``GET /`` tells what is served, and ``GET /healthz`` answers while the
-replica lives. Requests that arrive together share a forward pass. Every answer is JSON; a refusal is
+``POST /predict`` classifies one image, ``GET /`` describes the model, and ``GET /healthz`` answers while the replica
+lives. Requests that arrive together share a forward pass. Every answer is JSON; an error is
 ``{"error": "one sentence"}``.
 """
 
@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from email.message import Message
-from email.parser import BytesHeaderParser
 from io import BytesIO
 
 import ray
@@ -25,6 +23,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from torch import Tensor
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import FormDataParser
+from werkzeug.http import parse_options_header
 
 from cifar_ray.data import SPECS, imagefiles
 from cifar_ray.orchestration.run import results
@@ -32,19 +33,19 @@ from cifar_ray.training import hardware
 from cifar_ray.training.classifier import Classifier
 
 MAX_BODY_MIB = 16
-"""Largest body of a request; a longer one is refused before all of it has arrived."""
+"""Largest body of one request; a larger one is refused before all of it has arrived."""
 
 MAX_BODIES_MIB = 256
-"""Most of all bodies together that are here, whole or in part, until their images are decoded."""
+"""Largest sum of the bodies that are being received or decoded."""
 
 BODY_TIMEOUT_S = 10.0
 """How long a body may take to arrive."""
 
 MAX_REQUESTS = 1024
-"""Most requests at once, those whose bodies are on their way included; they cost little while they wait."""
+"""Most requests whose bodies are being received or decoded at once."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long a request may take in all."""
+"""How long an answer may take."""
 
 MAX_BATCH = 32
 """Most images in one forward pass."""
@@ -52,15 +53,15 @@ MAX_BATCH = 32
 BATCH_WAIT_S = 0.01
 """How long an image waits for others to share its forward pass."""
 
-_MOST_PARTS = 20  # of a form
-_MOST_HEAD_BYTES = 4096  # of a form's part, or of a content type; parsing them takes time in the square of it
-_TOP_DIGITS = 4
+_MAX_PARTS = 20  # of a form
+_MAX_HEAD_BYTES = 128 << 10  # of a part; Werkzeug needs more than the 64 KiB that it reads at a time
+_MAX_TOP = 9999
 _DECODERS = 2  # at once; each may hold an image of `imagefiles.MAX_PIXELS`
 
 
 @dataclass(frozen=True)
 class Served:
-    """What is served, as ``GET /`` tells it.
+    """What is served, as ``GET /`` describes it.
 
     Attributes:
         run: the run's name.
@@ -87,7 +88,7 @@ class Served:
 
 @serve.deployment(
     name="classifier",
-    max_ongoing_requests=2 * MAX_REQUESTS,  # above the endpoint's own limit, which is told in JSON
+    max_ongoing_requests=2 * MAX_REQUESTS,  # above the endpoint's own limit, whose error is JSON
     max_queued_requests=16 * MAX_BATCH,
     max_constructor_retry_count=2,
     graceful_shutdown_wait_loop_s=0.1,
@@ -127,16 +128,17 @@ class Endpoint:
             raise HTTPException(408, f"the answer took longer than {ANSWER_TIMEOUT_S:g} s") from None
 
     async def _answer(self, request: Request) -> JSONResponse:
-        top = _top(request.query_params.get("top"), len(self._served.classes))
-        async with self._bodies.of(request) as body:
-            given = body, request.headers.get("content-type", "")
-            pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, *given)
+        top = _top(request)
+        async with self._bodies.receive(request) as body:
+            content_type = request.headers.get("content-type")
+            loop = asyncio.get_running_loop()
+            pixels = await loop.run_in_executor(self._decoders, self._decode, body, content_type)
         probabilities, images = await self._classify(pixels)
         ranked = results.ranked(self._served.classes, probabilities)[:top]
         answer = {"classes": [{"class": name, "probability": probability} for name, probability in ranked]}
         return JSONResponse(answer, headers={"X-Batch-Size": str(images)})
 
-    def _decode(self, body: bytes, content_type: str) -> Tensor:
+    def _decode(self, body: bytes, content_type: str | None) -> Tensor:
         image = image_in(body, content_type)
         if not image:
             raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
@@ -147,7 +149,7 @@ class Endpoint:
 
     @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=BATCH_WAIT_S)  # type: ignore[untyped-decorator]
     async def _classify(self, pixels: list[Tensor]) -> list[tuple[Tensor, int]]:
-        """For each image the probabilities (C,), and how many images were in the forward pass."""
+        """Return for each image its probabilities (C,) and the number of images in the forward pass."""
         probabilities = await asyncio.to_thread(self._forward, torch.stack(pixels))
         return [(row, len(pixels)) for row in probabilities]
 
@@ -157,100 +159,88 @@ class Endpoint:
 
 
 class Bodies:
-    """The bodies of one replica's requests, so many and so large at once that memory suffices.
+    """Receive the bodies of one replica's requests within limits of number, size and time.
 
-    One that arrives slowly takes a place among many, and none of the few that decode or compute.
+    A slow body counts as one of many requests, and takes none of the few threads that decode and compute.
     """
 
     def __init__(self) -> None:
         self._requests = self._bytes = 0
 
     @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body of a request, which is let go at the end.
+    async def receive(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the whole body of a request; it counts towards the limits until the context ends.
 
         Raises:
-            HTTPException: when it is too large or too slow, or there are too many.
+            HTTPException: 413 or 408 when it is too large or too slow, 503 when there are too many.
         """
         if self._requests == MAX_REQUESTS:
             raise _busy()
         body = bytearray()
         self._requests += 1
         try:
-            try:
-                await asyncio.wait_for(self._receive(request, body), BODY_TIMEOUT_S)
-            except asyncio.TimeoutError:
-                raise HTTPException(408, f"the body has not arrived within {BODY_TIMEOUT_S:g} s") from None
+            await asyncio.wait_for(self._read(request, body), BODY_TIMEOUT_S)
             yield bytes(body)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the body has not arrived within {BODY_TIMEOUT_S:g} s") from None
         finally:
             self._requests -= 1
             self._bytes -= len(body)
 
-    async def _receive(self, request: Request, body: bytearray) -> None:
-        large = HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > MAX_BODY_MIB << 20:
-            raise large
+    async def _read(self, request: Request, body: bytearray) -> None:
+        too_large = HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
+        if int(request.headers.get("content-length", 0)) > MAX_BODY_MIB << 20:
+            raise too_large
         async for part in request.stream():
             body += part
             self._bytes += len(part)
             if len(body) > MAX_BODY_MIB << 20:
-                raise large
+                raise too_large
             if self._bytes > MAX_BODIES_MIB << 20:
                 raise _busy()
 
 
+def image_in(body: bytes, content_type: str | None) -> bytes:
+    """Return the image in a body: all of it, or the file named ``file`` of a form, as ``curl -F file=@IMAGE`` sends it.
+
+    Raises:
+        HTTPException: 400 when the form has no such file, is damaged, or has too many or too large parts.
+    """
+    kind, options = parse_options_header(content_type)
+    if kind != "multipart/form-data":
+        return body
+    parser = FormDataParser(max_form_memory_size=_MAX_HEAD_BYTES, max_form_parts=_MAX_PARTS, silent=False)
+    try:
+        _, _, files = parser.parse(BytesIO(body), kind, len(body), options)
+    except (ValueError, RequestEntityTooLarge):
+        raise HTTPException(400, f"the form is damaged, or has more than {_MAX_PARTS} parts") from None
+    if "file" not in files:
+        raise HTTPException(400, "the form has no file named file; send an image: curl -F file=@IMAGE")
+    return files["file"].read()
+
+
+def _top(request: Request) -> int:
+    """Return how many classes are asked for; all when the query does not say."""
+    given = request.query_params.get("top", str(_MAX_TOP))
+    if not (len(given) <= len(str(_MAX_TOP)) and given.isdecimal() and int(given) >= 1):
+        raise HTTPException(400, f"top must be a whole number of classes from 1 to {_MAX_TOP}, got {given[:8]!r}")
+    return int(given)
+
+
 def _busy() -> HTTPException:
-    return HTTPException(503, "too many requests are on their way; try again", {"Retry-After": "1"})
-
-
-async def _fail(request: Request, error: Exception) -> JSONResponse:
-    """What nobody has foreseen; Ray Serve logs it."""
-    return JSONResponse({"error": f"{request.url.path} has failed with {type(error).__name__}"}, 500)
+    return HTTPException(503, "the server has too many requests; try again", {"Retry-After": "1"})
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    sentence, path = error.detail, request.url.path
-    if error.status_code == 404:
-        sentence = f"there is nothing at {path}; send an image to /predict by POST"
-    elif error.status_code == 405:
-        sentence = f"{path} takes {(error.headers or {}).get('Allow')}, not {request.method}"
-    return JSONResponse({"error": sentence}, error.status_code, error.headers)
+    path, headers = request.url.path, error.headers or {}
+    sentences = {
+        404: f"there is nothing at {path}; send an image to /predict by POST",
+        405: f"{path} takes {headers.get('Allow')}, not {request.method}",
+    }
+    return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, headers)
 
 
-def _top(given: str | None, classes: int) -> int:
-    if given is None:
-        return classes
-    if not given.isdecimal() or len(given) > _TOP_DIGITS or int(given) < 1:
-        raise HTTPException(
-            400, f"top must be a whole number of classes from 1 to 9999, got {given[: 2 * _TOP_DIGITS]!r}"
-        )
-    return int(given)
-
-
-def image_in(body: bytes, content_type: str) -> bytes:
-    """The image in a body: all of it, or the part named ``file`` of a form, as ``curl -F file=@IMAGE`` sends it.
-
-    Raises:
-        HTTPException: when there is none, or what describes it is longer than any that is honest.
-    """
-    if len(content_type) > _MOST_HEAD_BYTES:
-        raise HTTPException(400, f"the content type is longer than {_MOST_HEAD_BYTES} bytes")
-    header = Message()
-    header["Content-Type"] = content_type
-    boundary = header.get_boundary()
-    if header.get_content_type() != "multipart/form-data" or boundary is None:
-        return body
-    # What is before the first boundary is no part, and neither is what is after the last one.
-    parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), _MOST_PARTS + 2)[1:-1]
-    if len(parts) > _MOST_PARTS:
-        raise HTTPException(400, f"the form has more than {_MOST_PARTS} parts")
-    for part in parts:
-        head, _, content = part.partition(b"\r\n\r\n")
-        if len(head) > _MOST_HEAD_BYTES:
-            raise HTTPException(400, f"a part of the form has a head of more than {_MOST_HEAD_BYTES} bytes")
-        described = BytesHeaderParser().parsebytes(head.lstrip())
-        if described.get_param("name", header="content-disposition") == "file":
-            return content
-    raise HTTPException(400, "the form has no part named file; send an image: curl -F file=@IMAGE")
+async def _fail(request: Request, error: Exception) -> JSONResponse:
+    """Answer an unforeseen error, which Ray Serve logs."""
+    return JSONResponse({"error": f"{request.url.path} failed with {type(error).__name__}"}, 500)

@@ -27,17 +27,17 @@ class Breaking:
 
 
 def test_each_piece_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tail = client._Tail(Breaking(2, 0, 3, 1), "any")  # type: ignore[arg-type]
-    for _ in range(4):
-        with pytest.raises(RuntimeError):
-            asyncio.run(tail.show())
-    assert capsys.readouterr().out == "".join(LOG[:3])
-    tail.show_rest("".join(LOG))
-    assert capsys.readouterr().out == LOG[3]
+    breaking, shown = Breaking(2, 0, 3, 1, 4), 0
+    for pieces in (2, 2, 3, 3, 4):
+        shown = asyncio.run(client._print_new(breaking, "any", shown))  # type: ignore[arg-type]
+        assert shown == len("".join(LOG[:pieces]))
+    assert capsys.readouterr().out == "".join(LOG)
 
 
-def test_why_a_job_has_not_begun() -> None:
-    assert client._reason("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
-    assert client._reason("/bin/sh: 1: exec: python: not found\n").startswith(
-        "/bin/sh: 1: exec: python: not found (Ray must be started there with cifar_ray's own `python`"
+def test_why_a_job_has_not_started() -> None:
+    assert (
+        client._complaint("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
+    )
+    assert client._complaint("/bin/sh: 1: exec: python: not found\n").startswith(
+        "/bin/sh: 1: exec: python: not found (`python` on the cluster's PATH must be the one that has cifar_ray"
     )

@@ -49,13 +49,12 @@ def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path:
     assert (sweep.name, sweep.file) == ("grid", str(file))
     assert sweep.entrypoint(tmp_path) == "exec python -m cifar_ray.cli sweep grid.yaml --seeds 2"
     assert sweep.command == f"cifar-ray sweep {file} --seeds 2"
-    for words in (["resume", "my run!"], ["sweep", "--resume", "grid"]):
+    for words, prefix in ((["resume", "my run!"], "resume-my-run-"), (["sweep", "--resume", "grid"], "resume-grid")):
         again = submission.read(words, None)
-        first = again.called(None, [])
-        assert first.name.endswith("-1")
-        assert again.called(None, [first.name]).name == first.name[:-1] + "2"
-        assert again.called("known", [first.name]).name == "known"
-        assert re.fullmatch(NAME, first.name)
+        assert (again.name, again.numbered) == (prefix, True)
+        assert re.fullmatch(NAME, again.name)
+        named = submission.read(words, "known")
+        assert (named.name, named.numbered) == ("known", False)
 
 
 def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
@@ -104,7 +103,10 @@ def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs.client", raising=False)
     monkeypatch.delattr("cifar_ray.orchestration.jobs.client", raising=False)
     assert main.main(["jobs"]) == 2
-    assert capsys.readouterr().err == "error: jobs need aiohttp; `pip install 'cifar-ray[cluster]'` has it\n"
+    assert (
+        capsys.readouterr().err
+        == "error: this command needs aiohttp; install it with `pip install 'cifar-ray[cluster]'`\n"
+    )
 
 
 def test_a_name_that_cannot_be() -> None:
