@@ -36,9 +36,7 @@ def cluster(words: Sequence[str]) -> int:
 
 def cluster_check(words: Sequence[str]) -> int:
     """``cifar-ray cluster check``."""
-    command = flags.read(ClusterCheckCommand, words, None, "cluster check")
-    if not command.files:
-        raise ConfigError("", "cifar-ray cluster check needs one or more cluster files, such as cluster.yaml")
+    command = flags.read(ClusterCheckCommand, words, "cluster check")
     from cifar_ray.orchestration.cluster import clusterfile
     from cifar_ray.reporting import cost
 
@@ -62,7 +60,7 @@ def cluster_check(words: Sequence[str]) -> int:
 
 def cluster_watch(words: Sequence[str]) -> int:
     """``cifar-ray cluster watch``."""
-    command = flags.read(WatchCommand, words, None, "cluster watch")
+    command = flags.read(WatchCommand, words, "cluster watch")
     from cifar_ray.orchestration.cluster import spot
 
     say = partial(print, flush=True)
@@ -77,7 +75,7 @@ def submit(words: Sequence[str]) -> int:
     own, job = words[:end], words[end + 1 :]
     if not job and not {"-h", "--help"} & set(own):
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
-    command = flags.read(SubmitCommand, own, None, "submit")
+    command = flags.read(SubmitCommand, own, "submit")
     with _extra():
         from cifar_ray.orchestration.jobs import client
     return client.submit(job, command)
@@ -85,7 +83,7 @@ def submit(words: Sequence[str]) -> int:
 
 def jobs(words: Sequence[str]) -> int:
     """``cifar-ray jobs``."""
-    command = flags.read(JobsCommand, words, None, "jobs")
+    command = flags.read(JobsCommand, words, "jobs")
     with _extra():
         from cifar_ray.orchestration.jobs import client
     client.show_jobs(command)
@@ -94,7 +92,7 @@ def jobs(words: Sequence[str]) -> int:
 
 def logs(words: Sequence[str]) -> int:
     """``cifar-ray logs``."""
-    command = flags.read(LogsCommand, words, None, "logs")
+    command = flags.read(LogsCommand, words, "logs")
     with _extra():
         from cifar_ray.orchestration.jobs import client
     return client.logs(command)
@@ -102,7 +100,7 @@ def logs(words: Sequence[str]) -> int:
 
 def stop(words: Sequence[str]) -> int:
     """``cifar-ray stop``."""
-    command = flags.read(StopCommand, words, None, "stop")
+    command = flags.read(StopCommand, words, "stop")
     with _extra():
         from cifar_ray.orchestration.jobs import client
     client.stop(command)
@@ -111,7 +109,7 @@ def stop(words: Sequence[str]) -> int:
 
 def serve(words: Sequence[str]) -> int:
     """``cifar-ray serve``."""
-    command = flags.read(ServeCommand, words, None, "serve")
+    command = flags.read(ServeCommand, words, "serve")
     with _extra():
         from cifar_ray.orchestration.serving import deployment
     deployment.serve(command, flags.note)
@@ -120,7 +118,7 @@ def serve(words: Sequence[str]) -> int:
 
 def register(words: Sequence[str]) -> int:
     """``cifar-ray register``."""
-    command = flags.read(RegisterCommand, words, None, "register")
+    command = flags.read(RegisterCommand, words, "register")
     from cifar_ray.tracking import registry
 
     made = registry.register(command.run, command.name, command.alias, command.tracking_uri)

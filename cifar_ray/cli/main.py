@@ -70,7 +70,7 @@ def sweep(words: Sequence[str]) -> int:
 
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
-    command = flags.read(ReportCommand, words, None, "report")
+    command = flags.read(ReportCommand, words, "report")
     from cifar_ray.reporting import cost, papers
     from cifar_ray.reporting import report as reports
 
@@ -93,7 +93,7 @@ def report(words: Sequence[str]) -> int:
 
 def compare(words: Sequence[str]) -> int:
     """``cifar-ray compare``."""
-    command = flags.read(CompareCommand, words, None, "compare")
+    command = flags.read(CompareCommand, words, "compare")
     from cifar_ray.reporting import cost
     from cifar_ray.reporting import report as reports
 
@@ -116,7 +116,7 @@ def _check_target(target: float | None) -> None:
 
 def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
-    command = flags.read(EvaluateCommand, words, None, "evaluate")
+    command = flags.read(EvaluateCommand, words, "evaluate")
     from cifar_ray.display.run import Console
     from cifar_ray.orchestration.run import results
 
@@ -128,9 +128,7 @@ def evaluate(words: Sequence[str]) -> int:
 
 def predict(words: Sequence[str]) -> int:
     """``cifar-ray predict``."""
-    command = flags.read(PredictCommand, words, None, "predict")
-    if command.top < 1:
-        raise ConfigError("top", f"must be at least 1, got {command.top}")
+    command = flags.read(PredictCommand, words, "predict")
     from cifar_ray.display.run import Console
     from cifar_ray.orchestration.run import results
 
@@ -141,7 +139,7 @@ def predict(words: Sequence[str]) -> int:
 
 def strategies(words: Sequence[str]) -> int:
     """``cifar-ray strategies``."""
-    flags.read(StrategiesCommand, words, None, "strategies")
+    flags.read(StrategiesCommand, words, "strategies")
     from cifar_ray.display.run import Console
     from cifar_ray.strategies import NAMES, about
 
@@ -151,7 +149,7 @@ def strategies(words: Sequence[str]) -> int:
 
 def ui(words: Sequence[str]) -> int:
     """``cifar-ray ui``."""
-    command = flags.read(UiCommand, words, None, "ui")
+    command = flags.read(UiCommand, words, "ui")
     from cifar_ray.tracking.ui import serve
 
     serve(command.tracking_uri, command.port)
@@ -160,7 +158,7 @@ def ui(words: Sequence[str]) -> int:
 
 def doctor(words: Sequence[str]) -> int:
     """``cifar-ray doctor``."""
-    command = flags.read(DoctorCommand, words, None, "doctor")
+    command = flags.read(DoctorCommand, words, "doctor")
     from cifar_ray.cli.doctor import examine
     from cifar_ray.display.run import Console
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from tyro.conf import Positional, arg
-
+from cifar_ray.config.flags import Positional
 from cifar_ray.config.train import WhichCheckpoint
 
 
@@ -15,7 +14,7 @@ from cifar_ray.config.train import WhichCheckpoint
 class ClusterCheckCommand:
     """Check files for `ray up` without a cloud: Ray's schema, versions, token, open ports, commands, prices."""
 
-    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")]
+    files: Positional[tuple[Path, ...]]
     """Ray cluster files, such as cluster.yaml."""
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
+from cifar_ray.config.flags import Positional
+from cifar_ray.config.schema import Count
 from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 
 
@@ -79,7 +79,7 @@ class SweepCommand(TrainConfig):
     resume: str | None = None
     """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""
 
-    seeds: int = 1
+    seeds: Count = 1
     """Runs of every cell, with seeds counting up from --seed."""
 
     hold: Literal["batch", "global_batch"] | None = None
@@ -89,7 +89,7 @@ class SweepCommand(TrainConfig):
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""
 
-    samples: int | None = None
+    samples: Count | None = None
     """Combinations to draw in a random search."""
 
     scheduler: Literal["none", "asha"] = "none"
@@ -98,7 +98,7 @@ class SweepCommand(TrainConfig):
     skip_infeasible: bool = False
     """Leave out cells that cannot run here, instead of refusing the sweep."""
 
-    max_concurrent: int | None = None
+    max_concurrent: Count | None = None
     """Most runs at once; as many as the cluster holds when not given."""
 
 
@@ -172,7 +172,7 @@ class PredictCommand:
     checkpoint: WhichCheckpoint = "last"
     """The newest checkpoint, or the one with the highest test accuracy."""
 
-    top: int = 3
+    top: Count = 3
     """Classes to show for each image, likeliest first."""
 
     tracking_uri: str | None = None

@@ -83,5 +83,5 @@ def one_of(options: Iterable[Any]) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
-    near = difflib.get_close_matches(word[:LONGEST].replace("-", "_"), list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word[:LONGEST], list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""

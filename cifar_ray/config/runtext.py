@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray import __version__
-from cifar_ray.config import flags, strict, sweeptext
+from cifar_ray.config import flags, schema, sweeptext
 from cifar_ray.config import train as configs
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
@@ -65,9 +65,23 @@ def train(words: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: on an option or a value that there is not.
     """
-    file, given = config_file(words)
-    base = configs.load(file) if file else TrainConfig()
-    return _as_config(flags.read(TrainCommand, given, _as_command(_give_way(base, given), file), "train"))
+    file, rest = config_file(words)
+    given = flags.given(TrainCommand, rest, "cifar-ray train")
+    return configs.merge(configs.load(file) if file else TrainConfig(), given)
+
+
+def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The file named by ``--config``, and the words without it.
+
+    Raises:
+        ConfigError: when there are two, or none follows.
+    """
+    parser = flags.Parser(prog="cifar-ray train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    found, rest = parser.parse_known_args(words)
+    if len(found.config) > 1:
+        raise ConfigError("config", "may be given once")
+    return (found.config[0] if found.config else None), rest
 
 
 def resume(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -76,7 +90,7 @@ def resume(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         ConfigError: on an option or a value that there is not.
     """
-    command = flags.read(ResumeCommand, words, None, "resume")
+    command = flags.read(ResumeCommand, words, "resume")
     given = dataclasses.asdict(command).items()
     changes = {name: value for name, value in given if value is not None and (name, value) != ("oversubscribe", False)}
     return changes.pop("run"), changes
@@ -88,64 +102,14 @@ def sweep(words: Sequence[str]) -> SweepRequest:
     Raises:
         ConfigError: on an option or a value that there is not.
     """
-    if {"-h", "--help"} & set(words):
-        flags.read(SweepCommand, ["--help"], None, "sweep")
-    file, given = sweep_words(words)
+    given = flags.given(SweepCommand, words, "cifar-ray sweep")
+    file = given.pop("file", None)
     if "resume" in given:
         alone = ("resume", "tracking_uri")
-        other = next((key for key in strict.flatten(given) if key not in alone), None)
+        other = next((key for key in schema.flatten(given) if key not in alone), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
         configs.check_address("tracking_uri", given.get("tracking_uri"))
         return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"))
     config = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file) if file else {}, given, file))
     return SweepRequest(config, config.name, file)
-
-
-def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The file named by ``--config``, and the words without it.
-
-    Raises:
-        ConfigError: when there are two, or none follows.
-    """
-    file: str | None = None
-    rest: list[str] = []
-    position = 0
-    while position < len(words):
-        flag, equals, inline = words[position].partition("=")
-        position += 1
-        if flag != "--config":
-            rest.append(words[position - 1])
-            continue
-        if file is not None:
-            raise ConfigError("config", "may be given once")
-        if not equals and position == len(words):
-            raise ConfigError("config", "must be followed by a YAML file")
-        file = inline if equals else words[position]
-        position += not equals
-    return file, rest
-
-
-def sweep_words(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The file that a sweep is named by, and its options; ``--grid`` takes everything up to the next option."""
-    file = words[0] if words and not words[0].startswith("-") else None
-    return file, strict.parse_flags(SweepCommand, words[1:] if file else words)
-
-
-def _give_way(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
-    """A batch size given as a flag replaces the file's, in whichever of the two ways that is given."""
-    named = {word.split("=")[0] for word in words}
-    if named & {"--batch-size", "--batch_size"}:
-        return dataclasses.replace(base, global_batch_size=None)
-    if named & {"--global-batch-size", "--global_batch_size"}:
-        return dataclasses.replace(base, batch_size=None)
-    return base
-
-
-def _as_command(config: TrainConfig, file: str | None) -> TrainCommand:
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
-    return TrainCommand(**values, config=file)
-
-
-def _as_config(command: TrainCommand) -> TrainConfig:
-    return TrainConfig(**{field.name: getattr(command, field.name) for field in dataclasses.fields(TrainConfig)})

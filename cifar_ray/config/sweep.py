@@ -6,14 +6,18 @@ several seeds, every cell is trained once with each.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
-from cifar_ray.config import errors, strict
+from pydantic.dataclasses import dataclass
+
+from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import NAME, TrainConfig, options_of_others
+from cifar_ray.config.schema import STRICT, Count, plainly
+from cifar_ray.config.train import Name, TrainConfig, options_of_others
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
@@ -28,7 +32,7 @@ BATCHES = ("batch_size", "global_batch_size")
 _USUAL = (*_SHORT, "seed")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Range:
     """Numbers to draw from, for a random search."""
 
@@ -37,7 +41,7 @@ class Range:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cell:
     """One run of a sweep.
 
@@ -48,7 +52,7 @@ class Cell:
         reason: why it cannot be, when ``config`` is None.
     """
 
-    name: str
+    name: Name
     values: Mapping[str, Any]
     config: TrainConfig | None = None
     reason: str = ""
@@ -58,11 +62,12 @@ Axes = Mapping[str, Any]
 """Field -> a list of values, a :class:`Range`, or one value for all cells of this grid."""
 
 
-@dataclass(frozen=True)
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class SweepConfig:
     """Train every combination of values, and record all runs under one parent."""
 
-    name: str
+    name: Name
     """Name of the sweep, new in its storage folder."""
 
     grid: tuple[Axes, ...] = ()
@@ -71,7 +76,7 @@ class SweepConfig:
     train: Mapping[str, Any] = field(default_factory=dict)
     """What all runs share: any fields of a run."""
 
-    seeds: int = 1
+    seeds: Count = 1
     """Runs of every cell, with seeds counting up from the runs' own."""
 
     hold: Literal["batch", "global_batch"] | None = None
@@ -82,7 +87,7 @@ class SweepConfig:
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples combinations drawn at random."""
 
-    samples: int | None = None
+    samples: Count | None = None
     """Combinations to draw from each grid in a random search."""
 
     scheduler: Literal["none", "asha"] = "none"
@@ -91,7 +96,7 @@ class SweepConfig:
     skip_infeasible: bool = False
     """Leave out cells that cannot run here, instead of refusing the sweep."""
 
-    max_concurrent: int | None = None
+    max_concurrent: Count | None = None
     """Most runs at once; as many as the cluster holds when not given."""
 
     def __post_init__(self) -> None:
@@ -129,7 +134,7 @@ class SweepConfig:
     def base(self) -> TrainConfig:
         """What is the same for all runs: where they run and are recorded."""
         own = {name: value for name, value in self.train.items() if name in OWN}
-        return strict.build(TrainConfig, own)
+        return schema.build(TrainConfig, own)
 
 
 def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
@@ -157,7 +162,7 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     Raises:
         ConfigError: when two cells are the same, or a value that all runs share is impossible.
     """
-    first = strict.convert("seed", sweep.train.get("seed", 0), int)
+    first = sweep.train.get("seed", 0)
     settings = []
     for values in chosen:
         seeds = [values["seed"]] if "seed" in values else range(first, first + sweep.seeds)
@@ -185,7 +190,7 @@ def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
-    flat = {**strict.flatten(sweep.train), **values}
+    flat = {**schema.flatten(sweep.train), **values}
     if "global_batch_size" in values:  # the grid's choice replaces what all runs share
         flat.pop("batch_size", None)
     elif "batch_size" in values:
@@ -200,12 +205,12 @@ def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     others = options_of_others(flat.get("model", TrainConfig.model), flat.get("strategy", TrainConfig.strategy))
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
-    return strict.build(TrainConfig, strict.nest(flat))
+    return schema.build(TrainConfig, schema.nest(flat))
 
 
 def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for every run: the values that tell it from the others, the usual ones first."""
-    merged = [{**strict.flatten(sweep.train), **values} for values in settings]
+    merged = [{**schema.flatten(sweep.train), **values} for values in settings]
     batch = "global_batch_size" if sweep.held == "global_batch" else "batch_size"
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *BATCHES, "topology", "seed")]
@@ -232,19 +237,11 @@ def _label(name: str, value: Any, whole: bool) -> str:
 
 def _check(sweep: SweepConfig) -> None:
     """Refuse impossible sweeps, each in a sentence that names the field and what it may be."""
-    import re
-
-    if not re.fullmatch(NAME, sweep.name):
-        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(sweep.name)}")
-    for key, least in (("seeds", 1), ("samples", 1), ("max_concurrent", 1)):
-        value = getattr(sweep, key)
-        if value is not None and value < least:
-            raise ConfigError(key, f"must be at least {least}, got {value}")
     if (sweep.search == "random") != (sweep.samples is not None):
         raise ConfigError("samples", "must be given for --search random, and for nothing else")
     if not sweep.grid or not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
-    for key in strict.flatten(sweep.train):
+    for key in schema.flatten(sweep.train):
         check_field("train", key)
     if "run_name" in sweep.train:
         raise ConfigError("train", "must not have run_name; runs are named after their cells")
@@ -255,7 +252,7 @@ def _check(sweep: SweepConfig) -> None:
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
-    if twice := sorted(everywhere & set(strict.flatten(sweep.train))):
+    if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
     given = {name for axes in sweep.grid for name in axes} | set(sweep.train)
     if sweep.hold == "batch" and "global_batch_size" in given:
@@ -268,7 +265,6 @@ def _check(sweep: SweepConfig) -> None:
 
 
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    kinds = strict.flat_types(TrainConfig)
     if set(BATCHES) <= set(axes):
         raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
     if "seed" in axes and sweep.seeds > 1:
@@ -280,17 +276,17 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         if isinstance(values, Range):
             if sweep.search != "random":
                 raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random")
-            if kinds[name] not in (float, float | None) or not 0 < values.low < values.high:
+            if schema.bare(schema.flat_types(TrainConfig)[name]) is not float or not 0 < values.low < values.high:
                 raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
             continue
         if not listed(values):
             raise ConfigError("grid", f"must have at least one value for {name}")
         for value in listed(values):
-            strict.check(name, value, kinds[name])
+            schema.check_field(TrainConfig, name, value)
 
 
 def check_field(key: str, name: str) -> None:
     """Refuse what is no field of a run, naming ``key``, where it was given."""
-    known = strict.flat_types(TrainConfig)
+    known = schema.flat_types(TrainConfig)
     if name not in known:
         raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{errors.suggestion(name, known)}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, strict
+from cifar_ray.config import errors, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import BATCHES, RANGES, Axes, Range, SweepConfig, check_field
 from cifar_ray.config.train import TrainConfig
@@ -23,7 +23,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: when it cannot be read, or was written by another version. The sentence names the file.
     """
-    values = strict.read_yaml(path)
+    values = yaml.read(path)
     version = values.pop("version", SWEEP_VERSION)
     if version != SWEEP_VERSION:
         raise ConfigError("", f"{path}: version must be {SWEEP_VERSION}, got {errors.brief(version)}")
@@ -47,19 +47,19 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     flags = dict(flags)
     merged = dict(base)
     if "grid" in flags:
-        merged["grid"] = read_axes(flags.pop("grid").split())
+        merged["grid"] = read_axes(flags.pop("grid"))
     merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
     shared = merged.get("train") or {}
     if not isinstance(shared, Mapping):
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
-    shared = strict.flatten(shared)
-    flat = strict.flatten(flags)
+    shared = schema.flatten(shared)
+    flat = schema.flatten(flags)
     for given, other in (BATCHES, BATCHES[::-1]):
         if given in flat and other not in flat:  # the one given last counts
             shared.pop(other, None)
-    merged["train"] = strict.nest({**shared, **flat})
+    merged["train"] = schema.nest({**shared, **flat})
     return merged
 
 
@@ -69,9 +69,7 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type or an impossible value.
     """
-    values = dict(values)
-    grids = values.pop("grid", {})
-    shared = values.pop("train", {})
+    grids, shared = values.get("grid", {}), values.get("train", {})
     grids = [grids] if isinstance(grids, Mapping) else grids
     if not isinstance(grids, list) or not all(isinstance(axes, Mapping) for axes in grids):
         raise ConfigError(
@@ -81,31 +79,28 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
     if "name" not in values:
         raise ConfigError("name", "must be given")
-    kinds = {name: kind for name, kind in strict.field_types(SweepConfig).items() if name not in ("grid", "train")}
-    plain = {}
-    for key, value in values.items():
-        if key not in kinds:
-            raise ConfigError(
-                "", f"unknown key {errors.brief(key)}{errors.suggestion(str(key), [*kinds, 'grid', 'train'])}"
-            )
-        plain[key] = strict.convert(key, value, kinds[key])
-    return SweepConfig(grid=tuple(_axes(axes) for axes in grids), train=_typed(shared), **plain)
+    typed = {"grid": tuple(_axes(axes) for axes in grids), "train": _typed(shared)}
+    sweep: SweepConfig = schema.build(SweepConfig, {**values, **typed})
+    return sweep
 
 
 def _axes(axes: Mapping[str, Any]) -> Axes:
     """One grid with the values' own types."""
-    known = strict.flat_types(TrainConfig)
     made: dict[str, Any] = {}
     for name, values in _flat(axes).items():
         check_field("grid", name)
-        kind = known[name]
+        is_one_list = _is_list(name) and isinstance(values, list) and not any(isinstance(v, list) for v in values)
         if isinstance(values, Range):
             made[name] = values
-        elif isinstance(values, list) and not (_is_tuple(kind) and not any(isinstance(v, list) for v in values)):
-            made[name] = [strict.convert(name, value, kind) for value in values]
+        elif isinstance(values, list) and not is_one_list:
+            made[name] = [schema.field(TrainConfig, name, value) for value in values]
         else:
-            made[name] = [strict.convert(name, values, kind)]
+            made[name] = [schema.field(TrainConfig, name, values)]
     return made
+
+
+def _is_list(name: str) -> bool:
+    return typing.get_origin(schema.bare(schema.flat_types(TrainConfig)[name])) is tuple
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -117,7 +112,7 @@ def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             kind, ends = next(iter(values.items()))
             if not isinstance(ends, list) or len(ends) != 2:
                 raise ConfigError("grid", f"must have two numbers for the range of {key}, got {errors.brief(ends)}")
-            low, high = (strict.convert(key, end, float) for end in ends)
+            low, high = (schema.build(schema.Number, end, key) for end in ends)
             flat[key] = Range(str(kind), low, high)
         elif isinstance(values, Mapping):
             flat.update(_flat(values, f"{key}."))
@@ -126,17 +121,12 @@ def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _is_tuple(kind: Any) -> bool:
-    return typing.get_origin(kind) is tuple
-
-
 def _typed(shared: Mapping[str, Any]) -> dict[str, Any]:
     """What all runs share, with the fields' own types."""
-    known = strict.flat_types(TrainConfig)
-    flat = strict.flatten(shared)
+    flat = schema.flatten(shared)
     for name in flat:
         check_field("train", name)
-    return strict.nest({name: strict.convert(name, value, known[name]) for name, value in flat.items()})
+    return schema.nest({name: schema.field(TrainConfig, name, value) for name, value in flat.items()})
 
 
 def read_axes(words: Sequence[str]) -> dict[str, Any]:
@@ -163,8 +153,6 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
 
 def to_yaml(sweep: SweepConfig) -> str:
     """The sweep as a YAML file that makes the same runs again."""
-    import yaml
-
     values: dict[str, Any] = {"version": SWEEP_VERSION, **dataclasses.asdict(sweep)}
     values["grid"] = [
         {
@@ -174,7 +162,7 @@ def to_yaml(sweep: SweepConfig) -> str:
         for axes in sweep.grid
     ]
     values["train"] = _plain(sweep.train)
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.dump(values)
 
 
 def _plain(value: Any) -> Any:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from cifar_ray.config import errors, strict
+from pydantic import AfterValidator
+from pydantic.dataclasses import dataclass
+
+from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
@@ -45,20 +48,45 @@ StrategyName = Literal[
     "model_parallel",
 ]
 WhichCheckpoint = Literal["last", "best"]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+"""Names of runs and of sweeps: they are folders, too."""
 
 
-@dataclass(frozen=True)
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME, text):
+        raise ValueError(f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(text)}")
+    return text
+
+
+def _topology(text: str) -> str:
+    parse_topology(text)
+    return text
+
+
+def _range(text: str) -> str:
+    parse_range(text)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+TopologyText = Annotated[str, AfterValidator(_topology)]
+RangeText = Annotated[str, AfterValidator(_range)]
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class ResNetOptions:
     """Shape of ``--model resnet``."""
 
-    blocks: tuple[int, ...] = (1, 1, 1, 1)
+    blocks: Counts = (1, 1, 1, 1)
     """BasicBlocks in each stage; every stage after the first halves the image and doubles the filters."""
 
-    width: int = 16
+    width: Count = 16
     """Filters of the stem and of the first stage."""
 
 
-@dataclass(frozen=True)
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class ResNet50Options:
     """Shape of ``--model resnet50``."""
 
@@ -68,29 +96,30 @@ class ResNet50Options:
     all 32x32 and costs about 16 times the arithmetic."""
 
 
-@dataclass(frozen=True)
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class ViTOptions:
     """Shape of ``--model vit``."""
 
-    patch_size: int = 4
+    patch_size: Count = 4
     """Side of a square patch in pixels; it must divide the image's side."""
 
-    dim: int = 192
+    dim: Count = 192
     """Width of a token; a multiple of the number of heads."""
 
-    depth: int = 6
+    depth: Count = 6
     """Transformer blocks."""
 
-    heads: int = 3
+    heads: Count = 3
     """Attention heads."""
 
-    mlp_ratio: int = 2
+    mlp_ratio: Count = 2
     """Width of a block's hidden layer as a multiple of dim."""
 
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """Share of activations dropped after the embedding, in attention and in the MLP."""
 
-    stochastic_depth: float = 0.1
+    stochastic_depth: Share = 0.1
     """Chance of skipping the last block for a sample; earlier blocks rise to it linearly from 0."""
 
 
@@ -122,16 +151,14 @@ def options_of_others(model: str, strategy: str) -> set[str]:
     return models | {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
 
 
-@dataclass(frozen=True)
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class TrainConfig:
     """Train one image classifier on one topology."""
 
-    # What is learned
+    # What is trained
     dataset: DatasetName = "cifar10"
     """Images to learn. 'digits' comes with scikit-learn and needs no network."""
-
-    data_dir: str | None = None
-    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
 
     model: ModelName = "resnet"
     """Architecture."""
@@ -145,32 +172,106 @@ class TrainConfig:
     vit: ViTOptions = field(default_factory=ViTOptions)
     """Shape of --model vit."""
 
-    # How long, and how much at once
-    epochs: int = 10
+    # Data and length
+    data_dir: str | None = None
+    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+
+    augment: bool = True
+    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
+
+    epochs: Count = 10
     """Passes over the training images."""
 
-    steps_per_epoch: int | None = None
+    steps_per_epoch: Count | None = None
     """Optimizer steps in an epoch; all whole global batches when not given."""
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Images per worker and micro-batch; when not given, each worker's share of --global-batch-size. In a pipeline,
     all of whose workers see every image, it is the global batch divided by the workers."""
 
-    global_batch_size: int | None = None
+    global_batch_size: Count | None = None
     """Images per optimizer step over all workers, in place of --batch-size; 128 when neither is given."""
 
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
 
-    # Where it runs
-    topology: str = "1x1"
+    seed: Whole = 0
+    """Start of every random choice: initial weights, order, augmentation, dropout."""
+
+    # Optimization. None means: the model's documented default.
+    optimizer: Literal["sgd", "adamw"] | None = None
+    """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
+    none, --lr and --weight-decay are needed."""
+
+    lr: Positive | None = None
+    """Peak learning rate at --base-batch images per step; the model's own when not given."""
+
+    momentum: Share | None = None
+    """Momentum of sgd; the model's own when not given."""
+
+    weight_decay: NotNegative | None = None
+    """Weight decay, but for biases and normalisation weights; the model's own when not given."""
+
+    schedule: Literal["cosine", "constant"] | None = None
+    """Course of the learning rate after the warm-up; the model's own when not given."""
+
+    warmup_epochs: NotNegative | None = None
+    """Epochs over which the learning rate rises from 0, linearly, --epochs at most; when not given, the model's own,
+    but a quarter of the run at most."""
+
+    label_smoothing: Share | None = None
+    """Share of the target spread evenly over all classes; the model's own when not given."""
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows the global batch, as a power of global batch / base batch."""
+
+    base_batch: Count | None = None
+    """Global batch for which --lr is meant; the model's own when not given."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the forward and backward pass. 'auto' is bf16 where the hardware is fast at it, decided once: a run
+    that goes on elsewhere keeps it."""
+
+    # Strategy
+    strategy: StrategyName = "ddp"
+    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
+
+    bucket_cap_mb: Positive = 25.0
+    """Size of DDP's gradient buckets in MiB."""
+
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How DDP compresses gradients before it sends them."""
+
+    sync_every: Count = 8
+    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
+
+    gpus_per_worker: Count = 1
+    """GPUs of the one process of data_parallel."""
+
+    micro_batches: Count = 4
+    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
+
+    max_staleness: Whole | None = None
+    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
+
+    staleness_weighting: Literal["none", "inverse"] = "none"
+    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
+
+    shards: Count = 4
+    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
+
+    sync_batchnorm: bool = False
+    """Compute batch-norm statistics over all workers' images; needs GPUs."""
+
+    # Topology and cluster
+    topology: TopologyText = "1x1"
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
-    elastic: str | None = None
+    elastic: RangeText | None = None
     """MIN:MAX in place of --topology, such as 1x1:2x2: the run takes the most workers that there is room for, and
     grows or shrinks between two steps when nodes come or go. The global batch stays that of MAX."""
 
-    cpus_per_worker: int = 1
+    cpus_per_worker: Count = 1
     """CPUs that each worker reserves, and threads that it computes with."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -180,99 +281,28 @@ class TrainConfig:
     address: str | None = None
     """Ray cluster to join (RAY_ADDRESS); without one, Ray is started on this machine."""
 
-    local_nodes: int = 1
+    local_nodes: Count = 1
     """Ray nodes to start on this machine, to try several nodes. Times are not a cluster's."""
 
     oversubscribe: bool = False
     """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
 
-    max_failures: int = 3
+    max_failures: Whole = 3
     """Worker failures to recover from before the run fails."""
 
-    start_timeout_s: float = 900.0
+    start_timeout_s: Positive = 900.0
     """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails; a GPU machine
     in a cloud takes 3 to 10 minutes from the request to its first worker."""
 
-    hang_timeout_s: float = 300.0
+    hang_timeout_s: Positive = 300.0
     """Seconds without an answer from a worker's process after which the workers are restarted, as after any failure.
     Workers wait for one another twice as long."""
 
-    # How it is computed
-    strategy: StrategyName = "ddp"
-    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
-
-    bucket_cap_mb: float = 25.0
-    """Size of DDP's gradient buckets in MiB."""
-
-    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How DDP compresses gradients before it sends them."""
-
-    sync_every: int = 8
-    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
-
-    gpus_per_worker: int = 1
-    """GPUs of the one process of data_parallel."""
-
-    micro_batches: int = 4
-    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
-
-    max_staleness: int | None = None
-    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
-
-    staleness_weighting: Literal["none", "inverse"] = "none"
-    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
-
-    shards: int = 4
-    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
-
-    sync_batchnorm: bool = False
-    """Compute batch-norm statistics over all workers' images; needs GPUs."""
-
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the forward and backward pass. 'auto' is bf16 where the hardware is fast at it, decided once: a run
-    that goes on elsewhere keeps it."""
-
-    # How it learns. None means: the model's documented default.
-    optimizer: Literal["sgd", "adamw"] | None = None
-    """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
-    none, --lr and --weight-decay are needed."""
-
-    lr: float | None = None
-    """Peak learning rate at --base-batch images per step; the model's own when not given."""
-
-    momentum: float | None = None
-    """Momentum of sgd; the model's own when not given."""
-
-    weight_decay: float | None = None
-    """Weight decay, but for biases and normalisation weights; the model's own when not given."""
-
-    schedule: Literal["cosine", "constant"] | None = None
-    """Course of the learning rate after the warm-up; the model's own when not given."""
-
-    warmup_epochs: float | None = None
-    """Epochs over which the learning rate rises from 0, linearly, --epochs at most; when not given, the model's own,
-    but a quarter of the run at most."""
-
-    label_smoothing: float | None = None
-    """Share of the target spread evenly over all classes; the model's own when not given."""
-
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows the global batch, as a power of global batch / base batch."""
-
-    base_batch: int | None = None
-    """Global batch for which --lr is meant; the model's own when not given."""
-
-    augment: bool = True
-    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
-
-    seed: int = 0
-    """Start of every random choice: initial weights, order, augmentation, dropout."""
-
-    # What is kept and shown
-    checkpoint_every: int = 0
+    # Recording
+    checkpoint_every: Whole = 0
     """Optimizer steps between checkpoints, beside the one at the end of every epoch (0: only those)."""
 
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """Latest checkpoints to keep, beside the best one."""
 
     log_models: Literal["final", "best", "all", "none"] = "final"
@@ -282,10 +312,10 @@ class TrainConfig:
     per_rank_test: bool = False
     """After the last epoch, also test every rank's own replica on all test images, as the studies print it."""
 
-    log_every: int = 20
+    log_every: Count = 20
     """Optimizer steps between two records of every rank's loss."""
 
-    run_name: str | None = None
+    run_name: Name | None = None
     """Name of the run, new in its storage folder; made from the configuration and the time when not given."""
 
     experiment: str = "cifar_ray"
@@ -327,6 +357,16 @@ class TrainConfig:
         return self.batch_size * self.world_size * self.accumulate
 
 
+SECTIONS = {
+    "dataset": "What is trained",
+    "data_dir": "Data and length",
+    "optimizer": "Optimization",
+    "strategy": "Strategy",
+    "topology": "Topology and cluster",
+    "checkpoint_every": "Recording",
+}
+"""The first field of each section of the help -> the section's title."""
+
 LEARNING = (
     "dataset",
     "model",
@@ -356,41 +396,6 @@ LEARNING = (
     "seed",
 )
 """What decides the weights of a resolved config; a run keeps it from its first step to its last."""
-
-_AT_LEAST: dict[str, float] = {
-    "epochs": 1,
-    "batch_size": 1,
-    "global_batch_size": 1,
-    "accumulate": 1,
-    "steps_per_epoch": 1,
-    "sync_every": 1,
-    "gpus_per_worker": 1,
-    "micro_batches": 1,
-    "max_staleness": 0,
-    "shards": 1,
-    "cpus_per_worker": 1,
-    "local_nodes": 1,
-    "max_failures": 0,
-    "momentum": 0,
-    "weight_decay": 0,
-    "warmup_epochs": 0,
-    "base_batch": 1,
-    "seed": 0,
-    "checkpoint_every": 0,
-    "keep_checkpoints": 1,
-    "log_every": 1,
-    "resnet.width": 1,
-    "vit.patch_size": 1,
-    "vit.dim": 1,
-    "vit.depth": 1,
-    "vit.heads": 1,
-    "vit.mlp_ratio": 1,
-}
-_MORE_THAN_ZERO = ("bucket_cap_mb", "lr", "start_timeout_s", "hang_timeout_s")
-_BELOW_ONE = ("label_smoothing", "vit.dropout", "vit.stochastic_depth", "momentum")
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
-"""Names of runs and of sweeps: they are folders, too."""
-
 
 _INSTEAD = {
     "tracking_uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
@@ -434,56 +439,22 @@ def check_address(key: str, address: str | None) -> None:
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuse impossible values, each in a sentence that names the field and what it may be."""
-    for name, kind in strict.field_types(TrainConfig).items():
-        if dataclasses.is_dataclass(kind) and not isinstance(getattr(config, name), typing.cast(type, kind)):
-            raise ConfigError(name, f"must be a {kind.__name__}, got {errors.brief(getattr(config, name))}")  # type: ignore[union-attr]
-    flat = strict.flatten(strict.to_plain(config))
-    for key, kind in strict.flat_types(TrainConfig).items():
-        strict.check(key, flat[key], kind)
-    for key, least in _AT_LEAST.items():
-        if flat[key] is not None and flat[key] < least:
-            raise ConfigError(key, f"must be at least {least:g}, got {flat[key]}")
-    for key in _MORE_THAN_ZERO:
-        if flat[key] is not None and flat[key] <= 0:
-            raise ConfigError(key, f"must be more than 0, got {flat[key]}")
-    for key in _BELOW_ONE:
-        if flat[key] is not None and not 0 <= flat[key] < 1:
-            raise ConfigError(key, f"must be at least 0 and below 1, got {flat[key]}")
+    """Refuse values that do not go together, each in a sentence that names a field and what it may be."""
     if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
         raise ConfigError(
             "warmup_epochs", f"must be at most the run's {config.epochs} epochs, got {config.warmup_epochs:g}"
         )
-    if config.seed >= 2**63:
-        raise ConfigError("seed", f"must be below 2**63, got {config.seed}")
-    if min(config.resnet.blocks) < 1:
-        raise ConfigError(
-            "resnet.blocks", f"must be at least 1 in every stage, got {errors.brief(flat['resnet.blocks'])}"
-        )
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
-    if config.run_name is not None and not re.fullmatch(NAME, config.run_name):
-        raise ConfigError(
-            "run_name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(config.run_name)}"
-        )
     for key in _INSTEAD:
-        check_address(key, flat[key])
+        check_address(key, getattr(config, key))
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
-    try:
-        placement = config.placement
-    except ValueError as error:
-        raise ConfigError("topology", str(error)) from None
-    if config.elastic is not None:
-        try:
-            parse_range(config.elastic)
-        except ValueError as error:
-            raise ConfigError("elastic", str(error)) from None
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     if config.oversubscribe and config.address is not None:
         raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
-    _check_batch(config, placement)
+    _check_batch(config)
     _check_options(config)
 
 
@@ -499,21 +470,21 @@ def _check_options(config: TrainConfig) -> None:
             )
 
 
-def _check_batch(config: TrainConfig, placement: Topology) -> None:
+def _check_batch(config: TrainConfig) -> None:
     if config.global_batch_size is None:
         return
-    ways = placement.world_size * config.accumulate
+    ways = config.world_size * config.accumulate
     if config.global_batch_size % ways:
         raise ConfigError(
             "global_batch_size",
-            f"must be a multiple of workers x accumulation ({placement.world_size} x {config.accumulate}), "
+            f"must be a multiple of workers x accumulation ({config.world_size} x {config.accumulate}), "
             f"got {config.global_batch_size}",
         )
     if config.batch_size is not None and config.batch_size * ways != config.global_batch_size:
         raise ConfigError(
             "global_batch_size",
             f"must be batch size x workers x accumulation "
-            f"({config.batch_size} x {placement.world_size} x {config.accumulate} = {config.batch_size * ways}), "
+            f"({config.batch_size} x {config.world_size} x {config.accumulate} = {config.batch_size * ways}), "
             f"got {config.global_batch_size}; give one of the two",
         )
 
@@ -527,7 +498,7 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
         if given in values and other not in values:
             values[other] = None
-    return strict.build(TrainConfig, values, base)
+    return _built(schema.overlay(schema.to_plain(base), values))
 
 
 def load(path: str | Path) -> TrainConfig:
@@ -537,7 +508,9 @@ def load(path: str | Path) -> TrainConfig:
         ConfigError: when it cannot be read, is not a mapping, has an unknown or a repeated key, a wrong type
             or an impossible value, or was written by another version. The sentence names the file.
     """
-    values = strict.read_yaml(path)
+    from cifar_ray.config import yaml  # PyYAML is not needed by the training code
+
+    values = yaml.read(path)
     try:
         return from_mapping(values)
     except ConfigError as error:
@@ -558,12 +531,17 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
             f"must be {CONFIG_VERSION}, got {errors.brief(version)}: "
             "the file was written by another version of cifar_ray",
         )
-    return strict.build(TrainConfig, values)
+    return _built(values)
+
+
+def _built(values: Mapping[str, Any]) -> TrainConfig:
+    config: TrainConfig = schema.build(TrainConfig, values)
+    return config
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, with the version that reads it."""
-    return {"version": CONFIG_VERSION, **strict.to_plain(config)}
+    return {"version": CONFIG_VERSION, **schema.to_plain(config)}
 
 
 def _own(config: TrainConfig) -> dict[str, Any]:
@@ -577,16 +555,16 @@ def to_yaml(config: TrainConfig) -> str:
 
     The run's name is left out, since every run has its own, and so are the options of other models and strategies.
     """
-    import yaml
+    from cifar_ray.config import yaml  # PyYAML is not needed by the training code
 
     values = _own(dataclasses.replace(config, run_name=None))
     del values["run_name"]
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.dump(values)
 
 
 def params(config: TrainConfig) -> dict[str, str]:
     """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
-    flat = strict.flatten(_own(config))
+    flat = schema.flatten(_own(config))
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, strict
+from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.strict import mapping
+from cifar_ray.config.yaml import mapping
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Measure
 from cifar_ray.tracking.study import Trial
@@ -126,7 +126,7 @@ def _paid(price: Price, trial: Trial, seconds: float) -> float:
 
 @cache
 def _listed() -> Mapping[str, Any]:
-    return strict.read_yaml(_PRICES)
+    return yaml.read(_PRICES)
 
 
 def _look_up(machine: str, spot: bool) -> Price:
@@ -153,7 +153,7 @@ def _look_up(machine: str, spot: bool) -> Price:
 def _machine_of(path: Path) -> tuple[str, bool]:
     """The machine type of a Ray cluster file's worker nodes, and whether all of them are spot machines."""
     try:
-        cluster = strict.read_yaml(path)
+        cluster = yaml.read(path)
     except ConfigError as error:
         raise ConfigError("price", f"must be a machine type or a Ray cluster file: {error.problem}") from None
     kinds = cluster.get("available_node_types")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from cifar_ray import IMPORTED_AT, data, strategies
-from cifar_ray.config import errors, files, strict
+from cifar_ray.config import errors, files, flags
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
@@ -70,7 +70,7 @@ def main(words: list[str], begun: float) -> Outcome:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    values = strict.parse_flags(TrainConfig, words)
+    values = flags.given(TrainConfig, words, "python -m cifar_ray.training")
     for key in _NOT_HERE:
         if key in values:
             raise errors.ConfigError(

@@ -25,8 +25,9 @@ from filelock import FileLock, Timeout
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray.config import errors, files, strict
+from cifar_ray.config import errors, files, schema
 from cifar_ray.config import train as configs
+from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row, SavedCheckpoint
@@ -80,7 +81,7 @@ class Written:
     """
 
     sha256: str
-    bytes: int
+    bytes: Whole
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ class Manifest:
     """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is :class:`Snapshot`'s."""
 
     config: TrainConfig
-    step: int
-    epoch: int
-    accuracy: float | None
+    step: Whole
+    epoch: Whole
+    accuracy: Number | None
     class_names: tuple[str, ...]
     weights: Written
     state: Written
@@ -276,15 +277,12 @@ def read_manifest(path: Path) -> Manifest:
 
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
-    return Manifest(
-        config=configs.from_mapping({**values["config"]}),
-        step=strict.convert("step", values["step"], int),
-        epoch=strict.convert("epoch", values["epoch"], int),
-        accuracy=strict.convert("accuracy", values["accuracy"], float | None),
-        class_names=strict.convert("class_names", values["class_names"], tuple[str, ...]),
-        weights=strict.build(Written, described[WEIGHTS]),
-        state=strict.build(Written, described[STATE]),
+    config = configs.from_mapping({**values["config"]})
+    own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
+    made: Manifest = schema.build(
+        Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
     )
+    return made
 
 
 def _check_same(made: TrainConfig, record: TrainConfig, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cifar_ray import models, strategies
-from cifar_ray.config import errors, strict, topology
+from cifar_ray.config import errors, schema, topology
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
@@ -127,11 +127,11 @@ def command(config: TrainConfig) -> str:
     config = widest(config)
     usual = resolve(TrainConfig(dataset=config.dataset, model=config.model))
     learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
-    defaults = {**strict.flatten(strict.to_plain(usual)), **learns}
+    defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
     has_recipe = config.optimizer in {recipe.optimizer for recipe in models.REGISTRY[config.model].recipes}
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
-    for key, value in strict.flatten(strict.to_plain(config)).items():
+    for key, value in schema.flatten(schema.to_plain(config)).items():
         if key in _NEVER or (key not in always and value == defaults[key]):
             continue
         if isinstance(value, bool):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data
-from cifar_ray.config import strict
+from cifar_ray.config import flags
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
@@ -132,7 +132,7 @@ def iterations(user: Person, name: str) -> list[int]:
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one worker that was never disturbed, without Ray."""
-    given = strict.parse_flags(TrainConfig, LONG[1:])
+    given = flags.given(TrainConfig, LONG[1:], "cifar-ray train")
     config = recipe.resolve(configs.merge(TrainConfig(), given))
     return train_here(config, data.load("digits"), tmp_path_factory.mktemp("one")).weights_sha256
 

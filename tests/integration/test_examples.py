@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import strict, sweeptext
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweeptext, yaml
 from cifar_ray.config import train as configs
 from cifar_ray.training import recipe
 from tests.support.person import Person
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHERS = {"aws-stack", "cluster-gcp", "cluster-onprem", "rayjob"}
 """What is for other programs than this one; tests of their own hold them."""
 YAML = sorted(file for file in EXAMPLES.glob("*.yaml") if file.stem not in OTHERS)
-SWEEPS = [file for file in YAML if "grid" in strict.read_yaml(file)]
+SWEEPS = [file for file in YAML if "grid" in yaml.read(file)]
 FILES = [file for file in YAML if file not in SWEEPS]
 
 

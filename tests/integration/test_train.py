@@ -257,7 +257,7 @@ def test_torchrun_comes_to_the_same_weights(run: Run, resident: Person) -> None:
 
 WITHOUT = """
 import sys
-for name in ("ray", "mlflow", "tyro", "rich", "yaml", "sklearn", "psutil", "pandas", "pyarrow"):
+for name in ("ray", "mlflow", "rich", "yaml", "sklearn", "psutil", "pandas", "pyarrow"):
     sys.modules[name] = None  # an import of it fails
 import runpy
 sys.argv = ["cifar_ray.training", "--model", "vit", "--epochs", "nonsense"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import models
-from cifar_ray.config import cluster_commands, commands, errors, runtext, strict, sweeptext
+from cifar_ray.config import cluster_commands, commands, errors, flags, runtext, schema, sweeptext
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -36,7 +36,7 @@ def ours(block: str) -> list[str]:
 def test_flags_exist(page: Path) -> None:
     modules = (commands, cluster_commands)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
-    known = {errors.flag_of(key) for kind in kinds for key in strict.flat_types(kind)}
+    known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
     known |= {"--help", "--no-augment"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
@@ -60,14 +60,15 @@ def test_train_commands_are_read(page: Path) -> None:
             continue
         file, given = runtext.config_file(words)
         assert file is None or (ROOT / file).is_file()
-        strict.build(TrainConfig, strict.parse_flags(TrainConfig, given))
+        schema.build(TrainConfig, flags.given(TrainConfig, given, "cifar-ray train"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
-        file, given = runtext.sweep_words(shlex.split(line))
+        given = flags.given(commands.SweepCommand, shlex.split(line), "cifar-ray sweep")
+        file = given.pop("file", None)
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(ROOT / file) if file else {}, given, file))

@@ -17,8 +17,9 @@ from typing import Any
 
 import yaml
 
-from cifar_ray.config import errors, strict
+from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.yaml import read as read_yaml
 
 MARK = "YOURS"
 """Marks a line that needs the reader's own value."""
@@ -74,7 +75,7 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
     Raises:
         ConfigError: when the file cannot be read or is not YAML.
     """
-    given = strict.read_yaml(path)
+    given = read_yaml(path)
     notes = list(_unfilled(path.read_text(encoding="utf-8")))
     problems = list(_schema(given)) or list(_incomplete(given, given["provider"]))
     if not problems:

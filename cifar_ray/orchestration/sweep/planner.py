@@ -14,7 +14,7 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import storage
-from cifar_ray.config import strict, sweeptext
+from cifar_ray.config import schema, sweeptext
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
@@ -208,9 +208,8 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []
-    kinds = strict.flat_types(TrainConfig)  # JSON has no tuples
-    for entry in kept:  # seeds are added again to the same combinations
-        values = {name: strict.convert(name, value, kinds[name]) for name, value in entry["values"].items()}
+    for entry in kept:  # JSON has no tuples; seeds are added again to the same combinations
+        values = {name: schema.field(TrainConfig, name, value) for name, value in entry["values"].items()}
         if not any("seed" in axes for axes in config.grid):
             del values["seed"]
         if values not in chosen:

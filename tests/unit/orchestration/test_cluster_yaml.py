@@ -370,10 +370,10 @@ def test_the_help_says_that_a_file_is_required(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main.main(["cluster", "check", "--help"])
     shown = capsys.readouterr().out
-    assert "[-h] FILE [FILE ...]\n" in shown
+    assert "cluster check FILES ... [OPTIONS]\n" in shown
     assert "(default" not in shown
 
 
 def test_there_must_be_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["cluster", "check"]) == 2
-    assert capsys.readouterr().err.startswith("error: cifar-ray cluster check needs one or more cluster files")
+    assert capsys.readouterr().err.startswith("error: the following arguments are required: files")

@@ -78,7 +78,7 @@ def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
         ("train --oversubscribe", "--oversubscribe is for a Ray started here, not for a job"),
         ("train --storage runs", "--storage must begin with / or ~ in a job"),
         ("train --data-dir ./data", "--data-dir must begin with / or ~ in a job"),
-        ("resume run --epochs 3", "cifar-ray resume: "),
+        ("resume run --epochs 3", "unknown flag --epochs"),
         ("resume run --topology 2by2", "--topology"),
         ("sweep --grid batch_size=x --name s", "--batch-size"),
         ("sweep --grid batch_size=16 --name s --storage runs", "--storage must begin with / or ~ in a job"),

@@ -1,0 +1,236 @@
+"""Plain values to checked ones, by pydantic, with its complaints as sentences of this program.
+
+The same annotations check YAML files, command-line words, JSON and calls from Python. In the first three, the text of
+a number is a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
+
+T = TypeVar("T")
+
+STRICT = ConfigDict(strict=True, extra="forbid")
+"""How a dataclass is checked: no unknown keys; from Python, every value has its own type."""
+
+
+def _no_bool(complaint: Any) -> BeforeValidator:
+    """Refuse True and False, which are numbers to Python."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError(complaint, "")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _listed(value: Any) -> Any:
+    """A list as a tuple, and so the words of a text."""
+    if isinstance(value, str):
+        value = value.replace(",", " ").split()
+    return tuple(value) if isinstance(value, list) else value
+
+
+_WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
+Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
+Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
+Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+def plainly(cls: type[T]) -> type[T]:
+    """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
+    validated = cls.__init__
+
+    @functools.wraps(validated)
+    def init(self: T, *args: Any, **values: Any) -> None:
+        try:
+            validated(self, *args, **values)
+        except ValidationError as error:
+            raise _sentence(error, cls, "") from None
+
+    cls.__init__ = init  # type: ignore[assignment, method-assign]
+    return cls
+
+
+def build(kind: Any, value: Any, key: str = "") -> Any:
+    """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
+
+    Args:
+        kind: a class or an annotation.
+        value: for a dataclass, a mapping of field names to values; the text ``None`` means None.
+        key: what to call it in a complaint.
+
+    Raises:
+        ConfigError: naming the key and what it may be.
+    """
+    return _validate(kind, TypeAdapter(kind), _without_none(value), key, strict=False)
+
+
+def field(cls: type, name: str, value: Any) -> Any:
+    """``value`` from YAML, JSON or the command line as the field ``name`` (dotted) of ``cls``.
+
+    Raises:
+        ConfigError: naming the field and what it may be.
+    """
+    return _validate(cls, _field_adapter(cls, name), _without_none(value), name, strict=False)
+
+
+def check_field(cls: type, name: str, value: Any) -> None:
+    """Refuse a value from Python that the field ``name`` (dotted) of ``cls`` cannot take as it stands.
+
+    Raises:
+        ConfigError: naming the field and what it may be.
+    """
+    _validate(cls, _field_adapter(cls, name), value, name, strict=True)
+
+
+def _validate(kind: Any, adapter: TypeAdapter[Any], value: Any, key: str, strict: bool) -> Any:
+    try:
+        return adapter.validate_python(value, strict=strict)
+    except ValidationError as error:
+        raise _sentence(error, kind, key) from None
+
+
+@functools.cache
+def _field_adapter(cls: type, name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(flat_types(cls)[name])
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items()}
+    return None if isinstance(value, str) and value == "None" else value
+
+
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a finite number",
+    "finite": "a finite number",
+    "string": "text",
+    "too": "a list with at least one value",
+    "tuple": "a list",
+    "dict": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than": ("below", "lt"),
+}
+
+
+def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
+    """The first complaint of pydantic as one sentence."""
+    found = error.errors(include_url=False)[0]
+    code, given, context = found["type"], found["input"], found.get("ctx", {})
+    path = [str(part) for part in found["loc"] if not isinstance(part, int)]
+    where = ".".join([key, *path] if key else path)
+    if isinstance(context.get("error"), ConfigError):  # from a check of several fields
+        return typing.cast(ConfigError, context["error"])
+    if code == "unexpected_keyword_argument":
+        known = functools.reduce(lambda cls, part: field_types(cls)[part], path[:-1], kind)
+        return ConfigError("", f"unknown key {brief(where)}{suggestion(path[-1], field_types(known))}")
+    if code == "invalid_key":  # YAML has keys that are no text
+        return ConfigError("", f"unknown key {brief(given)}")
+    if code == "missing":
+        return ConfigError(where, "must be given")
+    if code == "value_error":
+        return ConfigError(where, str(context["error"]))
+    if code in _BOUNDS:
+        words, name = _BOUNDS[code]
+        bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
+        shown = given[:LONGEST] if isinstance(given, str) else brief(given)  # a number as text, without quotes
+        return ConfigError(where, f"must be {words} {bound}, got {shown}")
+    if code == "dataclass_exact_type":
+        wanted = f"a {context['class_name']}"
+    elif code == "dataclass_type":
+        wanted = "a mapping of its options"
+    elif code == "literal_error":
+        wanted = context["expected"].replace("'", "")
+    else:
+        wanted = _KINDS.get(code.split("_")[0], found["msg"].removeprefix("Input should be "))
+    return ConfigError(where, f"must be {wanted}, got {brief(given)}")
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Field name -> resolved annotation of a dataclass."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def flat_types(cls: type) -> dict[str, Any]:
+    """Dotted field name -> annotation, nested dataclasses included."""
+    flat: dict[str, Any] = {}
+    for name, kind in field_types(cls).items():
+        if dataclasses.is_dataclass(kind):
+            flat.update({f"{name}.{key}": inner for key, inner in flat_types(typing.cast(type, kind)).items()})
+        else:
+            flat[name] = kind
+    return flat
+
+
+def bare(kind: Any) -> Any:
+    """An annotation without its bounds and without None: ``int`` of ``Count | None``."""
+    if typing.get_origin(kind) is Annotated:
+        return bare(typing.get_args(kind)[0])
+    inner = [option for option in typing.get_args(kind) if option is not type(None)]
+    is_optional = len(inner) == 1 and type(None) in typing.get_args(kind)
+    return bare(inner[0]) if is_optional else kind
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A dataclass as nested dictionaries of YAML's own types (tuples become lists)."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    return {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+
+
+def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested ``values`` on top of ``base``."""
+    merged = dict(base)
+    for name, value in values.items():
+        inner = merged.get(name)
+        merged[name] = overlay(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of :func:`flatten`."""
+    values: dict[str, Any] = {}
+    for key, value in flat.items():
+        *outer, last = key.split(".")
+        inner = values
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return values

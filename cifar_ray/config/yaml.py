@@ -1,0 +1,79 @@
+"""YAML files of people: one mapping each, small, and with no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cifar_ray.config.errors import LONGEST, ConfigError, brief
+
+_MOST_VALUES = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which also refuses a key that comes twice and aliases that grow without bounds."""
+
+    def get_single_node(self) -> Any:
+        root = super().get_single_node()
+        if _count(root, {}) > _MOST_VALUES:
+            raise ValueError(f"it holds more than {_MOST_VALUES:,} values, its aliases (*) written out")
+        return root
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for name, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # PyYAML refuses others
+            if str(name.value) in names:
+                raise ValueError(f"it has the key {brief(name.value)} twice")
+            names.add(str(name.value))
+        return super().construct_mapping(node, deep)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping.
+
+    Raises:
+        ConfigError: when it cannot be read, is not a mapping, has a key twice, or holds too much; the sentence
+            names the file.
+    """
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is a SafeLoader
+    except OSError as error:
+        raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError("", f"cannot read config file {path}: it is not UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = " ".join(str(error.problem).split())[:LONGEST]
+        raise ConfigError("", f"cannot read config file {path}: {problem}{line}") from None
+    except (AttributeError, KeyError):  # PyYAML's own, for a `!!timestamp` or `!!bool` that is none
+        raise ConfigError("", f"cannot read config file {path}: a value is not what its tag (!!) says") from None
+    except (yaml.YAMLError, ValueError, IndexError, RecursionError) as error:
+        raise ConfigError("", f"cannot read config file {path}: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(values, dict | None):
+        raise ConfigError("", f"{path} must be a mapping of keys to values")
+    return values or {}
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """The text of a YAML file with these values, in their order."""
+    text: str = yaml.safe_dump(values, sort_keys=False)
+    return text
+
+
+def _count(node: Any, known: dict[int, float]) -> float:
+    """Values in a YAML node with every alias written out; infinitely many when it contains itself."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]
+
+
+def mapping(value: Any) -> dict[Any, Any]:
+    """The value if it is a mapping, else an empty one, for readers that report a wrong kind elsewhere."""
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic.dataclasses import dataclass
+
+from cifar_ray.config import schema, yaml
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.schema import STRICT, Count, Counts, Number, Positive, Share, Whole, plainly
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class Inner:
+    depth: Count = 2
+    sizes: Counts = (1, 2)
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class Outer:
+    name: str = "x"
+    rate: Number = 0.5
+    count: Whole | None = None
+    step: Positive = 0.1
+    share: Share = 0.0
+    mode: Literal["a", "b"] = "a"
+    fast: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
+        ({1: "y"}, "unknown key 1"),
+        ({"inner": {"dept": 1}}, "unknown key 'inner.dept'; did you mean 'depth'?"),
+        ({"inner": 3}, "inner must be a mapping of its options, got 3"),
+        ({"name": 3}, "name must be text, got 3"),
+        ({"rate": "fast"}, "rate must be a finite number, got 'fast'"),
+        ({"rate": float("inf")}, "rate must be a finite number, got inf"),
+        ({"rate": True}, "rate must be a finite number, got True"),
+        ({"count": 1.5}, "count must be a whole number, got 1.5"),
+        ({"count": True}, "count must be a whole number, got True"),
+        ({"mode": "c"}, "mode must be a or b, got 'c'"),
+        ({"fast": 2}, "fast must be true or false, got 2"),
+        ({"inner": {"sizes": []}}, "inner.sizes must be a list with at least one value, got []"),
+        ({"inner": {"sizes": [1, "b"]}}, "inner.sizes must be a whole number, got 'b'"),
+        ({"inner": {"sizes": {1: 2}}}, "inner.sizes must be a list, got {1: 2}"),
+        ({"inner": {"sizes": "3 x"}}, "inner.sizes must be a whole number, got 'x'"),
+        ({"inner": {"depth": "0"}}, "inner.depth must be at least 1, got 0"),
+        ({"count": -1}, "count must be at least 0, got -1"),
+        ({"count": 2**63}, "count must be below 2**63, got 9223372036854775808"),
+        ({"step": 0}, "step must be more than 0, got 0"),
+        ({"share": "1"}, "share must be below 1, got 1"),
+        ({"rate": 10**400}, "rate must be a finite number, got 1" + "0" * 37 + "..." + "0" * 39),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        schema.build(Outer, values)
+    assert str(caught.value) == sentence
+
+
+def test_values_are_taken_over_and_the_rest_stays() -> None:
+    base = Outer(name="base", count=1, inner=Inner(depth=9))
+    given = {"rate": "1e-3", "count": "None", "inner": {"sizes": ["3"]}}
+    built = schema.build(Outer, schema.overlay(schema.to_plain(base), given))
+    assert built == Outer(name="base", rate=1e-3, inner=Inner(depth=9, sizes=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rate": "1"}, "rate must be a finite number, got '1'"),
+        ({"fast": "true"}, "fast must be true or false, got 'true'"),
+        ({"inner": {"depth": 1}}, "inner must be a Inner, got {'depth': 1}"),
+        ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
+    ],
+)
+def test_from_python_every_value_has_its_type(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Outer(**values)
+    assert str(caught.value) == sentence
+    assert Outer(rate=1, inner=Inner(sizes=[3])).inner == Inner(sizes=(3,))  # type: ignore[arg-type]
+
+
+def test_a_value_is_checked_as_one_field() -> None:
+    assert schema.field(Outer, "inner.sizes", ["1", 2]) == (1, 2)
+    with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got 'x'$"):
+        schema.field(Outer, "inner.depth", "x")
+    with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got '1'$"):
+        schema.check_field(Outer, "inner.depth", "1")
+
+
+def test_a_mistake_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("batch_size", "must be at least 1, got 0")))
+    assert (error.key, str(error)) == ("batch_size", "batch_size must be at least 1, got 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("count: 2026-01-01", "count must be a whole number, got datetime.date(2026, 1, 1)"),
+        ("name: !!timestamp 2026-01-01", "name must be text, got datetime.date(2026, 1, 1)"),
+        ("inner: 2026-01-01", "inner must be a mapping of its options, got datetime.date(2026, 1, 1)"),
+        ("count: 0x" + "f" * 5000, "count must be below 2**63, got a number of thousands of digits"),
+        ("rate: 0x" + "f" * 5000, "rate must be a finite number, got a number of thousands of digits"),
+    ],
+)
+def test_a_value_of_a_kind_that_yaml_alone_has_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        schema.build(Outer, yaml.read(tmp_path / "config.yaml"))
+    assert str(caught.value) == sentence
+
+
+LONG = "x" * 1000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": [LONG] * 1000},
+        {"rate": {LONG: [LONG] * 1000}},
+        {"count": LONG},
+        {"mode": LONG},
+        {"inner": LONG},
+        {"inner": {"sizes": [LONG]}},
+        {"inner": {LONG: 1}},
+        {LONG: 1},
+        {("a", LONG): 1},
+    ],
+)
+def test_no_sentence_repeats_more_than_80_characters_of_a_value(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        schema.build(Outer, values)
+    around = {"must be a whole number, got ", "must be a mapping of its options, got ", "unknown key "}
+    assert len(str(caught.value)) <= 80 + max(map(len, around)) + len("inner.sizes ")
+
+
+def test_flatten_joins_nested_keys() -> None:
+    assert schema.flatten(schema.to_plain(Outer())) == {
+        "name": "x",
+        "rate": 0.5,
+        "count": None,
+        "step": 0.1,
+        "share": 0.0,
+        "mode": "a",
+        "fast": False,
+        "inner.depth": 2,
+        "inner.sizes": [1, 2],
+    }
