@@ -15,12 +15,12 @@ from cifar_ray.tracking import store
 
 _BATCH = 1000  # MLflow's limit of metrics in one request
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
-_TRIES = 3  # of a job that fails though the store takes others
+_TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
 _TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
 _RETRIED_TAG = "cifar_ray.retried_ms"
 
-Job = Callable[[MlflowClient, str], None]
+Write = Callable[[MlflowClient, str], None]
 
 
 class Sink:
@@ -38,7 +38,7 @@ class Sink:
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client, self._run_id = client, run_id
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._writes: queue.Queue[Write | None] = queue.Queue()
         self._metrics: list[Metric] = []
         self._lock = threading.Lock()
         self._closing, self._given_up = threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ class Sink:
         points = [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
         with self._lock:
             self._metrics += points
-        self._jobs.put(self._flush)
+        self._writes.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
         """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
@@ -70,16 +70,16 @@ class Sink:
             for start in range(0, len(fresh), 100):
                 client.log_batch(run_id, params=fresh[start : start + 100])
 
-        self._jobs.put(write)
+        self._writes.put(write)
 
     def tags(self, values: dict[str, str]) -> None:
         """Set tags."""
         tags = [RunTag(name, value[:8000]) for name, value in values.items()]
-        self._jobs.put(lambda client, run_id: client.log_batch(run_id, tags=tags))
+        self._writes.put(lambda client, run_id: client.log_batch(run_id, tags=tags))
 
-    def call(self, job: Job) -> None:
-        """Run ``job(client, run_id)`` in its turn. It may be repeated."""
-        self._jobs.put(job)
+    def call(self, write: Write) -> None:
+        """Run ``write(client, run_id)`` in its turn. It may be repeated."""
+        self._writes.put(write)
 
     def close(self, status: str, patience_s: float, ended: float | None = None) -> bool:
         """Write what is left and end the run with ``status``.
@@ -102,7 +102,7 @@ class Sink:
             written.set()
 
         self.call(end)
-        self._jobs.put(None)
+        self._writes.put(None)
         now = time.monotonic()
         self._deadline = now + patience_s
         self._closing.set()
@@ -114,16 +114,16 @@ class Sink:
         return written.is_set()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if self._given_up.is_set() or not self._insist(job):
+        while (write := self._writes.get()) is not None:
+            if self._given_up.is_set() or not self._insist(write):
                 return
 
-    def _insist(self, job: Job) -> bool:
-        """Do one job, trying again while the store takes nothing. False when the time to close is over."""
+    def _insist(self, write: Write) -> bool:
+        """Do one write, trying again while the store takes nothing. False when the time to close is over."""
         pause, failed_while_there = _FIRST_RETRY_S, 0
         while True:
             try:
-                job(self._client, self._run_id)
+                write(self._client, self._run_id)
                 self.trouble, self._doubtful = "", False
                 return True
             except Exception as error:  # tracking must not end a run, whatever happens to it

@@ -36,43 +36,43 @@ def fit(
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    job = prepare(config, dataset, folder, worker, launch, server, asked)
-    config, strategy, clock, steps = job.config, job.strategy, job.clock, job.loader.steps_per_epoch
+    state = prepare(config, dataset, folder, worker, launch, server, asked)
+    config, strategy, clock, steps = state.config, state.strategy, state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:
-        observer.started(job.started)
-    for epoch in range(job.step // steps, config.epochs):
+        observer.started(state.started)
+    for epoch in range(state.step // steps, config.epochs):
         clock.start()
-        for step_in_epoch in range(job.step % steps, steps):
-            lr = optimizer.learning_rate(config, job.step, steps)
+        for step_in_epoch in range(state.step % steps, steps):
+            lr = optimizer.learning_rate(config, state.step, steps)
             optimizer.set_learning_rate(strategy.optimizer, lr)
-            loss = strategy.gradients(job.loader.micro_batches(epoch, step_in_epoch))
+            loss = strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
             strategy.step()
-            job.epoch_loss += loss
-            job.step += 1
+            state.epoch_loss += loss
+            state.step += 1
             clock.lap()
             observer.step_done(
-                epoch, job.step, record.iteration(job, loss, lr) if job.step % config.log_every == 0 else None
+                epoch, state.step, record.iteration(state, loss, lr) if state.step % config.log_every == 0 else None
             )
             clock.mark("other")
-            job.stopper.agreed()
+            state.stopper.agreed()
             clock.mark("communication")
-            if job.step % steps != 0 and record.due(job):  # the end of an epoch has a checkpoint anyway
+            if state.step % steps != 0 and record.due(state):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
                 with clock.phase("training"):
                     strategy.consolidate()
-                record.save(job, observer)
-                stopping.leave(job)
+                record.save(state, observer)
+                stopping.leave(state)
                 clock.start()
         clock.stop()
-        own = per_rank.replica(job, epoch)
+        own = per_rank.replica(state, epoch)
         with clock.phase("training"):
             strategy.consolidate()
         with clock.phase("evaluation"):
-            evaluation = per_rank.evaluate(job, own)
-        record.finish_epoch(job, epoch, evaluation, observer)
-        stopping.leave(job)
-    evaluation = evaluation or job.evaluator(job.model)  # every epoch was done before this process
+            evaluation = per_rank.evaluate(state, own)
+        record.finish_epoch(state, epoch, evaluation, observer)
+        stopping.leave(state)
+    evaluation = evaluation or state.evaluator(state.model)  # every epoch was done before this process
     if lock is not None:
         lock.release()
-    return record.outcome(job, evaluation)
+    return record.outcome(state, evaluation)

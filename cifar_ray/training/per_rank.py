@@ -14,50 +14,50 @@ from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
 from cifar_ray.training.evaluate import Evaluation
-from cifar_ray.training.setup import Job
+from cifar_ray.training.setup import TrainingState
 
 Own = dict[str, Tensor]
 
 
-def replica(job: Job, epoch: int) -> Own | None:
+def replica(state: TrainingState, epoch: int) -> Own | None:
     """This rank's unsynchronised state at the end of the last epoch; None without ``--per-rank-test``."""
-    if not job.config.per_rank_test or epoch + 1 < job.config.epochs:
+    if not state.config.per_rank_test or epoch + 1 < state.config.epochs:
         return None
-    return {name: tensor.clone() for name, tensor in _own(job).items()}
+    return {name: tensor.clone() for name, tensor in _own(state).items()}
 
 
-def evaluate(job: Job, own: Own | None) -> Evaluation:
+def evaluate(state: TrainingState, own: Own | None) -> Evaluation:
     """Evaluate the shared model, and with ``own`` also every rank's replica.
 
     Returns:
         The shared model's figures; with ``own`` also ``loss_rank0``, ``accuracy_rank0`` and so on, each over all
         test images.
     """
-    shared = job.evaluator(job.model)
+    shared = state.evaluator(state.model)
     if own is None:
         return shared
     names = ("loss", "accuracy")
     mine = [shared.metrics[name] for name in names]
-    if _differ(job, own):
-        kept = {name: tensor.clone() for name, tensor in _own(job).items()}
-        job.model.load_state_dict(own, strict=False)
-        mine = list(job.evaluator.alone(job.model))
-        job.model.load_state_dict(kept, strict=False)
-    figures = gather(torch.tensor(mine, dtype=torch.float64, device=job.worker.device))
+    if _differ(state, own):
+        kept = {name: tensor.clone() for name, tensor in _own(state).items()}
+        state.model.load_state_dict(own, strict=False)
+        mine = list(state.evaluator.alone(state.model))
+        state.model.load_state_dict(kept, strict=False)
+    figures = gather(torch.tensor(mine, dtype=torch.float64, device=state.worker.device))
     each = {f"{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)}
     return dataclasses.replace(shared, metrics={**shared.metrics, **each})
 
 
-def _own(job: Job) -> Own:
+def _own(state: TrainingState) -> Own:
     """The part of the model that may differ between ranks."""
-    kinds = {"nothing": {}, "statistics": dict(job.model.named_buffers()), "weights": job.model.state_dict()}
-    return kinds[job.strategy.differs]
+    kinds = {"nothing": {}, "statistics": dict(state.model.named_buffers()), "weights": state.model.state_dict()}
+    return kinds[state.strategy.differs]
 
 
-def _differ(job: Job, own: Own) -> bool:
+def _differ(state: TrainingState, own: Own) -> bool:
     """Whether any rank's own state differs from the shared model."""
-    mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(job).items())
-    anywhere = torch.tensor(int(mine), device=job.worker.device)
-    if job.worker.world_size > 1:
+    mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(state).items())
+    anywhere = torch.tensor(int(mine), device=state.worker.device)
+    if state.worker.world_size > 1:
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
     return bool(anywhere.item())

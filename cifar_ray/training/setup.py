@@ -31,7 +31,7 @@ from cifar_ray.training.stopping import Stopper
 
 
 @dataclass
-class Job:
+class TrainingState:
     """One rank's part of a run, ready for its next step.
 
     Attributes:
@@ -67,7 +67,7 @@ def prepare(
     launch: Launch,
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
-) -> Job:
+) -> TrainingState:
     """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
     Args:
@@ -104,7 +104,7 @@ def prepare(
     strategy = strategies.build(context)
     loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
     _warm_up(strategy, loader, fresh)
-    job = Job(
+    state = TrainingState(
         config=config,
         worker=worker,
         folder=folder,
@@ -121,10 +121,10 @@ def prepare(
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )
     if found is not None:
-        _restore(job, *found)
+        _restore(state, *found)
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
-    return job
+    return state
 
 
 def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
@@ -139,17 +139,17 @@ def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str
     strategy.load(fresh, None)
 
 
-def _restore(job: Job, path: str, snapshot: Snapshot, skipped: Sequence[str]) -> None:
+def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Sequence[str]) -> None:
     """Continue from the newest usable checkpoint, the same one on every rank."""
-    worker = job.worker
-    job.strategy.load(snapshot.weights, snapshot.optimizer)
-    job.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == job.config.topology)
-    job.step = job.saved = snapshot.step
-    job.history = list(snapshot.history)
+    worker = state.worker
+    state.strategy.load(snapshot.weights, snapshot.optimizer)
+    state.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == state.config.topology)
+    state.step = state.saved = snapshot.step
+    state.history = list(snapshot.history)
     if worker.rank == 0:  # it holds the sum over all ranks
-        job.epoch_loss.fill_(snapshot.epoch_loss * worker.world_size)
-    job.started = dataclasses.replace(
-        job.started,
+        state.epoch_loss.fill_(snapshot.epoch_loss * worker.world_size)
+    state.started = dataclasses.replace(
+        state.started,
         step=snapshot.step,
         resumed_from=path,
         skipped=tuple(skipped),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cifar_ray.strategies.worker import Worker
 
 if TYPE_CHECKING:
-    from cifar_ray.training.setup import Job
+    from cifar_ray.training.setup import TrainingState
 
 
 class StoppedError(Exception):
@@ -59,11 +59,11 @@ class Stopper:
         return self.leaving
 
 
-def leave(job: Job) -> None:
+def leave(state: TrainingState) -> None:
     """Stop here if all ranks have agreed to. The checkpoint of this step must be written.
 
     Raises:
         StoppedError: on every rank alike, unless there is nothing left to train.
     """
-    if job.stopper.leaving and job.step < job.config.epochs * job.loader.steps_per_epoch:
-        raise StoppedError(job.step)
+    if state.stopper.leaving and state.step < state.config.epochs * state.loader.steps_per_epoch:
+        raise StoppedError(state.step)

@@ -208,8 +208,8 @@ def test_parts_of_a_step_are_means_over_the_ranks_that_have_measured_them() -> N
     measured = [{"data": 1.0, "forward": 3.0}, {"data": 3.0, "optimizer": 0.0}]
 
     def one(worker: Worker) -> dict[str, float]:
-        job: Any = SimpleNamespace(worker=worker, clock=SimpleNamespace(parts=lambda: measured[worker.rank]))
-        return record._parts(job)
+        state: Any = SimpleNamespace(worker=worker, clock=SimpleNamespace(parts=lambda: measured[worker.rank]))
+        return record._parts(state)
 
     assert on_threads(2, one) == [{"data": 2.0, "forward": 3.0, "optimizer": 0.0}] * 2
 
@@ -217,9 +217,9 @@ def test_parts_of_a_step_are_means_over_the_ranks_that_have_measured_them() -> N
 def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
     def one(worker: Worker) -> int:
         loss = torch.tensor(float("nan") if worker.rank == 1 else 2.0, dtype=torch.float64)
-        job: Any = SimpleNamespace(worker=worker, epoch_loss=loss, step=7)
+        state: Any = SimpleNamespace(worker=worker, epoch_loss=loss, step=7)
         with pytest.raises(DivergedError, match="at step 7;"):
-            record._sum_losses(job)
+            record._sum_losses(state)
         return worker.rank
 
     assert on_threads(2, one) == [0, 1]
@@ -227,10 +227,10 @@ def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
 
 @pytest.mark.parametrize("seen", [[1.0, float("inf")], [float("nan"), 1.0]])
 def test_a_logged_loss_of_any_rank_that_is_not_finite_ends_the_run(seen: list[float]) -> None:
-    job: Any = SimpleNamespace(strategy=SimpleNamespace(losses=lambda loss: seen), step=3, history=[])
+    state: Any = SimpleNamespace(strategy=SimpleNamespace(losses=lambda loss: seen), step=3, history=[])
     with pytest.raises(DivergedError, match="at step 3;"):
-        record.iteration(job, torch.tensor(1.0), 0.1)
-    assert job.history == []
+        record.iteration(state, torch.tensor(1.0), 0.1)
+    assert state.history == []
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_checkpoint_is_due_at_every_multiple_or_before_leaving(
     every: int, step: int, saved: int, leaving: bool, due: bool
 ) -> None:
     for may_pause in (True, False):
-        job: Any = SimpleNamespace(
+        state: Any = SimpleNamespace(
             config=SimpleNamespace(checkpoint_every=every), step=step, saved=saved,
             stopper=SimpleNamespace(leaving=leaving), strategy=SimpleNamespace(may_pause=may_pause),
         )  # fmt: skip
-        assert record.due(job) == (due and may_pause)
+        assert record.due(state) == (due and may_pause)
