@@ -1,4 +1,4 @@
-"""What a run asks of the cluster's autoscaler: nodes to come, and to be free to go again."""
+"""Ask the cluster's autoscaler for the nodes of a run, and withdraw the request."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _REPEAT_S = 10.0
 
 
 class Demand:
-    """The request of one run, while it has one; the cluster keeps the latest of all, and only one.
+    """A run's request to the autoscaler.
 
-    It stays when the driver is killed, and another run's takes its place. So it is dropped as soon as it can be, and
-    repeated until then.
+    The cluster keeps one request, the latest of any run, even when its driver is killed. So a request is repeated while
+    it is needed, and dropped as soon as it is not.
 
-    Ray packs the bundles of a request onto nodes as it likes, and has none for "on a node of its own". So every
-    node that is there is given as many bundles as it holds, and one more is asked for each node that is missing.
+    Ray packs the bundles of a request onto nodes as it likes; none can ask for a node of its own. So a request has as
+    many bundles as the nodes of the cluster hold, and one more for each node that is missing.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Demand:
         """Ask for the nodes of the first config that the autoscaler has not refused.
 
         Returns:
-            Whether somebody has been asked: there is an autoscaler, and it has not refused all of them.
+            Whether there is an autoscaler that has not refused all of them.
         """
         state = _state()
         if state is None:
@@ -61,22 +61,22 @@ class Demand:
 
     @property
     def refused(self) -> bool:
-        """Whether the autoscaler has said that its node types do not allow a request."""
+        """Whether the autoscaler has refused a request, as its node types do not allow it."""
         return bool(self._refused)
 
     def drop(self) -> None:
-        """Need nothing any more, so that idle nodes are taken away again."""
+        """Withdraw the request, so that idle nodes can be removed."""
         if self._bundles:
-            with suppress(ray.exceptions.RayError):  # the cluster has gone, and the request with it
+            with suppress(ray.exceptions.RayError):  # the cluster is gone, and the request with it
                 request_resources(bundles=[])
             self._bundles = []
 
 
 def _state() -> AutoscalingState | None:
-    """What the autoscaler has to say, or None when the cluster has none that starts nodes.
+    """The autoscaler's state, or None when the cluster has no autoscaler that starts nodes.
 
-    Every head runs a monitor, which reports in the same way for nodes that were started by hand. A node of a
-    cluster that Ray's launcher or KubeRay has made carries the name of its node type.
+    Every head runs a monitor, which reports the same for nodes that were started by hand. Only nodes that Ray's
+    launcher or KubeRay started are labelled with their node type.
     """
     if not any(node["Alive"] and node["Labels"].get(RAY_NODE_GROUP_KEY) for node in ray.nodes()):
         return None
@@ -86,7 +86,7 @@ def _state() -> AutoscalingState | None:
 
 
 def _infeasible(state: AutoscalingState) -> list[dict[str, float]]:
-    """The request that the autoscaler cannot meet, as bundles."""
+    """The bundles of the request that the autoscaler cannot meet."""
     return [
         dict(group.request.resources_bundle)
         for constraint in state.infeasible_cluster_resource_constraints
@@ -96,7 +96,7 @@ def _infeasible(state: AutoscalingState) -> list[dict[str, float]]:
 
 
 def _bundles(config: TrainConfig) -> list[dict[str, float]]:
-    """One bundle for each node that the autoscaler must have for ``config``, each as large as a node's workers."""
+    """The request for ``config``: bundles of the size of a node's workers; see :class:`Demand`."""
     wanted = config.placement
     gpus = config.gpus_reserved
     bundle = {"CPU": float(wanted.workers_per_node * config.cpus_per_worker)}

@@ -1,6 +1,6 @@
-"""Stands for a worker process that is a copy of the fork server; see ``fork_server.py``.
+"""Ask the fork server for a worker process, and exit when that ends; see ``fork_server.py``.
 
-It is run as a file by an interpreter without site-packages, so that it starts in milliseconds.
+Run as a file by an interpreter without site-packages, so that it starts in milliseconds.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 
 def main(address: str, words: list[str]) -> None:
-    """Ask for a copy that runs ``words``, and stay for as long as it lives."""
+    """Ask for a copy that runs ``words``, and return when it has ended."""
     request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109  no imports
     body = json.dumps(request).encode()
     server = socket.socket(socket.AF_UNIX)

@@ -1,12 +1,12 @@
-"""Worker processes that begin with their modules already imported.
+"""Fork Ray's worker processes from one that has imported their modules.
 
-A Ray worker spends seconds of a core on importing torch and torchmetrics, and a run needs a handful of new
-processes. For the Ray started on this machine, one process imports those modules once and forks a copy of
-itself whenever Ray wants a worker: Ray's ``py_executable`` starts ``fork_client.py`` in place of Python, which
-asks for a copy and stands for it. The server knows nothing of Ray, whose compiled part reads its settings when
-it is imported, and computes nothing, so that no thread or lock is lost in a fork.
+A Ray worker spends seconds of a core on importing torch and torchmetrics, and a run starts several. For a Ray started
+on this machine, the fork server imports those modules once and forks a copy of itself for each worker: Ray's
+``py_executable`` starts ``fork_client.py`` instead of Python, which asks for a copy and exits when the copy does. The
+server does not import Ray, whose compiled part reads its settings at import, and computes nothing, so that a fork
+copies no held lock and loses no thread.
 
-Without an answer from the server, the client starts Python as Ray would have.
+Without an answer from the server, the client starts Python as Ray would.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _LENGTH_BYTES = 4
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[dict[str, str]]:
-    """A server for the time of a Ray session; it ends with this process, however that ends.
+    """Context manager: a fork server for one Ray session; it ends with this process, however that ends.
 
     Args:
         folder: for its socket.
 
     Yields:
-        The ``runtime_env`` with which Ray's workers are its copies; empty where forking is not safe.
+        The ``runtime_env`` that makes Ray's workers its copies; empty where forking is not safe.
     """
     if sys.platform != "linux":
         yield {}
@@ -59,7 +59,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     address = str(folder / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
-    listener.listen(64)  # who asks while the server imports waits for its end
+    listener.listen(64)  # clients wait while the server imports
     with (
         listener,
         subprocess.Popen(
@@ -72,7 +72,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             start_new_session=True,  # a Ctrl-C in the terminal is for the driver
         ) as server,
     ):
-        listener.close()  # it is the server's now, and gone when the server is
+        listener.close()  # the server has its own, which closes when the server ends
         try:
             yield {"py_executable": shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])}
         finally:
@@ -85,18 +85,18 @@ def main(descriptor: int) -> None:
     Args:
         descriptor: of a listening socket.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave no zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies leave no zombies
     listener = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    gc.disable()  # none of what the modules are made of is ever garbage
+    gc.disable()  # the modules are never garbage
     for name in _PRELOADED:
         importlib.import_module(name)
-    assert "ray" not in sys.modules, "its settings would be those of this process in every copy"
-    gc.freeze()  # collections in the copies leave these objects, and the memory they share, alone
+    assert "ray" not in sys.modules, "every copy would have the settings of this process"
+    gc.freeze()  # collections in the copies leave these objects in shared memory
     gc.enable()
     while True:
         client, _ = listener.accept()
-        with client, contextlib.suppress(OSError, ValueError):  # a client that was killed meanwhile
+        with client, contextlib.suppress(OSError, ValueError):  # the client was killed
             _serve(client, listener)
 
 
@@ -129,10 +129,10 @@ def _receive(client: socket.socket, length: int) -> dict[str, object]:
 
 
 def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:
-    """Turn this fresh copy into the process that the client stands for. Never returns."""
+    """Turn this copy into the process that the client was started as. Never returns."""
     status = 1
     try:
-        client.sendall(b"!")  # from here on the client does not start Python by itself
+        client.sendall(b"!")  # from here on the client does not start Python itself
         os.setpgid(0, 0)  # Ray ends whole process groups
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, descriptor in enumerate(descriptors):
@@ -158,7 +158,7 @@ def _become(request: dict[str, object], descriptors: list[int], client: socket.s
 
 
 def _end_with_client(client: socket.socket) -> None:
-    """Whoever kills the process that Ray has started means this one."""
+    """Exit when the client is killed, the process that Ray has started."""
     with contextlib.suppress(OSError):
         client.recv(1)
     os._exit(1)

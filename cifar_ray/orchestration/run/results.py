@@ -1,4 +1,4 @@
-"""Using what a run has left: evaluate its model again, and classify images with it."""
+"""Use a run's model: evaluate it again, and classify images with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scored:
         step: optimizer steps done.
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
-        recorded_accuracy: the accuracy noted when the checkpoint was written, if its epoch was evaluated.
+        recorded_accuracy: the accuracy recorded with the checkpoint, if its epoch was evaluated.
     """
 
     checkpoint: str
@@ -58,8 +58,8 @@ class Found:
     """A run's checkpoint.
 
     Attributes:
-        address: where it is.
-        snapshot: what is in it.
+        address: its folder.
+        snapshot: its content.
         weights_sha256: SHA-256 of its weights file.
         run: the run.
     """
@@ -71,14 +71,14 @@ class Found:
 
 
 Note = Callable[[str], None]
-"""Is told what a person should know beside the result."""
+"""Called with sentences that a person should read beside the result."""
 
 
 def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
-    """A run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the usual storage.
+    """Find a run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the default storage.
 
     Raises:
-        ConfigError: when there is no such run, or several of that name.
+        ConfigError: when there is no such run, or there are several of that name.
     """
     uri = store.resolve_uri(tracking_uri)
     try:
@@ -102,10 +102,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
-    """A run's newest usable checkpoint, or the one with the highest test accuracy.
+    """Read a run's newest usable checkpoint, or the one with the highest test accuracy.
 
     Raises:
-        CheckpointError: when the run has none that can be used.
+        CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run.
     """
     tracking.quieten(verbose=False)
@@ -124,7 +124,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
-    """Evaluate a run's model on every test image, in this process, in float32 as the evaluations during training.
+    """Evaluate a run's model on every test image, in this process, in float32 as during training.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -147,7 +147,7 @@ def predict(
 ) -> list[Prediction]:
     """Classify image files with a run's model.
 
-    An image is scaled to the size of its data set's, and made grey if they are.
+    Images are scaled to the size of the data set's, and made grey if those are.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -169,14 +169,14 @@ def predict(
 
 
 def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
-    """Classes with their probabilities, likeliest first, from one probability (C,) per name."""
+    """Pairs of class and probability, likeliest first, from probabilities (C,) of the ``names``."""
     return [(names[index], probabilities[index].item()) for index in probabilities.argsort(descending=True).tolist()]
 
 
 def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
-    """Image files as the input of a model of that data set: uint8, (N, 32, 32, 3).
+    """Read image files as the input of a model of that data set: uint8, (N, 32, 32, 3).
 
-    One after the other is decoded and scaled, since a decoded photo takes tens of megabytes.
+    One at a time, since a decoded photo takes tens of megabytes.
 
     Raises:
         ConfigError: naming a file that is not an image.
