@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
+from cifar_ray import models
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.stopping import StoppedError
+from tests.support.helpers import Recorder
 
 T = TypeVar("T")
 
@@ -45,3 +56,38 @@ def on_threads(count: int, work: Callable[[Worker], T]) -> list[T]:
     finally:
         _isolate(False)
         _uninstall_threaded_pg()  # type: ignore[no-untyped-call]
+
+
+def train_on_threads(
+    config: TrainConfig,
+    dataset: Dataset,
+    folder: Path,
+    recorder: Callable[[], Recorder] = Recorder,
+    asked: Callable[[Recorder], bool] | None = None,
+) -> list[tuple[Outcome | Exception, Recorder]]:
+    """The loop on every rank of ``config``, for models that draw nothing in training.
+
+    Args:
+        config: a resolved config.
+        dataset: what to train and test on.
+        folder: of the checkpoints; it is there for rank 0 alone.
+        recorder: makes each rank's observer.
+        asked: whether to stop, given what rank 0's observer has heard so far; never if None.
+
+    Returns:
+        What each rank ends with, and its observer.
+    """
+    torch.manual_seed(config.seed)
+    model = models.build(config, dataset.spec)  # ranks that share one generator would draw from it in turn
+
+    def one(worker: Worker) -> tuple[Outcome | Exception, Recorder]:
+        heard = recorder()
+        stop = (lambda: asked(heard)) if asked else None
+        place = folder if worker.rank == 0 else Path("/proc/none")
+        try:
+            return fit(config, dataset, place, worker, heard, Launch(0.0, 0.0), None, stop), heard
+        except (StoppedError, CheckpointError, DivergedError, OSError) as error:
+            return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
+
+    with mock.patch.object(models, "build", side_effect=lambda *_: copy.deepcopy(model)):
+        return on_threads(config.world_size, one)

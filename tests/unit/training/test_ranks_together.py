@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cifar_ray import models
-from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray import models, strategies
+from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import Dataset, Split
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, record
-from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluator
-from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import Launch, Outcome, Row, SavedCheckpoint
+from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint
 from cifar_ray.training.stopping import StoppedError
 from tests.support.helpers import Recorder, resolved
 from tests.support.threads import on_threads
+from tests.support.threads import train_on_threads as train
 
 USUAL = {
     "dataset": "digits", "model": "simple_cnn", "strategy": "all_reduce", "topology": "1x2", "global_batch_size": 64,
@@ -34,44 +33,10 @@ USUAL = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def seeded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has one generator; ranks are processes elsewhere."""
-    build, lock = models.build, threading.Lock()
-
-    def alone(config: TrainConfig, spec: Any) -> nn.Module:
-        with lock:
-            torch.manual_seed(config.seed)
-            return build(config, spec)
-
-    monkeypatch.setattr(models, "build", alone)
-
-
 @pytest.fixture(scope="module")
 def few(digits: Dataset) -> Dataset:
     """Digits with few test images."""
     return replace(digits, test=Split(digits.test.images[:61], digits.test.labels[:61]))
-
-
-def train(
-    config: TrainConfig,
-    dataset: Dataset,
-    folder: Path,
-    recorder: Callable[[], Recorder] = Recorder,
-    asked: Callable[[Recorder], bool] | None = None,
-) -> list[tuple[Outcome | Exception, Recorder]]:
-    """What each rank ends with, and what its observer heard; the folder is there for rank 0 alone."""
-
-    def one(worker: Worker) -> tuple[Outcome | Exception, Recorder]:
-        heard = recorder()
-        stop = (lambda: asked(heard)) if asked else None
-        place = folder if worker.rank == 0 else Path("/proc/none")
-        try:
-            return fit(config, dataset, place, worker, heard, Launch(0.0, 0.0), None, stop), heard
-        except (StoppedError, CheckpointError, DivergedError, OSError) as error:
-            return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
-
-    return on_threads(config.world_size, one)
 
 
 def losses(rows: tuple[Row, ...] | list[Row]) -> dict[int, list[float]]:
@@ -154,11 +119,11 @@ def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     strategy: str, values: dict[str, object], few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own: dict[int, nn.Module] = {}
-    build = models.build
+    build = strategies.build
 
-    def kept(config: TrainConfig, spec: Any) -> nn.Module:
-        mine.model = build(config, spec)
-        return mine.model
+    def kept(context: strategies.StrategyContext) -> strategies.Strategy:
+        mine.model = context.model
+        return build(context)
 
     class Last(Recorder):
         def step_done(self, epoch: int, step: int, row: Row | None) -> None:
@@ -168,7 +133,7 @@ def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
                 own[dist.get_rank()] = copy.deepcopy(mine.model)
 
     mine = threading.local()
-    monkeypatch.setattr(models, "build", kept)
+    monkeypatch.setattr(strategies, "build", kept)
     config = resolved(
         USUAL, model="resnet", resnet=ResNetOptions((1,), 4), strategy=strategy, per_rank_test=True, **values
     )

@@ -1,0 +1,75 @@
+"""What a guard does for a driver that cannot end its run, and how MLflow's server is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import mlflow
+import pytest
+
+from cifar_ray.config import ports
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import guard, store, ui
+from tests.support.tracked import Store
+
+
+@pytest.mark.parametrize(
+    ("status", "session", "there", "done", "ends"),
+    [
+        ("RUNNING", "mine", True, True, "KILLED"),
+        ("RUNNING", "of a later driver", True, True, "RUNNING"),
+        ("FINISHED", "mine", True, True, "FINISHED"),  # the driver could end it after all
+        ("RUNNING", "mine", False, False, "RUNNING"),  # a store that is away is tried again
+    ],
+)
+def test_a_guard_ends_a_running_run_of_its_own_driver(
+    status: str, session: str, there: bool, done: bool, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Store()
+    run = client.create_run("1", {store.SESSION_TAG: session}, "mine", status=status)
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: client)
+    monkeypatch.setattr(store, "exists", lambda uri: there)
+    assert guard._ended("http://store:5000", "id0", "mine", "KILLED") is done
+    assert run.info.status == ends
+
+
+def test_a_guard_tries_again_when_the_store_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: Store())
+    assert guard._ended("http://store:5000", "no such run", "mine", "KILLED") is False
+
+
+@pytest.mark.parametrize(
+    ("written", "status", "word"),
+    [(True, "FINISHED", None), (True, "FAILED", None), (False, "FINISHED", "KILLED"), (False, "FAILED", "FAILED")],
+)
+def test_a_run_whose_record_is_not_complete_never_ends_as_finished(
+    written: bool, status: str, word: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    made = guard.Guard.__new__(guard.Guard)
+    monkeypatch.setattr(made, "dismiss", lambda: said.append(None))
+    monkeypatch.setattr(made, "hand_over", said.append)
+    assert made.conclude(written, status) is written
+    assert said == [word]
+
+
+def test_the_server_is_for_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    connected: list[str] = []
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
+    monkeypatch.setattr(ports, "check", lambda host, port: started.append((host, port)))
+    monkeypatch.setattr(store, "connect", connected.append)
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
+    ui.serve("sqlite:////there/m.db", 5123)
+    words = "-m mlflow server --backend-store-uri sqlite:////there/m.db --host 127.0.0.1 --port 5123 --workers 1"
+    assert started == [("127.0.0.1", 5123), (sys.executable, [sys.executable, *words.split()])]
+    assert connected == ["sqlite:////there/m.db"]
+    assert os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    assert "open http://127.0.0.1:5123 in a browser" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is a server already; open http://there:1 in a browser") as caught:
+        ui.serve("http://there:1", 5123)
+    assert caught.value.key == "tracking_uri"

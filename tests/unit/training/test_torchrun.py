@@ -1,0 +1,117 @@
+"""Training under torchrun, without torchrun: one worker, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.training import __main__ as torchrun
+from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    given = "--dataset digits --model simple_cnn --steps-per-epoch 2 --log-every 1 --precision fp32 --device cpu"
+    return [*given.split(), "--storage", str(folder), *more]
+
+
+def test_one_worker_trains_prints_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.time() - 100
+    first = torchrun.main(words(tmp_path, "--epochs", "1"), begun)
+    shown = capsys.readouterr().out
+    assert re.search(r"^training simple_cnn on .+ in fp32, from scratch$", shown, re.M)
+    assert re.findall(r"^epoch (\d+) step (\d+): loss \d\.\d{4}$", shown, re.M) == [("1", "1"), ("1", "2")]
+    assert re.search(r"^epoch 1: test/loss \d\.\d{4}, test/accuracy 0\.\d{4}, ", shown, re.M)
+    assert f"result: test/loss {first.metrics['test/loss']:.4f}, " in shown
+    folder = tmp_path / "simple_cnn-digits-1x1-seed0" / "checkpoints"
+    assert f"checkpoint {folder}/step-00000002 sha256 {first.weights_sha256}\n" in shown
+    assert first.times["time/wall_s"] == pytest.approx(time.time() - begun, abs=10)
+    assert first.times["time/startup_s"] >= 100
+    again = torchrun.main(words(tmp_path, "--epochs", "1"), time.time())
+    assert again.weights_sha256 == first.weights_sha256
+    assert f"from step 2 ({folder}/step-00000002)" in capsys.readouterr().out
+    named = torchrun.main(words(tmp_path, "--epochs", "1", "--run-name", "mine", "--seed", "1"), time.time())
+    assert Path(named.checkpoint).parents[1] == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("flag", ["--topology 1x2", "--address auto", "--max-failures 1", "--tracking-uri x"])
+def test_what_torchrun_decides_or_ray_does_is_refused(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is for `cifar-ray train`; under torchrun it follows from torchrun"):
+        torchrun.main(words(tmp_path, *flag.split()), time.time())
+
+
+def test_a_strategy_with_a_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parameter_server needs a server, which only `cifar-ray train` starts"):
+        torchrun.main(words(tmp_path, "--strategy", "parameter_server"), time.time())
+
+
+def test_the_topology_is_that_of_torchruns_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reached(Exception):  # noqa: N818
+        pass
+
+    def strategy(config: TrainConfig) -> Any:
+        raise Reached(config.topology, config.world_size)
+
+    monkeypatch.setattr("cifar_ray.training.recipe.resolve", strategy)
+    for variables, topology in (({"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}, "2x3"), ({"WORLD_SIZE": "4"}, "1x4")):
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Reached) as caught:
+            torchrun.main(words(tmp_path), time.time())
+        assert caught.value.args[0] == topology
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "each", "found"),
+    [
+        ("auto", 0, 1, "cpu"),
+        ("auto", 1, 1, "cpu"),  # a GPU for each of the two workers, or for none
+        ("auto", 2, 1, "cuda:1"),
+        ("auto", 3, 2, "cpu"),
+        ("cpu", 2, 1, "cpu"),
+        ("cuda", 2, 1, "cuda:1"),
+        ("cuda", 1, 1, "must be cpu or auto here: 2 worker(s) need 2 GPU(s), and there are 1"),
+    ],
+)
+def test_every_worker_of_a_node_has_a_gpu_or_none_has(
+    device: Any, gpus: int, each: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    strategy: Any = "ddp" if each == 1 else "data_parallel"
+    config = TrainConfig(device=device, gpus_per_worker=each, strategy=strategy)
+    if found.startswith("must"):
+        with pytest.raises(ConfigError, match=re.escape(found)):
+            torchrun._device(config, 1, 2)
+    else:
+        assert str(torchrun._device(config, 1, 2)) == found
+
+
+def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("iteration", 3, 0, {"train/loss": 0.5})
+    for rank in (0, 1):
+        printer = torchrun.Printer(rank)
+        printer.step_done(0, 3, row)
+        printer.step_done(0, 4, None)
+        printer.epoch_done(EpochRecord(Row("epoch", 1, 0, {"test/loss": 2.0}), [], {}))
+    assert capsys.readouterr().out == "epoch 1 step 3: loss 0.5000\nepoch 1: test/loss 2.0000\n"
+    started = Started({"model": "vit", "precision": "bf16"}, 4, 9, "/c", ("one is damaged",), (), "a CPU")
+    torchrun.Printer(0).started(started)
+    torchrun.Printer(0).checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
+    assert capsys.readouterr().out == (
+        "passed over: one is damaged\ntraining vit on a CPU in bf16, from step 4 (/c)\ncheckpoint /c sha256 abc\n"
+    )
