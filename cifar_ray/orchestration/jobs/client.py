@@ -12,7 +12,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,9 @@ def submit(words: Sequence[str], command: SubmitCommand) -> int:
     server = JobServer(command.address)
     server.check_versions()
     jobs = server.jobs()
-    name = asked.name
-    if asked.numbered:
-        same = (label for label, job in jobs.items() if _identity(job) == asked.identity and not _has_ended(job))
-        free = (label for number in itertools.count(1) if (label := f"{asked.name}-{number}") not in jobs)
-        name = next(same, None) or next(free)
-    console = Console()
+    name = _name(asked, jobs)
     running = name in jobs
+    console = Console()
     if running:
         _check_same(server, name, jobs[name], asked)
         console.line(f"job {name} is already running; nothing was submitted")
@@ -183,7 +179,7 @@ def logs(command: LogsCommand) -> int:
     try:
         if command.follow:
             return _follow(server, command.job)
-        _print(server.get_job_logs(command.job))
+        print(server.get_job_logs(command.job), end="", flush=True)
         return 0
     except KeyboardInterrupt:
         return _detach(server, command.job)
@@ -193,23 +189,33 @@ def stop(command: StopCommand) -> None:
     """Interrupt a job, so that its run is recorded as KILLED, and wait for its end; errors as :func:`submit`."""
     server, name = JobServer(command.address), command.job
     job = server.job(name)
-    if _has_ended(job):
+    if job.status.is_terminal():
         Console().line(f"job {name} has already ended: {job.status.value}")
         return
     begin = time.monotonic()
     server.stop_job(name)
     with Console() as console:
         console.doing(f"stopping job {name} and recording its run")
-        while not _has_ended(job := server.job(name)):
+        while not (job := server.job(name)).status.is_terminal():
             time.sleep(_POLL_S)
         console.line(f"job {name} ended after {duration(time.monotonic() - begin)}: {job.status.value}")
+
+
+def _name(asked: submission.Submission, jobs: Mapping[str, JobDetails]) -> str:
+    """Return the job's name; a numbered one is that of the same job if it runs, else the first that is free."""
+    if not asked.numbered:
+        return asked.name
+    for name, job in jobs.items():
+        if _identity(job) == asked.identity and not job.status.is_terminal():
+            return name
+    return next(name for number in itertools.count(1) if (name := f"{asked.name}-{number}") not in jobs)
 
 
 def _check_same(server: JobServer, name: str, job: JobDetails, asked: submission.Submission) -> None:
     """Raise ConfigError unless a job runs, and runs the command that is asked for."""
     if _identity(job) != asked.identity:
         raise ConfigError("name", f"must be new; {name!r} is another job at {server.url}: {_command(job)}")
-    if _has_ended(job):
+    if job.status.is_terminal():
         on = "" if job.status == JobStatus.SUCCEEDED else f"; `cifar-ray submit -- {asked.continued_by}` continues it"
         raise ConfigError("name", f"must be new; job {name!r} has ended at {server.url} ({job.status.value}){on}")
 
@@ -218,7 +224,7 @@ def _wait_for_start(server: JobServer, name: str) -> None:
     """Wait for the command's first line; if the job ends without it, delete the job and raise ConfigError."""
     Console().line(f"waiting for job {name} to start")
     while True:
-        ended = _has_ended(job := server.job(name))  # before its log, so that the log is complete
+        ended = (job := server.job(name)).status.is_terminal()  # before its log, so that the log is complete
         log = server.get_job_logs(name)
         if runtext.greeting() in log:
             return
@@ -250,8 +256,8 @@ def _follow(server: JobServer, name: str) -> int:
         try:
             job = server.job(name)
             answered = time.monotonic()
-            if _has_ended(job):
-                _print(server.get_job_logs(name)[shown:])
+            if job.status.is_terminal():
+                print(server.get_job_logs(name)[shown:], end="", flush=True)
                 print(f"job {name} ended: {job.status.value}", file=sys.stderr)
                 return 0 if job.status == JobStatus.SUCCEEDED else 1
         except JobServerError:
@@ -271,7 +277,7 @@ async def _print_new(client: JobSubmissionClient, name: str, shown: int) -> int:
     with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, RuntimeError, StopAsyncIteration):
         while True:
             piece = await asyncio.wait_for(anext(pieces), _SILENCE_S)
-            _print(piece[max(shown - position, 0) :])
+            print(piece[max(shown - position, 0) :], end="", flush=True)
             position += len(piece)
             shown = max(shown, position)
     return shown
@@ -292,15 +298,6 @@ def _command(job: JobDetails) -> str:
     return (job.metadata or {}).get(_COMMAND) or job.entrypoint
 
 
-def _has_ended(job: JobDetails) -> bool:
-    return bool(job.status.is_terminal())
-
-
 def _reason(error: Exception) -> str:
     known = (words for words in ("timed out", "refused", "closed", "reset") if words in str(error))
     return next(known, type(error).__name__)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

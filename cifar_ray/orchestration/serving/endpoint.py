@@ -32,31 +32,18 @@ from cifar_ray.orchestration.run import results
 from cifar_ray.training import hardware
 from cifar_ray.training.classifier import Classifier
 
-MAX_BODY_MIB = 16
-"""Largest body of one request; a larger one is refused before all of it has arrived."""
-
-MAX_BODIES_MIB = 256
-"""Largest sum of the bodies that are being received or decoded."""
-
-BODY_TIMEOUT_S = 10.0
-"""How long a body may take to arrive."""
-
-MAX_REQUESTS = 1024
-"""Most requests whose bodies are being received or decoded at once."""
-
-ANSWER_TIMEOUT_S = 60.0
-"""How long an answer may take."""
-
-MAX_BATCH = 32
-"""Most images in one forward pass."""
-
-BATCH_WAIT_S = 0.01
-"""How long an image waits for others to share its forward pass."""
-
+# Limits of one replica
+MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
+MAX_BODIES_MIB = 256  # of all bodies that are being received or decoded
+MAX_REQUESTS = 1024  # whose bodies are being received or decoded
+BODY_TIMEOUT_S = 10.0  # for a body to arrive
+ANSWER_TIMEOUT_S = 60.0  # for the whole answer
+MAX_BATCH = 32  # images in one forward pass
+BATCH_WAIT_S = 0.01  # for which an image waits for others to share its forward pass
 _MAX_PARTS = 20  # of a form
 _MAX_HEAD_BYTES = 128 << 10  # of a part; Werkzeug needs more than the 64 KiB that it reads at a time
 _MAX_TOP = 9999
-_DECODERS = 2  # at once; each may hold an image of `imagefiles.MAX_PIXELS`
+_DECODERS = 2  # each may hold an image of `imagefiles.MAX_PIXELS`
 
 
 @dataclass(frozen=True)

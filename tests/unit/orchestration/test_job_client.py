@@ -1,4 +1,4 @@
-"""A job's log through a connection that breaks."""
+"""A job's name, why it has not started, and its log through a connection that breaks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from ray.job_submission import JobDetails, JobStatus, JobType
 
-from cifar_ray.orchestration.jobs import client
+from cifar_ray.orchestration.jobs import client, submission
 
 LOG = ["first line\n", "second ", "line\nthird line\n", "last line\n"]
 
@@ -41,3 +42,18 @@ def test_why_a_job_has_not_started() -> None:
     assert client._complaint("/bin/sh: 1: exec: python: not found\n").startswith(
         "/bin/sh: 1: exec: python: not found (`python` on the cluster's PATH must be the one that has cifar_ray"
     )
+
+
+def test_a_continuation_has_the_name_of_the_same_job_that_runs_or_the_next_number() -> None:
+    asked = submission.read(["resume", "a"], None)
+
+    def job(status: JobStatus, identity: str) -> JobDetails:
+        metadata = {"cifar_ray.identity": identity}
+        return JobDetails(type=JobType.SUBMISSION, entrypoint="", status=status, metadata=metadata)
+
+    ended, other = job(JobStatus.STOPPED, asked.identity), job(JobStatus.RUNNING, "another")
+    running = job(JobStatus.RUNNING, asked.identity)
+    assert client._name(asked, {}) == "resume-a-1"
+    assert client._name(asked, {"resume-a-1": ended, "resume-a-2": other}) == "resume-a-3"
+    assert client._name(asked, {"resume-a-1": ended, "mine": running}) == "mine"
+    assert client._name(submission.read(["resume", "a"], "b"), {"resume-a-1": running}) == "b"
