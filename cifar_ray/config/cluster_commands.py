@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifar_ray.config.flags import Positional
+from cifar_ray.config.schema import Count
 from cifar_ray.config.train import WhichCheckpoint
 
 
@@ -98,7 +99,7 @@ class ServeCommand:
     port: int = 8000
     """Port to listen on."""
 
-    replicas: int = 1
+    replicas: Count = 1
     """Copies of the model that share the requests, one CPU each."""
 
     address: str | None = None

@@ -25,6 +25,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import data
+from cifar_ray.config import flags
 from cifar_ray.config.cluster_commands import ServeCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import imagefiles
@@ -253,20 +254,23 @@ def refused(person: Person, *words: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("words", "sentence"),
     [
-        ({"port": 0}, "--port must be from 1 to 65535, got 0"),
-        ({"host": "203.0.113.1"}, "--host must be an address of this machine, got '203.0.113.1'"),
-        ({"host": "no host"}, "--host must be an address of this machine, got 'no host'"),
-        ({"replicas": 0}, "--replicas must be at least 1, got 0"),
-        ({"run": "nobody"}, "there is no run 'nobody' in "),
-        ({"address": "127.0.0.1:9"}, "--address must be that of a running Ray head; '127.0.0.1:9': "),
+        ("first --port 0", "--port must be from 1 to 65535, got 0"),
+        ("first --host 203.0.113.1", "--host must be an address of this machine, got '203.0.113.1'"),
+        ("first --host nohost.invalid", "--host must be an address of this machine, got 'nohost.invalid'"),
+        ("first --replicas 0", "--replicas must be at least 1, got 0"),
+        ("nobody", "there is no run 'nobody' in "),
+        ("first --address 127.0.0.1:9", "--address must be that of a running Ray head; '127.0.0.1:9': "),
     ],
 )
-def test_what_cannot_be_served_is_refused(changes: dict[str, object], sentence: str, trained: Person) -> None:
-    words = {"run": "first", "port": free_port(), "tracking_uri": trained.uri}
+def test_what_cannot_be_served_is_refused(words: str, sentence: str, trained: Person) -> None:
+    run, *rest = words.split()
     with pytest.raises(ConfigError) as caught:
-        serve(ServeCommand(**{**words, **changes}), print)  # type: ignore[arg-type]
+        serve(
+            flags.read(ServeCommand, [run, f"--port={free_port()}", *rest, "--tracking-uri", trained.uri], "serve"),
+            print,
+        )
     assert caught.value.as_flag().startswith(sentence)
 
 

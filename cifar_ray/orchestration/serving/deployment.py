@@ -50,8 +50,6 @@ def serve(command: ServeCommand, note: results.Note) -> None:
         InterruptedRunError: SIGINT or SIGTERM came before the model was served.
         ServingFailedError: the model cannot be served, or no longer.
     """
-    if command.replicas < 1:
-        raise ConfigError("replicas", f"must be at least 1, got {command.replicas}")
     config = TrainConfig(address=command.address)
     joined = connection.address(config) is not None
     if not joined:
