@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +128,8 @@ def submit(words: Sequence[str], command: SubmitCommand) -> int:
         JobServerError: the server has gone.
     """
     asked = submission.read(words, command.name)
-    package = packing.look(Path(command.working_dir or "."), asked.file)
+    root = packing.root(Path(command.working_dir or "."))
+    entrypoint = asked.entrypoint(root)
     server = JobServer(command.address)
     server.check_versions()
     jobs = server.jobs()
@@ -140,15 +140,12 @@ def submit(words: Sequence[str], command: SubmitCommand) -> int:
         _check_same(server, name, jobs[name], asked)
         console.line(f"job {name} is already running; nothing was submitted")
     else:
-        for line in package.in_words():
-            console.line(line)
         variables = {runtext.SUBMITTED_WITH: __version__, _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S)}
-        with tempfile.TemporaryDirectory() as copy:
-            package.copy(Path(copy))
+        with packing.packed(root, asked.file, console.line) as environment:
             server.submit_job(
                 submission_id=name,
-                entrypoint=asked.entrypoint(package.root),
-                runtime_env={"env_vars": variables, **({"working_dir": copy} if package.files else {})},
+                entrypoint=entrypoint,
+                runtime_env={"env_vars": variables, **environment},
                 metadata={_COMMAND: asked.command, _IDENTITY: asked.identity},
             )
         console.line(f"job {name} submitted to {server.url}: {asked.command}")
