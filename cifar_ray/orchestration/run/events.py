@@ -120,7 +120,7 @@ class Moved:
     config: TrainConfig
 
 
-class _Queue:
+class _MailboxActor:
     """The actor of a mailbox."""
 
     def __init__(self, launch: Launch | None) -> None:
@@ -198,5 +198,5 @@ def open_mailbox(launch: Launch | None = None) -> Mailbox:
         launch: when the run began, and what the driver has done since; None for a sweep's mailbox.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    kept = ray.remote(_Queue).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    kept = ray.remote(_MailboxActor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     return Mailbox(kept.remote(launch))
