@@ -149,6 +149,7 @@ def _run(
         status = "FINISHED"
     except (InterruptedRunError, KeyboardInterrupt):
         status = "KILLED"
+        session.interrupted()
         raise
     except RunFailedError as error:
         reason = str(error)

@@ -81,6 +81,7 @@ class RunSession:
     _placed: dict[int, Placed] = field(default_factory=dict)
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
+    _epochs: int = 0
     _trouble_shown: bool = False
 
     def __post_init__(self) -> None:
@@ -134,6 +135,7 @@ class RunSession:
 
     @_on.register
     def _(self, event: EpochRecord) -> None:
+        self._epochs = event.row.step
         self.view.epoch(event.row.step, event.row.metrics)
         self.record.row(event.row)
 
@@ -237,6 +239,10 @@ class RunSession:
             final = Path(outcome.checkpoint).name
             self.record.model("final", lambda: self.folder.classifier(final), self.dataset, outcome.epochs)
 
+    def interrupted(self) -> None:
+        """Display how to continue the run."""
+        self.view.line(f"stopped after epoch {self._epochs}; `{self._resume_command()}` continues the run")
+
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, and display what could not be written.
 
@@ -247,11 +253,10 @@ class RunSession:
         if reason:
             self.record.failed(reason)
         if not self.record.end(status):
-            resume = f"cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}"
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "
-                f"the checkpoints have it, and `{resume}` writes it when the store is back"
+                f"the checkpoints have it, and `{self._resume_command()}` writes it when the store is back"
             )
             return
         for refused, times in Counter(self.record.refused).items():
@@ -279,8 +284,11 @@ class RunSession:
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", result.folder),
             ("weights sha256", result.weights_sha256),
-            ("look at it", self.record.page or f"with cifar-ray ui{self.store_flag()}"),
+            ("open in MLflow", self.record.page or f"cifar-ray ui{self.store_flag()}"),
         ]
+
+    def _resume_command(self) -> str:
+        return f"cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}"
 
     def store_flag(self) -> str:
         """The flag with which another command finds this run's store; empty for the default one."""

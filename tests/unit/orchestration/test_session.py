@@ -1,0 +1,120 @@
+"""What a run displays and records of its events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.run.events import (
+    ControllerStarted,
+    Moved,
+    NodeLeaving,
+    Placed,
+    Progress,
+    RoomToGrow,
+    Silent,
+    Stopped,
+    SystemSample,
+    WorkersFailed,
+)
+from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint
+
+ROW = Row("iteration", 3, 0, {"train/loss": 1.5})
+EPOCH = EpochRecord(Row("epoch", 2, 0, {"test/accuracy": 0.5}), [], {})
+SAVED = SavedCheckpoint(Path("step-00000003"), 3, 1, "hash")
+
+
+class Calls:
+    """Keeps the names and arguments of the calls made on it."""
+
+    def __init__(self, **values: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.calls.append((name, *given))
+
+
+def session(**values: Any) -> Any:
+    config = recipe.resolve(
+        TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
+    )
+    record: Any = Calls(tags_before={}, trouble="", **values)
+    view: Any = Calls()
+    folder: Any = Calls(name="mine")
+    made = RunSession(config, None, folder, record, view)  # type: ignore[arg-type]
+    for rank in range(2):
+        made.handle(Placed(rank, f"node{rank}-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0"))
+    record.calls.clear()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("event", "shown", "recorded"),
+    [
+        (ROW, ("loss", 1.5), ("row", ROW)),
+        (Progress(0, 4, 100.0), ("progress", 0, 4, 100.0), None),
+        (EPOCH, ("epoch", 2, EPOCH.row.metrics), ("row", EPOCH.row)),
+        (SAVED, None, ("checkpoint", SAVED)),
+        (SystemSample(7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
+        (Silent(1, 60.0), "waiting for rank 1, whose process has not answered for 60 s", None),
+        (
+            WorkersFailed({1: "it died", 0: "so did it"}, final=False),
+            "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
+            ("tags", {"cifar_ray.worker_failures": "1"}),
+        ),
+        (WorkersFailed({1: "it died"}, final=True), None, None),
+        (
+            NodeLeaving("node1-of-the-run", 0),
+            "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
+            ("tags", {"cifar_ray.preemptions": "1"}),
+        ),
+        (RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),
+        (Stopped(5), "stopped after step 5 with a checkpoint", None),
+        (ControllerStarted(None), None, None),
+    ],
+)
+def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: Any) -> None:
+    made = session()
+    made.handle(event)
+    if isinstance(shown, str):
+        ((name, line),) = made.view.calls
+        assert name == "line"
+        assert line.startswith(shown)
+    else:
+        assert made.view.calls == ([shown] if shown else [])
+    assert made.record.calls == ([recorded] if recorded else [])
+
+
+def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:
+    made = session()
+    same = made.config
+    made.handle(Moved(same))
+    assert made.record.calls == []
+    assert made.workers_by_node() == {}
+    smaller = recipe.resolve(replace(same, topology="1x1", batch_size=None, global_batch_size=same.images_per_step))
+    made.handle(Moved(smaller))
+    assert made.record.calls == [("moved", smaller)]
+    assert "going on with topology 1x1, 16 images per step as before (16 per worker)" in made.view.calls[-2][1]
+
+
+def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
+    made = session()
+    made.record.trouble = "connection refused"
+    made.handle(ROW)
+    made.handle(ROW)
+    lines = [call[1] for call in made.view.calls if call[0] == "line"]
+    assert lines == ["MLflow takes nothing (connection refused); training goes on, and it is tried again"]
+
+
+def test_an_interrupted_run_says_how_to_continue_it() -> None:
+    made = session(name="my run")
+    made.handle(EPOCH)
+    made.interrupted()
+    assert made.view.calls[-1] == ("line", "stopped after epoch 2; `cifar-ray resume 'my run'` continues the run")
