@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any
 
@@ -27,27 +28,33 @@ _STORE_PATIENCE_S = 60.0
 _TAKE_S, _LAST_TAKE_S = 5.0, 30.0
 
 
+@dataclass
 class SweepRecorder:
-    """Displays and records the runs of one sweep."""
+    """Displays and records the runs of one sweep.
 
-    def __init__(
-        self,
-        config: SweepConfig,
-        trials: Sequence[Trial],
-        board: Board,
-        client: Client,
-        record: SweepRecord,
-        datasets: Mapping[str, Dataset],
-        begun: float,
-        at_once: int,
-    ) -> None:
-        self._config, self._trials, self._board = config, trials, board
-        self._client, self._record, self._datasets = client, record, datasets
-        self._begun, self._at_once = begun, at_once
+    Attributes:
+        config: the sweep's.
+        trials: all of its trials, by index.
+        board: where they are displayed.
+        client: MLflow's.
+        record: the sweep's own MLflow run.
+        datasets: data sets by name.
+        begun: ``time.time()`` from which wall time is counted.
+        at_once: trials at a time.
+    """
+
+    config: SweepConfig
+    trials: Sequence[Trial]
+    board: Board
+    client: Client
+    record: SweepRecord
+    datasets: Mapping[str, Dataset]
+    begun: float
+    at_once: int
 
     def handle(self, message: TrialEvent) -> None:
         """Display and record one event of a trial."""
-        self._on(message.event, self._trials[message.index])
+        self._on(message.event, self.trials[message.index])
 
     @singledispatchmethod
     def _on(self, event: Any, trial: Trial) -> None:
@@ -65,14 +72,14 @@ class SweepRecorder:
     def _(self, event: TrialStarted, trial: Trial) -> None:
         assert trial.config is not None
         assert trial.folder is not None
-        self._board.begin(trial.index)
+        self.board.begin(trial.index)
         trial.state = boards.RUNNING
         trial.session = RunSession(
             trial.config,
-            self._datasets[trial.config.dataset],
+            self.datasets[trial.config.dataset],
             trial.folder,
             self._open_record(trial, event.at),
-            RunView(self._board, trial.index),
+            RunView(self.board, trial.index),
             trial.unused_gpus,
         )
 
@@ -102,17 +109,17 @@ class SweepRecorder:
         assert trial.config is not None
         assert trial.folder is not None
         if trial.run_id:
-            return RunRecord.reopen(self._client, trial.config, trial.run_id)
-        tags = {**self._record.child_tags, parent.SWEEP_TAG: self._config.name}
-        dataset, folder = self._datasets[trial.config.dataset], trial.folder
+            return RunRecord.reopen(self.client, trial.config, trial.run_id)
+        tags = {**self.record.child_tags, parent.SWEEP_TAG: self.config.name}
+        dataset, folder = self.datasets[trial.config.dataset], trial.folder
         return RunRecord.create(
-            self._client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
+            self.client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
         )
 
     def close(self, trial: Trial, state: str, note: str) -> None:
         """Display and record a run's end; ``note`` is its result, or why it has none."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
-        self._board.end(trial.index, state, note)
+        self.board.end(trial.index, state, note)
         if trial.session is not None:
             if trial.outcome is not None:
                 trial.session.finish(trial.outcome)
@@ -120,7 +127,7 @@ class SweepRecorder:
                 trial.session.record.tags({parent.STOPPED_TAG: "asha"})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
             _end_session(trial, trial.session, status, trial.reason)
-        self._record.figures(self.figures())
+        self.record.figures(self.figures())
 
     def catch_up(self, mailbox: Mailbox, ended: Sequence[tuple[int, bool]]) -> None:
         """Handle new events, and close trials that have not reported their own end.
@@ -138,47 +145,47 @@ class SweepRecorder:
             self._close_silent(index, failed)
 
     def _close_silent(self, index: int, failed: bool) -> None:
-        trial = self._trials[index]
+        trial = self.trials[index]
         if trial.state not in (boards.RUNNING, boards.WAITING):
             return
-        if failed or self._config.scheduler == "none":
+        if failed or self.config.scheduler == "none":
             self.close(trial, boards.FAILED, "the process that drove it has died")
         else:
             self.close(trial, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
 
     def end_runs(self) -> None:
         """Set the status of the runs that are interrupted with the sweep, and wait until every run's is set."""
-        for trial in self._trials:
+        for trial in self.trials:
             if trial.state == boards.RUNNING and trial.session is not None:
                 _end_session(trial, trial.session, "KILLED")
-        for trial in self._trials:
+        for trial in self.trials:
             if trial.recording is not None:
                 trial.recording.join()
-        lost = [t for t in self._trials if t.state == boards.FAILED and t.session is None and not t.run_id]
+        lost = [t for t in self.trials if t.state == boards.FAILED and t.session is None and not t.run_id]
         if lost:  # they have no MLflow run of their own to say why
-            cells = [trial.described(self._config) for trial in self._trials]
+            cells = [trial.described(self.config) for trial in self.trials]
             for trial in lost:
                 cells[trial.index]["reason"] = trial.reason
-            self._record.cells(cells)
-        self._record.figures(self.figures())
+            self.record.cells(cells)
+        self.record.figures(self.figures())
 
     def end(self, status: str) -> None:
         """Set the status of the sweep."""
         if status != "FINISHED":
-            self._board.line(f"`cifar-ray sweep --resume {self._config.name}` continues the sweep")
-        if not self._record.end(status):
-            self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
+            self.board.line(f"`cifar-ray sweep --resume {self.config.name}` continues the sweep")
+        if not self.record.end(status):
+            self.board.line(f"MLflow at {self.record.uri} does not take all of the sweep's own record")
 
     def figures(self) -> dict[str, float]:
         """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside training."""
         sums = {
-            f"sweep/{phase}_s": sum((trial.times.get(f"time/{phase}_s", 0.0) for trial in self._trials), 0.0)
+            f"sweep/{phase}_s": sum((trial.times.get(f"time/{phase}_s", 0.0) for trial in self.trials), 0.0)
             for phase in PHASES
         }
-        wall = time.time() - self._begun
+        wall = time.time() - self.begun
         sums["sweep/wall_s"] = wall
-        sums["sweep/concurrency"] = float(self._at_once)
-        sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self._at_once), 0.0)
+        sums["sweep/concurrency"] = float(self.at_once)
+        sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self.at_once), 0.0)
         return sums
 
 

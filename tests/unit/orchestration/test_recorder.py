@@ -1,0 +1,93 @@
+"""How the runs of a sweep end, in the display and in the record."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweeptext
+from cifar_ray.display import sweep as boards
+from cifar_ray.display.sweep import Board
+from cifar_ray.orchestration.run.events import Mailbox, Progress
+from cifar_ray.orchestration.sweep import planner
+from cifar_ray.orchestration.sweep.recorder import SweepRecorder
+from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished
+from cifar_ray.training.observer import EpochRecord, Outcome, Row
+
+
+class Filled(Mailbox):
+    """A mailbox without an actor that holds events."""
+
+    def __init__(self, *events: Any) -> None:
+        super().__init__(None)
+        self.events = list(events)
+
+    def take(self, timeout_s: float) -> list[Any]:
+        taken, self.events = self.events, []
+        return taken
+
+
+def recorder(scheduler: str = "none") -> SweepRecorder:
+    values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}}
+    config = sweeptext.from_mapping({**values, "scheduler": scheduler})
+    trials = planner.plan(sweeps.cells(config, planner.draw(config)))
+    for trial in trials:
+        trial.state = boards.RUNNING
+    figures: list[dict[str, float]] = []
+    record: Any = SimpleNamespace(figures=figures.append, told=figures)
+    board = Board([trial.cell.name for trial in trials])
+    return SweepRecorder(config, trials, board, None, record, {}, time.time(), 1)  # type: ignore[arg-type]
+
+
+def outcome(seconds: float) -> Outcome:
+    times = {"time/training_s": seconds, "images_per_s": 1000.0}
+    return Outcome(3, {"test/accuracy": 0.5}, times, 0.0, "hash", "checkpoint", {}, [], ())
+
+
+def test_runs_end_as_they_report(capsys: pytest.CaptureFixture[str]) -> None:
+    made = recorder()
+    made.catch_up(
+        Filled(
+            TrialEvent(0, Progress(0, 1, 1.0)),
+            TrialEvent(0, TrialFinished(outcome(2.0))),
+            TrialEvent(1, TrialFinished(None, "rank 0: it died")),
+        ),
+        [(0, False), (1, False)],
+    )
+    assert [(trial.state, trial.reason) for trial in made.trials] == [
+        (boards.FINISHED, ""),
+        (boards.FAILED, "rank 0: it died"),
+    ]
+    shown = capsys.readouterr().out
+    assert "finished, accuracy 50.00%, training 2.0 s, 1,000 images/s" in shown
+    assert "failed, rank 0: it died" in shown
+    assert made.figures()["sweep/training_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "failed", "state", "reason"),
+    [
+        ("none", True, boards.FAILED, "the process that drove it has died"),
+        ("none", False, boards.FAILED, "the process that drove it has died"),
+        ("asha", True, boards.FAILED, "the process that drove it has died"),
+        ("asha", False, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it"),
+    ],
+)
+def test_a_run_that_ends_without_a_report_was_stopped_or_has_died(
+    scheduler: str, failed: bool, state: str, reason: str
+) -> None:
+    made = recorder(scheduler)
+    made.catch_up(Filled(), [(1, failed)])
+    assert [trial.state for trial in made.trials] == [boards.RUNNING, state]
+    assert made.trials[1].reason == reason
+
+
+def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
+    made = recorder()
+    for number in (1, 2):
+        made.handle(TrialEvent(1, EpochRecord(Row("epoch", number, 0, {"epoch_s": 1.5}), [], {})))
+    assert made.figures()["sweep/training_s"] == 3.0
