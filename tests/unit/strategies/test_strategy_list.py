@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.reporting import pace
 from cifar_ray.reporting import strategies as reported
 from cifar_ray.strategies import reproducible
-from cifar_ray.training import clock, recipe
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import clock, optimizer, recipe
 
 
 @pytest.mark.parametrize("name", strategies.NAMES)
@@ -87,3 +89,21 @@ def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:
             parts = [one + other for one, other in zip(parts[::2], parts[1::2])]
         assert torch.equal(parts[0], whole)
     assert not torch.equal(torch.stack(shards).sum(0), whole)
+
+
+def test_data_parallel_spreads_the_model_over_all_gpus_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(torch.nn, "DataParallel", lambda module, device_ids: made.append(device_ids) or module)
+    config = recipe.resolve(
+        TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=3, batch_size=48, precision="bf16")
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    context = strategies.StrategyContext(
+        config, Worker(), model, partial(optimizer.build, config=config), torch.nn.CrossEntropyLoss(), print
+    )
+    strategy = strategies.build(context)
+    assert made == [[0, 1, 2]]
+    assert strategy.forward(torch.ones(5, 4)).dtype == torch.bfloat16  # type: ignore[attr-defined]
+    assert strategies.of(config).at_once(config) == 16
+    with pytest.raises(ConfigError, match=r"^batch_size must be a multiple of the GPUs \(3\), got 50"):
+        recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=3, batch_size=50))

@@ -54,3 +54,13 @@ def test_a_batch_larger_than_the_data_set_names_the_flag_that_was_given(values: 
 def test_a_command_spells_out_every_value_of_a_list() -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 3), 8)))
     assert "--resnet.blocks 1 3 " in f"{recipe.command(config)} "
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
+def test_batch_norm_is_synchronised_on_gpus_alone(device: str, refused: bool) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", sync_batchnorm=True))
+    if refused:
+        with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
+            recipe.on_device(config, device)
+    else:
+        assert recipe.on_device(config, device).device == device
