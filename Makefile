@@ -28,7 +28,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 # Mistakes made on purpose, and how many of them the fast tests notice; hours for all of them. A part:
-# make mutants MUTANTS='--sample 20 config.py data/*'
+# make mutants MUTANTS='--sample 20 config/* data/*'; Ctrl-C prints what was decided by then.
 mutants: $(VENV)/installed
 	VIRTUAL_ENV=$(VENV) $(PIP) install --quiet --constraint constraints.txt --editable '.[dev,mutants]'
 	set -f; $(BIN)/python benchmarks/mutants.py $(MUTANTS)

@@ -1,9 +1,10 @@
 """How many small mistakes the fast tests notice: mutants of the code, made by mutmut, against tests/unit.
 
     make mutants                                             all mutants of all modules named in pyproject.toml
-    make mutants MUTANTS='--sample 20 config.py data/*'      at most 20 of each module, drawn with --seed
+    make mutants MUTANTS='--sample 20 config/* data/*'       at most 20 of each module, drawn with --seed
 
-docs/mutants.md has what came out. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant;
+They are tried in a random order. Ctrl-C (SIGINT to this process) ends the run with the table of what was decided by
+then, which is a fair sample of the whole. docs/mutants.md has what came out. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant;
 here one session of pytest has collected the tests, and every mutant is a fork of it that runs only the tests that
 reach the changed function, the quickest first, until one fails.
 """
@@ -76,19 +77,24 @@ class Session:
 
     def _try(self, mutants: list[str], tests: dict[str, list[tuple[float, pytest.Item]]]) -> None:
         running: dict[int, str] = {}
-        for number, mutant in enumerate(mutants):
-            items = tests.get(mutant.rpartition("__mutmut_")[0], [])
-            if not items:
-                self.found[mutant] = "not reached"
-                continue
-            while len(running) >= self.processes:
+        try:
+            for number, mutant in enumerate(mutants):
+                items = tests.get(mutant.rpartition("__mutmut_")[0], [])
+                if not items:
+                    self.found[mutant] = "not reached"
+                    continue
+                while len(running) >= self.processes:
+                    self._finish(running)
+                seconds = LEAST_S + FACTOR * sum(seconds for seconds, _ in items)
+                running[self._fork(mutant, [item for _, item in items], int(seconds))] = mutant
+                if number % 20 == 0:
+                    print(f"{number} of {len(mutants)}", dict(Counter(self.found.values())), file=sys.stderr)
+            while running:
                 self._finish(running)
-            seconds = LEAST_S + FACTOR * sum(seconds for seconds, _ in items)
-            running[self._fork(mutant, [item for _, item in items], int(seconds))] = mutant
-            if number % 20 == 0:
-                print(f"{number} of {len(mutants)}", dict(Counter(self.found.values())), file=sys.stderr)
-        while running:
-            self._finish(running)
+        finally:
+            for process in running:  # of a run that was interrupted
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
 
     def _tests(self, session: pytest.Session) -> dict[str, list[tuple[float, pytest.Item]]]:
         """The tests that reach each function, with how long they take, the quickest first."""

@@ -92,8 +92,13 @@ def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:
 
 
 def test_data_parallel_spreads_the_model_over_all_gpus_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(torch.nn, "DataParallel", lambda module, device_ids: made.append(device_ids) or module)
+    made: list[list[int]] = []
+
+    def replicas(module: torch.nn.Module, device_ids: list[int]) -> torch.nn.Module:
+        made.append(device_ids)
+        return module
+
+    monkeypatch.setattr(torch.nn, "DataParallel", replicas)
     config = recipe.resolve(
         TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=3, batch_size=48, precision="bf16")
     )
