@@ -47,6 +47,8 @@ StrategyName = Literal[
     "one_f_one_b",
     "model_parallel",
 ]
+OptimizerName = Literal["sgd", "adamw"]
+ScheduleName = Literal["cosine", "constant"]
 WhichCheckpoint = Literal["last", "best"]
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
@@ -199,7 +201,7 @@ class TrainConfig:
     """Start of every random choice: initial weights, order, augmentation, dropout."""
 
     # Optimization. None means: the model's documented default.
-    optimizer: Literal["sgd", "adamw"] | None = None
+    optimizer: OptimizerName | None = None
     """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
     none, --lr and --weight-decay are needed."""
 
@@ -212,7 +214,7 @@ class TrainConfig:
     weight_decay: NotNegative | None = None
     """Weight decay, but for biases and normalisation weights; the model's own when not given."""
 
-    schedule: Literal["cosine", "constant"] | None = None
+    schedule: ScheduleName | None = None
     """Course of the learning rate after the warm-up; the model's own when not given."""
 
     warmup_epochs: NotNegative | None = None
@@ -350,10 +352,25 @@ class TrainConfig:
         """GPUs that each worker reserves, once the device is decided."""
         return self.gpus_per_worker if self.device == "cuda" else 0
 
+
+@plainly
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ResolvedConfig(TrainConfig):
+    """A run with the batch of each worker and the model's recipe filled in; ``recipe.resolve`` makes it."""
+
+    batch_size: Count
+    optimizer: OptimizerName
+    lr: Positive
+    momentum: Share
+    weight_decay: NotNegative
+    schedule: ScheduleName
+    warmup_epochs: NotNegative
+    label_smoothing: Share
+    base_batch: Count
+
     @property
     def images_per_step(self) -> int:
-        """The global batch of a resolved config, in images."""
-        assert self.batch_size is not None, "resolve the config first"
+        """The global batch, in images."""
         return self.batch_size * self.world_size * self.accumulate
 
 
@@ -523,6 +540,20 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: as :func:`load`.
     """
+    return _built(_of_this_version(values))
+
+
+def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
+    """A resolved config from what :func:`to_mapping` made of one.
+
+    Raises:
+        ConfigError: as :func:`load`, and when it was not resolved.
+    """
+    config: ResolvedConfig = schema.build(ResolvedConfig, _of_this_version(values))
+    return config
+
+
+def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(values)
     version = values.pop("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
@@ -531,7 +562,7 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
             f"must be {CONFIG_VERSION}, got {errors.brief(version)}: "
             "the file was written by another version of cifar_ray",
         )
-    return _built(values)
+    return values
 
 
 def _built(values: Mapping[str, Any]) -> TrainConfig:
@@ -562,7 +593,7 @@ def to_yaml(config: TrainConfig) -> str:
     return yaml.dump(values)
 
 
-def params(config: TrainConfig) -> dict[str, str]:
+def params(config: ResolvedConfig) -> dict[str, str]:
     """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
     flat = schema.flatten(_own(config))
     flat["world_size"] = config.world_size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, order
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensors
 
@@ -53,7 +53,7 @@ class TrainLoader:
         steps_per_epoch: global batches in an epoch.
     """
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, data_shard: DataShard, device: torch.device) -> None:
+    def __init__(self, config: ResolvedConfig, dataset: Dataset, data_shard: DataShard, device: torch.device) -> None:
         self._config = config
         self._spec = dataset.spec
         self._shard = data_shard

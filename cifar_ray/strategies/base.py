@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.gradients import gather, restore
 from cifar_ray.strategies.protocol import Differs, StrategyContext
 
@@ -28,12 +28,11 @@ class Base:
         self.world_size = context.worker.world_size
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: ResolvedConfig) -> None:
         """Accept any config."""
 
     @staticmethod
-    def at_once(config: TrainConfig) -> int:
-        assert config.batch_size is not None
+    def at_once(config: ResolvedConfig) -> int:
         return config.batch_size
 
     def step(self) -> None:

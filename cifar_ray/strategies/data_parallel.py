@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 from cifar_ray.strategies.worker import autocast
@@ -42,7 +42,7 @@ class DataParallel(Replicas):
         self._replicas = nn.DataParallel(_Autocast(context.model, context.config.precision), device_ids=gpus)
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: ResolvedConfig) -> None:
         if config.device == "cpu":
             raise ConfigError("strategy", "data_parallel needs several GPUs in one process; on CPUs, use ddp")
         if config.topology != "1x1":
@@ -58,8 +58,7 @@ class DataParallel(Replicas):
             )
 
     @staticmethod
-    def at_once(config: TrainConfig) -> int:
-        assert config.batch_size is not None
+    def at_once(config: ResolvedConfig) -> int:
         return config.batch_size // config.gpus_per_worker
 
     def forward(self, images: Tensor) -> Tensor:

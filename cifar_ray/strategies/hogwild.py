@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
@@ -43,7 +43,7 @@ class Hogwild(Asynchronous):
         self._staleness_max = torch.zeros(1, dtype=torch.float64)
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: ResolvedConfig) -> None:
         if config.placement.nodes > 1:
             raise ConfigError("topology", f"must be on one node (1xWORKERS) for hogwild, got {config.topology}")
         if config.device == "cuda":

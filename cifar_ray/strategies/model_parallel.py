@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch.distributed.pipelining import ScheduleGPipe
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.pipeline import Pipeline
 
 
@@ -22,7 +22,7 @@ class ModelParallel(Pipeline):
     schedule = ScheduleGPipe
 
     @staticmethod
-    def micro_batches(config: TrainConfig) -> int:
+    def micro_batches(config: ResolvedConfig) -> int:
         return 1
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch.distributed.pipelining import Schedule1F1B
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.pipeline import Pipeline
 
 
@@ -23,7 +23,7 @@ class OneFOneB(Pipeline):
     schedule = Schedule1F1B
 
     @classmethod
-    def check(cls, config: TrainConfig) -> None:
+    def check(cls, config: ResolvedConfig) -> None:
         super().check(config)
         if config.micro_batches < config.world_size:
             raise ConfigError(

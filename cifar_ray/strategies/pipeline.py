@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import SPECS
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import stages
@@ -70,12 +70,12 @@ class Pipeline(Base):
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod
-    def micro_batches(config: TrainConfig) -> int:
+    def micro_batches(config: ResolvedConfig) -> int:
         """Parts that a global batch is cut into."""
         return config.micro_batches
 
     @classmethod
-    def check(cls, config: TrainConfig) -> None:
+    def check(cls, config: ResolvedConfig) -> None:
         """See the protocol."""
         workers = config.world_size
         if workers < 2:
@@ -100,11 +100,11 @@ class Pipeline(Base):
             )
 
     @classmethod
-    def at_once(cls, config: TrainConfig) -> int:
+    def at_once(cls, config: ResolvedConfig) -> int:
         return config.images_per_step // cls.micro_batches(config)
 
     @staticmethod
-    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+    def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         """All of it: the first stage takes the images, the last one the labels."""
         return DataShard(images=worker.rank == 0)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.strategies.worker import Worker
@@ -32,7 +32,7 @@ class StrategyContext:
         server: the parameter server, for the strategy that has one.
     """
 
-    config: TrainConfig
+    config: ResolvedConfig
     worker: Worker
     model: nn.Module
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -60,7 +60,7 @@ class Strategy(Protocol):
     warm_ups: int
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: ResolvedConfig) -> None:
         """Refuse what cannot be.
 
         Args:
@@ -71,11 +71,11 @@ class Strategy(Protocol):
         """
 
     @staticmethod
-    def at_once(config: TrainConfig) -> int:
+    def at_once(config: ResolvedConfig) -> int:
         """Images that pass through the model together, in a resolved config."""
 
     @staticmethod
-    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+    def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         """The part of every global batch that this rank is given."""
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.protocol import Differs
@@ -26,7 +26,7 @@ class Replicas(Base, ABC):
     differs: Differs = "statistics"
 
     @staticmethod
-    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+    def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         return DataShard(worker.rank, worker.world_size, config.accumulate)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:

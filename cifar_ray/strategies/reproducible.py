@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
@@ -44,7 +44,7 @@ class Reproducible(Base):
             torch.backends.cudnn.deterministic = True
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: ResolvedConfig) -> None:
         shards, batch, workers = config.shards, config.images_per_step, config.world_size
         if shards & (shards - 1):
             raise ConfigError("shards", f"must be a power of two, got {shards}")
@@ -56,11 +56,11 @@ class Reproducible(Base):
             raise ConfigError("shards", f"must divide the global batch of {batch} images, got {shards}")
 
     @staticmethod
-    def at_once(config: TrainConfig) -> int:
+    def at_once(config: ResolvedConfig) -> int:
         return config.images_per_step // config.shards
 
     @staticmethod
-    def data_shard(config: TrainConfig, worker: Worker) -> DataShard:
+    def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         return DataShard(worker.rank, worker.world_size, config.shards // worker.world_size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:

@@ -20,7 +20,7 @@ from mlflow.entities import DatasetInput, InputTag, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.config import train as configs
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.guard import Guard
@@ -70,7 +70,7 @@ class RunRecord:
     def create(
         cls,
         client: MlflowClient,
-        config: TrainConfig,
+        config: ResolvedConfig,
         name: str,
         key: str,
         folder: str,
@@ -105,7 +105,7 @@ class RunRecord:
         return record
 
     @classmethod
-    def reopen(cls, client: MlflowClient, config: TrainConfig, run_id: str) -> RunRecord:
+    def reopen(cls, client: MlflowClient, config: ResolvedConfig, run_id: str) -> RunRecord:
         """A run that an earlier driver began; it is RUNNING again.
 
         Tags are those of ``config`` and this machine from now on; what they were is kept as
@@ -134,12 +134,12 @@ class RunRecord:
         """Why MLflow has not taken something for good."""
         return self._sink.refused
 
-    def config_file(self, config: TrainConfig) -> None:
+    def config_file(self, config: ResolvedConfig) -> None:
         """The config as an artifact that starts the same run again."""
         text = configs.to_yaml(recipe.widest(config))
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
 
-    def moved(self, config: TrainConfig) -> None:
+    def moved(self, config: ResolvedConfig) -> None:
         """The run goes on as ``config``; what its tags were is kept, as by :meth:`reopen`."""
         now = _tags(config)
 
@@ -163,7 +163,7 @@ class RunRecord:
 
     def started(self, event: Started) -> None:
         """The loop runs: re-send rows missing from the store, and drop held rows of steps that were lost."""
-        config = configs.from_mapping(event.config)
+        config = event.config
         self._sink.params({"precision": config.precision, "device": config.device})
         self._sink.tags({"cifar_ray.hardware": event.hardware})
         self.config_file(config)
@@ -275,7 +275,7 @@ def _input(dataset: Dataset) -> DatasetInput:
     return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
 
 
-def _tags(config: TrainConfig) -> dict[str, str]:
+def _tags(config: ResolvedConfig) -> dict[str, str]:
     tags = {
         "topology": config.topology,
         "world_size": str(config.world_size),

@@ -50,7 +50,7 @@ class Printer:
         for sentence in event.skipped:
             print(f"passed over: {sentence}")
         origin = f"from step {event.step} ({event.resumed_from})" if event.resumed_from else "from scratch"
-        print(f"training {event.config['model']} on {event.hardware} in {event.config['precision']}, {origin}")
+        print(f"training {event.config.model} on {event.hardware} in {event.config.precision}, {origin}")
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         if row is not None and not self._quiet:

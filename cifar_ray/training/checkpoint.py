@@ -28,7 +28,7 @@ from torch import Tensor
 from cifar_ray.config import errors, files, schema
 from cifar_ray.config import train as configs
 from cifar_ray.config.schema import Number, Whole
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
@@ -59,7 +59,7 @@ class Snapshot:
         history: every row recorded so far.
     """
 
-    config: TrainConfig
+    config: ResolvedConfig
     step: int
     epoch: int
     accuracy: float | None
@@ -88,7 +88,7 @@ class Written:
 class Manifest:
     """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is :class:`Snapshot`'s."""
 
-    config: TrainConfig
+    config: ResolvedConfig
     step: Whole
     epoch: Whole
     accuracy: Number | None
@@ -142,7 +142,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     )
 
 
-def load(path: Path, record: TrainConfig | None = None) -> Snapshot:
+def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
     """Read one checkpoint to the CPU, verifying every byte of it.
 
     Args:
@@ -196,7 +196,7 @@ def to_bytes(snapshot: Snapshot) -> bytes:
 def from_bytes(content: bytes) -> Snapshot:
     """What :func:`to_bytes` has made, on the CPU."""
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    state["config"] = configs.from_mapping(state["config"])
+    state["config"] = configs.resolved_from_mapping(state["config"])
     state["class_names"] = tuple(state["class_names"])
     state["history"] = [Row(**row) for row in state["history"]]
     return Snapshot(**state)
@@ -277,7 +277,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
-    config = configs.from_mapping({**values["config"]})
+    config = configs.resolved_from_mapping({**values["config"]})
     own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
     made: Manifest = schema.build(
         Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
@@ -285,7 +285,7 @@ def _typed(values: dict[str, Any]) -> Manifest:
     return made
 
 
-def _check_same(made: TrainConfig, record: TrainConfig, path: Path) -> None:
+def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise."""
     for name in configs.LEARNING:
         was, wanted = getattr(made, name), getattr(record, name)
@@ -312,7 +312,7 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def latest(folder: Path, record: TrainConfig | None = None) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+def latest(folder: Path, record: ResolvedConfig | None = None) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     """The newest checkpoint that can be used, with sentences about newer ones that cannot.
 
     Args:

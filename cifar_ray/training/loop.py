@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.strategies.worker import Worker
@@ -15,7 +15,7 @@ from cifar_ray.training.setup import prepare
 
 
 def fit(
-    config: TrainConfig,
+    config: ResolvedConfig,
     dataset: Dataset,
     folder: Path,
     worker: Worker,

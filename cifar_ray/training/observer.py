@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from cifar_ray.config.train import ResolvedConfig
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 """The phases of a run's wall time; time in none of them is ``other``."""
@@ -52,7 +54,7 @@ class Started:
     """Event: the loop is about to run its first step in this process.
 
     Attributes:
-        config: the resolved config as plain values, with nothing left to ``auto``.
+        config: the resolved config, with nothing left to ``auto``.
         step: optimizer steps already done.
         steps_per_epoch: optimizer steps in an epoch.
         resumed_from: the checkpoint's folder, when there was one.
@@ -61,7 +63,7 @@ class Started:
         hardware: what rank 0 computes with.
     """
 
-    config: dict[str, Any]
+    config: ResolvedConfig
     step: int
     steps_per_epoch: int
     resumed_from: str | None = None

@@ -7,16 +7,13 @@ import math
 import torch
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
-def build(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     """The optimizer of a resolved config; biases, norms and other vectors do not decay."""
-    assert config.lr is not None
-    assert config.momentum is not None
-    assert config.weight_decay is not None
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [
@@ -29,7 +26,7 @@ def build(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
 
 
-def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
+def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
     """Learning rate of one step of a resolved config.
 
     It rises linearly over the warm-up and then stays, or falls along half a cosine towards zero, which
@@ -40,9 +37,6 @@ def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float
         step: optimizer step over the whole run, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
-    assert config.lr is not None
-    assert config.warmup_epochs is not None
-    assert config.base_batch is not None
     peak = config.lr * (config.images_per_step / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch
     warmup = config.warmup_epochs * steps_per_epoch

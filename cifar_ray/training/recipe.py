@@ -13,14 +13,14 @@ from cifar_ray.config import errors, schema, topology
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
+from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, order
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
 
 
-def resolve(config: TrainConfig) -> TrainConfig:
+def resolve(config: TrainConfig) -> ResolvedConfig:
     """Fill in the batch size and the model's recipe; what was given stays.
 
     The result is its own resolution, and starting from it repeats the run.
@@ -30,12 +30,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """
     spec = SPECS[config.dataset]
     recipe = _recipe(config)
-    resolved = dataclasses.replace(
-        config,
-        batch_size=config.batch_size or _share(config),
-        global_batch_size=None,
-        **{name: value for name, value in recipe.items() if getattr(config, name) is None},
-    )
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    given |= {name: value for name, value in recipe.items() if given[name] is None}
+    given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
+    resolved = ResolvedConfig(**given)
     if resolved.images_per_step > spec.train_size:
         raise ConfigError(
             "batch_size" if config.global_batch_size is None else "global_batch_size",
@@ -99,7 +97,7 @@ def _share(config: TrainConfig) -> int:
     return images // ways
 
 
-def at(config: TrainConfig, wanted: Topology) -> TrainConfig:
+def at(config: ResolvedConfig, wanted: Topology) -> ResolvedConfig:
     """A resolved config on another topology; the global batch stays what it was.
 
     Raises:
@@ -109,7 +107,7 @@ def at(config: TrainConfig, wanted: Topology) -> TrainConfig:
     return resolve(configs.merge(config, values))
 
 
-def widest(config: TrainConfig) -> TrainConfig:
+def widest(config: ResolvedConfig) -> ResolvedConfig:
     """A resolved config as it would be begun again: an elastic one at its largest topology."""
     return config if config.elastic is None else at(config, topology.parse_range(config.elastic)[1])
 
@@ -119,7 +117,7 @@ _NEVER = ("run_name", "address", "data_dir", "experiment", "tracking_uri", "stor
 """What says where a run is, and not what it is; the device is that of the machine."""
 
 
-def command(config: TrainConfig) -> str:
+def command(config: ResolvedConfig) -> str:
     """The ``cifar-ray train`` command that does what a resolved ``config`` does.
 
     Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
@@ -142,7 +140,7 @@ def command(config: TrainConfig) -> str:
     return " ".join(words)
 
 
-def on_device(config: TrainConfig, device: str) -> TrainConfig:
+def on_device(config: ResolvedConfig, device: str) -> ResolvedConfig:
     """``config`` with its device decided, ``cpu`` or ``cuda``.
 
     Raises:
@@ -155,7 +153,7 @@ def on_device(config: TrainConfig, device: str) -> TrainConfig:
     return decided
 
 
-def _check_single_image(config: TrainConfig) -> None:
+def _check_single_image(config: ResolvedConfig) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
     with torch.device("meta"):
         spec = SPECS[config.dataset]

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config import train as configs
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strategies.server import ServerHandle
@@ -42,7 +41,7 @@ class TrainingState:
         history: every row recorded so far.
     """
 
-    config: TrainConfig
+    config: ResolvedConfig
     worker: Worker
     folder: Path
     model: nn.Module
@@ -60,7 +59,7 @@ class TrainingState:
 
 
 def prepare(
-    config: TrainConfig,
+    config: ResolvedConfig,
     dataset: Dataset,
     folder: Path,
     worker: Worker,
@@ -115,9 +114,7 @@ def prepare(
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked),
-        started=Started(
-            configs.to_mapping(config), 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device)
-        ),
+        started=Started(config, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device)),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )
     if found is not None:
@@ -157,7 +154,7 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     )
 
 
-def _agree(folder: Path, config: TrainConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
+def _agree(folder: Path, config: ResolvedConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
     """Share rank 0's newest usable checkpoint, or its refusal, with all ranks. Only rank 0 reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None

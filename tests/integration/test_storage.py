@@ -16,7 +16,6 @@ import torch
 
 from cifar_ray import storage
 from cifar_ray.config import sweeptext
-from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -271,7 +270,7 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
-        RunSession(small, digits, gone, record, console).handle(Started(configs.to_mapping(small), 0, 10))
+        RunSession(small, digits, gone, record, console).handle(Started(small, 0, 10))
     assert record.end("KILLED")
     assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
     assert "training on" in said.getvalue()

@@ -26,7 +26,6 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 
 from cifar_ray import storage, tracking
-from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -274,7 +273,7 @@ def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Pa
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:
-    return Started(configs.to_mapping(config), step, steps_per_epoch=30, history=history)
+    return Started(config, step, steps_per_epoch=30, history=history)
 
 
 def loss(step: int, value: float) -> Row:

@@ -12,7 +12,7 @@ import ray
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.training import recipe
@@ -34,7 +34,7 @@ class Allocation:
         nodes: Ray's node id of every worker, by rank.
     """
 
-    config: TrainConfig
+    config: ResolvedConfig
     nodes: list[str]
 
 
@@ -58,7 +58,9 @@ class NodeAllocator:
     demand: Demand = field(default_factory=Demand)
     _requested: float = 0.0
 
-    def allocate(self, config: TrainConfig, held: Mapping[str, int] | None = None, patient: bool = False) -> Allocation:
+    def allocate(
+        self, config: ResolvedConfig, held: Mapping[str, int] | None = None, patient: bool = False
+    ) -> Allocation:
         """Choose topology, device and nodes; wait for nodes that an autoscaler can add.
 
         Args:
@@ -91,7 +93,7 @@ class NodeAllocator:
             self.check()
             time.sleep(_POLL_S)
 
-    def request_missing(self, config: TrainConfig, placed: int) -> None:
+    def request_missing(self, config: ResolvedConfig, placed: int) -> None:
         """While a run trains, ask the autoscaler for what is missing only: a node with workers is not idle anyway.
 
         Args:
@@ -135,7 +137,7 @@ def with_largest_topology(config: TrainConfig) -> TrainConfig:
     return replace(config, topology=largest)
 
 
-def choose(config: TrainConfig, held: Mapping[str, int], excluded: Collection[str] = ()) -> Allocation:
+def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection[str] = ()) -> Allocation:
     """Choose topology, device and nodes by what the cluster has now.
 
     An elastic run takes the most workers that fit on nodes that are free and not ``excluded``; what it ``held`` counts
@@ -162,7 +164,7 @@ def choose(config: TrainConfig, held: Mapping[str, int], excluded: Collection[st
     raise lacking
 
 
-def at_topology(config: TrainConfig, nodes: Sequence[Node] | None = None) -> Allocation:
+def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
     """Choose device and nodes for the topology of a resolved config.
 
     Args:
@@ -218,7 +220,7 @@ def _advice(config: TrainConfig) -> str:
     return f"; to try it here, {' and '.join(ways)}" if ways else ""
 
 
-def _candidates(config: TrainConfig) -> list[TrainConfig]:
+def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:
     """The config at each topology that it may have, most workers first."""
     if config.elastic is None:
         return [config]
@@ -234,7 +236,7 @@ def _refused(lacking: TooSmallError) -> TooSmallError:
     return TooSmallError(lacking.key, f"{lacking.problem}, and {why}")
 
 
-def _found(config: TrainConfig) -> tuple[int, int]:
+def _found(config: ResolvedConfig) -> tuple[int, int]:
     """How many nodes can hold workers of the run's smallest topology, and how many it needs."""
     least = _candidates(config)[-1]
     wanted = least.placement

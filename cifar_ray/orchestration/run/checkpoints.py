@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS
@@ -69,7 +69,7 @@ def _upload(saved: Path, target: Folder) -> None:
 
 
 @contextmanager
-def writing(folder: Folder, config: TrainConfig) -> Iterator[Writer]:
+def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
     """Context manager: where rank 0 finds and writes the checkpoints of a run.
 
     Args:
@@ -99,7 +99,7 @@ def writing(folder: Folder, config: TrainConfig) -> Iterator[Writer]:
 
 
 @contextmanager
-def reading(folder: Folder, wanted: str = "last", config: TrainConfig | None = None) -> Iterator[Path]:
+def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None = None) -> Iterator[Path]:
     """Context manager: the folder with the checkpoints of a run, to read them.
 
     Of a bucket's, it has every manifest and all of one checkpoint: the newest usable, and those newer than it.
@@ -126,7 +126,7 @@ def reading(folder: Folder, wanted: str = "last", config: TrainConfig | None = N
             yield path / CHECKPOINTS
 
 
-def _fetch(bucket: Folder, path: Path, wanted: str, config: TrainConfig | None) -> None:
+def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | None) -> None:
     """Make ``path`` the copy that :func:`reading` describes.
 
     Raises:

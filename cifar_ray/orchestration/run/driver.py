@@ -12,7 +12,7 @@ import ray
 from cifar_ray import data, tracking
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
@@ -172,7 +172,7 @@ def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
     return dataset, time.perf_counter() - begin
 
 
-def _existing(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
+def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]:
     """A run's config and checkpoints.
 
     Raises:
@@ -185,7 +185,7 @@ def _existing(folder: RunFolder) -> tuple[TrainConfig, list[SavedCheckpoint]]:
         return config, checkpoint.existing(there)
 
 
-def _moved(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
     images = config.images_per_step
     named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training.observer import Launch
 
 
@@ -117,7 +117,7 @@ class Stopped:
 class Moved:
     """The run goes on with ``config``, which differs from before in its topology at most."""
 
-    config: TrainConfig
+    config: ResolvedConfig
 
 
 class _MailboxActor:

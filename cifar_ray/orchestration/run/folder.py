@@ -13,10 +13,10 @@ from pathlib import Path
 from cifar_ray import storage
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.training import checkpoint, classifier
+from cifar_ray.training import checkpoint, classifier, recipe
 from cifar_ray.training.classifier import Classifier
 
 _CONFIG, _DESCRIPTION = "config.yaml", "run.json"
@@ -48,7 +48,7 @@ class RunFolder:
         """Address of the checkpoint of that name."""
         return self.folder.below(checkpoints.CHECKPOINTS).below(name).address
 
-    def checkpoints(self, config: TrainConfig) -> AbstractContextManager[Path]:
+    def checkpoints(self, config: ResolvedConfig) -> AbstractContextManager[Path]:
         """Context manager: the folder of its checkpoints to read, complete the newest that ``config`` can continue.
 
         Raises:
@@ -70,7 +70,7 @@ class RunFolder:
             path = (checkpoint.best(here) if name == "best" else None) or here / name
             return classifier.load(path), checkpoint.read_manifest(path).weights.sha256
 
-    def config(self) -> TrainConfig:
+    def config(self) -> ResolvedConfig:
         """The run's config, which no checkpoint changes.
 
         Raises:
@@ -78,7 +78,7 @@ class RunFolder:
         """
         try:
             with self.folder.on_disk(_CONFIG) as path:
-                return configs.load(path)
+                return recipe.resolve(configs.load(path))  # as it was written
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import storage
-from cifar_ray.config import train as configs
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import View, cpu_note, made_up_note
 from cifar_ray.orchestration.cluster import connection
@@ -71,7 +70,7 @@ class RunSession:
         failures: how often workers have failed so far.
     """
 
-    config: TrainConfig
+    config: ResolvedConfig
     dataset: Dataset
     folder: RunFolder
     record: RunRecord
@@ -155,7 +154,7 @@ class RunSession:
 
     @_on.register
     def _(self, event: Started) -> None:
-        config = self.config = configs.from_mapping(event.config)
+        config = self.config = event.config
         try:
             storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
         except OSError as error:  # an earlier one exists, and the checkpoints have it, too

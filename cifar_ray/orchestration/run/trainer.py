@@ -12,8 +12,7 @@ import ray
 import ray.train
 from ray.train.torch import TorchTrainer
 
-from cifar_ray.config import train as configs
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.cluster.ray_internals import (
     PlacementGroupCleanerCallback,
@@ -61,7 +60,7 @@ def build(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
     return _Trainer(
         _train_loop,
         train_loop_config={
-            "config": configs.to_mapping(config),
+            "config": config,
             "dataset": attempt.dataset,
             "folder": attempt.folder,
             "mailbox": mailbox,
@@ -83,7 +82,7 @@ def build(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
     )
 
 
-def _set_environment(config: TrainConfig, stoppable: bool) -> None:
+def _set_environment(config: ResolvedConfig, stoppable: bool) -> None:
     """Set the variables that Ray Train reads when the run starts."""
     # Ray Train's own preemption watcher polls every 5 s, stops the workers at a barrier, and starts again at the same
     # size. Where workers can stop between two steps, the driver watches instead, since it chooses the nodes and may

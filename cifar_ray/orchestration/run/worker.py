@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 
 from cifar_ray.config import topology
-from cifar_ray.config import train as configs
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import checkpoints, server
 from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
@@ -40,7 +39,7 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     """Ray Train's ``train_loop_per_worker``.
 
     Args:
-        payload: ``config`` (plain values), ``dataset`` (object reference), ``folder``, ``mailbox``, and
+        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``mailbox``, and
             ``stoppable``: whether the driver may ask the run to stop between two steps.
 
     Returns:
@@ -50,7 +49,7 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
         ConfigError: when rank 0's node does not see the run's folder.
         StorageError: when the run's object store cannot be read or written.
     """
-    config = configs.from_mapping(payload["config"])
+    config: ResolvedConfig = payload["config"]
     mailbox: Mailbox = payload["mailbox"]
     launch = mailbox.launch()
     waiting = time.perf_counter()
@@ -84,7 +83,7 @@ class MailboxObserver:
         self._stop = False
 
     def started(self, event: Started) -> None:
-        self._images_per_step = configs.from_mapping(event.config).images_per_step
+        self._images_per_step = event.config.images_per_step
         self._posted = (time.perf_counter(), event.step)
         self._post(event)
 
@@ -129,7 +128,7 @@ class MailboxObserver:
         self._last = self._mailbox.post(event)
 
 
-def _context(config: TrainConfig, mailbox: Mailbox) -> Worker:
+def _context(config: ResolvedConfig, mailbox: Mailbox) -> Worker:
     """This worker's rank, world size, local rank, node and device; checks that all workers are where they should be."""
     context = ray.train.get_context()
     node_id = ray.get_runtime_context().get_node_id()
@@ -157,7 +156,7 @@ def _context(config: TrainConfig, mailbox: Mailbox) -> Worker:
 
 
 @contextmanager
-def _checkpoints(folder: Folder, config: TrainConfig, worker: Worker) -> Iterator[checkpoints.Writer]:
+def _checkpoints(folder: Folder, config: ResolvedConfig, worker: Worker) -> Iterator[checkpoints.Writer]:
     """Context manager: where rank 0 writes checkpoints; the other ranks write none."""
     if worker.rank != 0:
         yield checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS)

@@ -19,7 +19,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
@@ -75,7 +75,7 @@ class Trial:
 
     index: int
     cell: Cell
-    config: TrainConfig | None
+    config: ResolvedConfig | None
     state: str = boards.WAITING
     reason: str = ""
     run_id: str = ""

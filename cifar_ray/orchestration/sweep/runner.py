@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from cifar_ray import data, storage, tracking
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import topology
-from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
@@ -195,7 +194,7 @@ class _Sweep:
             datasets[name] = data.load(name, self._base.data_dir)
         return datasets
 
-    def _waiting(self) -> list[tuple[Trial, TrainConfig]]:
+    def _waiting(self) -> list[tuple[Trial, ResolvedConfig]]:
         """Trials to train, with their configs."""
         return [(trial, trial.config) for trial in self._trials if trial.state == boards.WAITING and trial.config]
 
@@ -271,7 +270,7 @@ class _Sweep:
                 own = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
                 trial.folder, held = runs.create(own)
                 self._locks.append(held)
-            specs[trial.index] = TrialSpec(configs.to_mapping(config), trial.folder.folder)
+            specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs
 
     def _lock_again(self, folders: Sequence[RunFolder]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import ray
 import ray.tune
 
-from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
 from cifar_ray.orchestration.run.events import Mailbox
@@ -23,9 +23,9 @@ _DELIVERY_S = 30
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What a trial's process is to train; ``config`` is resolved and in plain values."""
+    """What a trial's process is to train; its config is resolved."""
 
-    config: dict[str, Any]
+    config: ResolvedConfig
     folder: Folder
 
 
@@ -64,7 +64,7 @@ def drive(cell: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str,
     index = cell["index"]
     spec = specs[index]
     begun = time.time()
-    config = configs.from_mapping(spec.config)
+    config = spec.config
 
     def handle(event: Any) -> None:
         mailbox.post(TrialEvent(index, event))

@@ -288,7 +288,11 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
     )
     path = tmp_path / "config.yaml"
     path.write_text(configs.to_yaml(config))
-    assert configs.load(path) == replace(config, run_name=None)
+    assert recipe.resolve(configs.load(path)) == replace(config, run_name=None)
+    stored = configs.to_mapping(config)
+    assert configs.resolved_from_mapping(stored) == config
+    with pytest.raises(ConfigError, match="batch_size must be a whole number, got None"):
+        configs.resolved_from_mapping({**stored, "batch_size": None})
     assert "resnet" not in path.read_text()
 
 

@@ -84,7 +84,7 @@ def test_a_run_says_from_its_beginning_what_it_is(
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: Store, digits: Dataset) -> None:
     record = created(client, digits)
-    started = Started(configs.to_mapping(CONFIG), 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
+    started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     record.started(started)
     for row in (*rows("iteration", 6, 8), *rows("epoch", 1)):
         record.row(row)

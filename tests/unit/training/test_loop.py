@@ -170,7 +170,7 @@ def test_a_run_keeps_its_precision_on_another_kind_of_processor(
     monkeypatch.setattr(hardware, "fast_at_bf16", lambda device: then)
     train_here(undecided, digits, tmp_path, after := Recorder())
     assert after.steps[0] == 12
-    assert after.begun[0].config["precision"] == ("bf16" if first else "fp32")
+    assert after.begun[0].config.precision == ("bf16" if first else "fp32")
 
 
 def test_times_add_up(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
