@@ -21,7 +21,7 @@ import torch.distributed as dist
 from cifar_ray.config import topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import checkpoints, server
+from cifar_ray.orchestration.run import checkpoints, parameter_server
 from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
@@ -60,8 +60,9 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
         asked = observer.asked if payload["stoppable"] else None
+        server = parameter_server.start(config, worker)
         try:
-            outcome = fit(config, dataset, writer.path, worker, observer, launch, server.start(config, worker), asked)
+            outcome = fit(config, dataset, writer.path, worker, observer, launch, server, asked)
         except StoppedError as stop:
             outcome = Stopped(stop.step)
     observer.flush()

@@ -208,8 +208,10 @@ class _Sweep:
                 trial.reason, trial.config = str(error), None
         refuse(self._config, self._trials)
         waiting = [config for _, config in self._waiting()]
+        if not waiting:  # what an earlier driver left cannot run here
+            return 1
         preflight.check_storage(self._folder, max(waiting, key=preflight.checkpoint_bytes))
-        gpus = max((config.gpus_reserved for config in waiting), default=0)
+        gpus = max(config.gpus_reserved for config in waiting)
         room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_per_worker, gpus)
         if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
             needed = self._base.world_size * self._base.cpus_per_worker
