@@ -53,7 +53,7 @@ class SubmitCommand(_JobServerCommand):
     """Name of the job; when not given, the run's or the sweep's, or made from the options."""
 
     working_dir: str | None = None
-    """Folder whose configurations and source code go with the job; the current one when not given."""
+    """Folder that the job gets a copy of, as far as git tracks it; the current one when not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
