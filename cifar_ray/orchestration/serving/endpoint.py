@@ -41,7 +41,7 @@ ANSWER_TIMEOUT_S = 60.0  # for the whole answer
 MAX_BATCH = 32  # images in one forward pass
 BATCH_WAIT_S = 0.01  # for which an image waits for others to share its forward pass
 _MAX_PARTS = 20  # of a form
-_MAX_HEAD_BYTES = 128 << 10  # of a part; Werkzeug needs more than the 64 KiB that it reads at a time
+_MAX_TEXT_KIB = 128  # of a part's head or a text; Werkzeug needs more than the 64 KiB that it reads at a time
 _MAX_TOP = 9999
 _DECODERS = 2  # each may hold an image of `imagefiles.MAX_PIXELS`
 
@@ -196,11 +196,12 @@ def image_in(body: bytes, content_type: str | None) -> bytes:
     kind, options = parse_options_header(content_type)
     if kind != "multipart/form-data":
         return body
-    parser = FormDataParser(max_form_memory_size=_MAX_HEAD_BYTES, max_form_parts=_MAX_PARTS, silent=False)
+    parser = FormDataParser(max_form_memory_size=_MAX_TEXT_KIB << 10, max_form_parts=_MAX_PARTS, silent=False)
     try:
         _, _, files = parser.parse(BytesIO(body), kind, len(body), options)
     except (ValueError, RequestEntityTooLarge):
-        raise HTTPException(400, f"the form is damaged, or has more than {_MAX_PARTS} parts") from None
+        limits = f"more than {_MAX_PARTS} parts or {_MAX_TEXT_KIB} KiB of text"
+        raise HTTPException(400, f"the form is damaged, or has {limits}") from None
     if "file" not in files:
         raise HTTPException(400, "the form has no file named file; send an image: curl -F file=@IMAGE")
     return files["file"].read()

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from cifar_ray.orchestration.serving import endpoint
 from cifar_ray.orchestration.serving.endpoint import Bodies, image_in
 
-DAMAGED = "the form is damaged, or has more than 20 parts"
+DAMAGED = "the form is damaged, or has more than 20 parts or 128 KiB of text"
 NO_FILE = "the form has no file named file; send an image: curl -F file=@IMAGE"
 FORM = "multipart/form-data; boundary=xyz"
 
@@ -147,7 +147,9 @@ async def asked(app: Any, method: str, path: str, **scope: Any) -> tuple[int, di
     described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], **scope}
     with contextlib.suppress(ZeroDivisionError):  # Ray Serve logs it
         await app(described, request.receive, send)
-    assert dict(answer[0]["headers"])[b"content-type"] == b"application/json"
+    headers = dict(answer[0]["headers"])
+    assert headers[b"content-type"] == b"application/json"
+    assert answer[0]["status"] != 405 or headers[b"allow"] == b"POST"
     return answer[0]["status"], json.loads(answer[1]["body"])
 
 
@@ -167,6 +169,9 @@ def test_every_refusal_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer("POST", "/predict") == (408, "the body has not arrived within 0.05 s")
     assert answer("GET", "/predict") == (405, "/predict takes POST, not GET")
     assert answer("POST", "/no") == (404, "there is nothing at /no; send an image to /predict by POST")
+    for top in ("0", "-1", "many", "9" * 5000):
+        sentence = f"top must be a whole number of classes from 1 to 9999, got '{top[:8]}'"
+        assert answer("POST", "/predict", query_string=f"top={top}".encode()) == (400, sentence)
     large = [(b"content-length", b"99999999999")]
     assert answer("POST", "/predict", headers=large) == (413, "the body is larger than 16 MiB")
     monkeypatch.setattr(endpoint, "ANSWER_TIMEOUT_S", 0.01)
