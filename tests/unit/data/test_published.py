@@ -135,6 +135,12 @@ def test_a_folder_that_is_a_file_is_said_in_one_sentence(tmp_path: Path) -> None
     )
 
 
+def test_a_folder_of_nobody_is_a_mistake_of_the_flag() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ours.folder("~nobody-of-that-name/data")
+    assert caught.value.key == "data_dir"
+
+
 def test_without_scikit_learn_the_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match="dataset digits needs scikit-learn"):

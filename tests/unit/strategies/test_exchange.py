@@ -14,6 +14,7 @@ from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import gradients, layout
+from cifar_ray.strategies.server import ParameterServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper
@@ -360,6 +361,45 @@ def test_staleness_counts_the_steps_of_others_while_a_gradient_was_computed() ->
 
     # Each rank is once the second of both.
     assert on_threads(2, one) == [{"staleness/mean": 2 / 4, "staleness/max": 1.0}] * 2
+
+
+def test_parts_of_a_step_of_fsdp_end_where_its_collectives_begin() -> None:
+    wanted = of("fsdp", 2)
+
+    def one(worker: Worker) -> list[str]:
+        marks: list[str] = []
+        made = ready(wanted, worker, mark=marks)
+        made.gradients(micro_batches(wanted, worker, 0))
+        made.step()
+        return marks
+
+    for marks in on_threads(2, one):
+        assert set(marks) == {"data", "forward", "backward", "communication", "optimizer"}
+        middle = marks.index("backward")
+        assert "forward" not in marks[middle:]
+        # A collective begins at a mark of the pass that waits for it, and ends with one of communication.
+        assert marks[1:3] == ["forward", "communication"]
+        assert marks[middle : middle + 2] == ["backward", "communication"]
+        assert marks[-1] == "optimizer"
+
+
+def test_a_parameter_server_begins_with_what_the_config_says() -> None:
+    begun: list[Any] = []
+
+    class Told(ParameterServer):
+        def reset(self, generation: str, start: Any) -> None:
+            begun.append(start)
+            super().reset(generation, start)
+
+    wanted = of("parameter_server", 1, max_staleness=3, staleness_weighting="inverse")
+    context = strategies.StrategyContext(
+        wanted, Worker(), model(), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), print, Told()
+    )
+    made = strategies.build(context)
+    made.load(model().state_dict(), None)
+    (start,) = begun
+    assert (start.world_size, start.max_staleness, start.weighting, start.state) == (1, 3, "inverse", None)
+    assert len(start.weights) == 135 + 5 + 200 + 10
 
 
 def test_all_ranks_leave_after_the_same_step() -> None:

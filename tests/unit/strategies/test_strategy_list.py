@@ -58,6 +58,8 @@ REFUSED = [
     ({"strategy": "ddp", "micro_batches": 8}, "micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
     ({"strategy": "ddp", "sync_every": 2}, "sync_every is for --strategy local_sgd only, and the strategy is ddp"),
     ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
+    ({"strategy": "hogwild", "topology": "2x1"}, "topology must be on one node (1xWORKERS) for hogwild, got 2x1"),
+    ({"strategy": "hogwild", "device": "cuda"}, "device must be cpu for hogwild, whose workers share the node's memory"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),

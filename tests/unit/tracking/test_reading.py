@@ -31,6 +31,7 @@ def test_a_cell_that_cannot_share_the_held_batch_stands_in_the_column_of_the_oth
         ({"topology": "2x3", "global_batch_size": "48"}, {"batch_size": "32"}, "batch", "8", "48"),
         ({"topology": "2x3", "batch_size": "8", "accumulate": "2"}, {}, "batch", "8", "96"),
         ({"topology": "2x3", "global_batch_size": "48", "accumulate": "2"}, {}, "batch", "4", "48"),
+        ({"topology": "1x2", "batch_size": "16", "global_batch_size": "99"}, {}, "batch", "16", "99"),
         # What it lacks it has in common with the others.
         ({"topology": "1x2"}, {"batch_size": "16"}, "batch", "16", "32"),
         ({"topology": "1x2", "accumulate": "3"}, {"batch_size": "16"}, "batch", "16", "96"),
@@ -113,6 +114,25 @@ def test_a_sweep_without_its_tags_has_none_of_what_they_say(monkeypatch: pytest.
     own.data.tags.update({"cifar_ray.hold": "seed", "cifar_ray.axes": "topology, seed", "cifar_ray.command": "x"})
     study = reading.study("http://store:5000", "s")
     assert (study.command, study.hold, study.axes) == ("x", "seed", ("topology", "seed"))
+
+
+def test_a_store_that_fails_while_a_sweep_is_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise MlflowException("the disk is on fire")
+
+    client: Any = Store()
+    run = client.create_run("1", {store.KEY_TAG: "k"}, "mine")
+    monkeypatch.setattr(store, "connect", lambda uri: client)
+    monkeypatch.setattr(store, "open_run", lambda uri, name: (client, store._known(run)))
+    monkeypatch.setattr(store, "find", lambda client, name: store._known(run))
+    monkeypatch.setattr(parent, "find", lambda client, name: parent.KnownSweep("id0", "", 0.0))
+    client.get_run = fails
+    for read_one in (
+        lambda: reading.study("http://store:5000", "s"),
+        lambda: reading.runs("http://store:5000", ["mine"]),
+    ):
+        with pytest.raises(ConfigError, match=r"http://store:5000 does not \(the disk is on fire\)"):
+            read_one()
 
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first() -> None:

@@ -140,7 +140,7 @@ def test_a_finished_run_ended_when_its_result_was_there(client: Store, digits: D
     assert found.data.tags["cifar_ray.weights_sha256"] == "abc"
     assert found.data.tags["cifar_ray.checkpoint"] == "/there/mine/checkpoints/step-00000022"
     names = list(digits.class_names)
-    kept = {file: value for (_, file), value in client.artifacts.items()}
+    kept = {file: value for (of, file), value in client.artifacts.items() if of == found.info.run_id}
     assert kept["confusion_matrix.json"] == {"classes": names, "counts": [[1, 3], [0, 4]]}
     assert kept["per_class.json"] == {"class": names, "recall": [0.25, 1.0]}
     assert "confusion_matrix.png" in kept
@@ -203,10 +203,10 @@ def test_the_confusion_matrix_is_coloured_by_the_share_of_each_true_class(
     names: list[str], shown: list[str] | None
 ) -> None:
     counts = [[0] * len(names) for _ in names]
-    counts[0][:2], counts[1][1] = [1, 3], 2  # of the third class there is no image
+    counts[0][:2], counts[1][:2] = [1, 3], [3, 5]  # of the third class there is no image
     axes = artifacts.confusion_figure(counts, names).axes[0]
     (image,) = axes.images
-    assert image.get_array()[:3, :2].tolist() == [[0.25, 0.75], [0.0, 1.0], [0.0, 0.0]]
+    assert image.get_array()[:3, :2].tolist() == [[0.25, 0.75], [0.375, 0.625], [0.0, 0.0]]
     assert image.get_clim() == (0.0, 1.0)  # a matrix of few hits is pale
     if shown:
         assert [label.get_text() for label in axes.get_yticklabels()] == shown

@@ -12,6 +12,7 @@ import torch
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
@@ -73,6 +74,24 @@ def test_the_topology_is_that_of_torchruns_nodes(tmp_path: Path, monkeypatch: py
         with pytest.raises(Reached) as caught:
             torchrun.main(words(tmp_path), time.time())
         assert caught.value.args[0] == topology
+
+
+def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    variables = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "7"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", told.append)
+
+    def fit(config: TrainConfig, dataset: Any, folder: Path, worker: Worker, printer: Any, launch: Any) -> Any:
+        told.extend([worker, launch.begun, folder, printer._quiet])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torchrun, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        torchrun.main(words(tmp_path, "--batch-size", "8"), 5.0)
+    worker = Worker(4, 6, 1, "7", torch.device("cpu"))
+    assert told == ["gloo", worker, 5.0, tmp_path / "simple_cnn-digits-2x3-seed0" / "checkpoints", True]
 
 
 @pytest.mark.parametrize(
