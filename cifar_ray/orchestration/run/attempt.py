@@ -11,9 +11,9 @@ import ray
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.orchestration.run import events, trainer
 from cifar_ray.orchestration.run.background import Background
+from cifar_ray.orchestration.run.callbacks import NotPlacedError
 from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Stopped, WorkersFailed
 from cifar_ray.orchestration.run.interrupts import RayLostError
-from cifar_ray.orchestration.run.placement import NotPlacedError
 from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.training.observer import Outcome, Started
 

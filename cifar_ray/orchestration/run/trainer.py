@@ -18,8 +18,9 @@ from cifar_ray.orchestration.cluster.ray_internals import (
     PlacementGroupCleanerCallback,
     get_webui_url_from_internal_kv,
 )
+from cifar_ray.orchestration.run.callbacks import NODE_ID_LABEL, Failures, Placement, Silence
+from cifar_ray.orchestration.run.collectives import Collectives
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
-from cifar_ray.orchestration.run.placement import NODE_ID_LABEL, Collectives, Failures, Placement, Silence
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import Launch, Outcome
 

@@ -9,9 +9,9 @@ import pytest
 import ray
 import torch
 
-from cifar_ray.orchestration.run import attempt, placement
+from cifar_ray.orchestration.run import attempt, callbacks
+from cifar_ray.orchestration.run.callbacks import Failures, Silence
 from cifar_ray.orchestration.run.events import Mailbox, Silent, WorkersFailed
-from cifar_ray.orchestration.run.placement import Failures, Silence
 
 
 class Kept(Mailbox):
@@ -54,7 +54,7 @@ def test_another_error_is_not_final() -> None:
 
 def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     mailbox, now = Kept(), [100.0]
-    monkeypatch.setattr(placement.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
     group = SimpleNamespace(_world_rank_to_ongoing_poll={})
     callback = Silence(mailbox, timeout_s=300.0)
     callback.after_worker_group_start(group)

@@ -1,18 +1,14 @@
-"""Callbacks in Ray Train's controller: place workers, report failures and silent workers; and gloo's interface."""
+"""Callbacks in Ray Train's controller: place workers, report failures and silent workers."""
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray.train import UserCallback
-from ray.train.torch import TorchConfig
 
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
@@ -24,7 +20,6 @@ from cifar_ray.orchestration.cluster.ray_internals import (
     WorkerGroupCallback,
     WorkerHealthCheckFailedError,
     WorkerHealthCheckTimeoutError,
-    _TorchBackend,
 )
 from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Silent, WorkersFailed
 from cifar_ray.storage import StorageError
@@ -163,42 +158,3 @@ def _sentence(error: BaseException) -> str:
         if isinstance(error, (ConfigError, CheckpointError, DivergedError, StorageError))
         else (f"{type(error).__name__}: {first}")
     )
-
-
-class TorchBackend(_TorchBackend):
-    """Ray Train's process group, on the network interface that owns each node's address."""
-
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        worker_group.execute(choose_interface)
-        super().on_start(worker_group, backend_config)
-
-
-class Collectives(TorchConfig):
-    """``TorchConfig`` with :class:`TorchBackend`."""
-
-    @property
-    def backend_cls(self) -> type[TorchBackend]:
-        return TorchBackend
-
-
-def choose_interface() -> str:
-    """Set the network interface of gloo and NCCL, unless the environment does.
-
-    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
-
-    Returns:
-        The interface's name, or an empty string when none has the node's address.
-    """
-    name = interface_of(ray.util.get_node_ip_address())
-    if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-    return name
-
-
-def interface_of(address: str) -> str:
-    """The interface that has an IP address, or an empty string."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address and entry.family in (socket.AF_INET, socket.AF_INET6) for entry in entries):
-            return name
-    return ""
