@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     os.environ["OMP_NUM_THREADS"] = "1"  # the threads of a pool do not live on in a fork
     os.environ["PY_IGNORE_IMPORTMISMATCH"] = "1"
     os.environ["PYTHONPATH"] = str(MUTANTS.absolute())  # processes that a test starts have the mutant, too

@@ -35,6 +35,7 @@ def test_digits_are_the_real_ones_with_a_fixed_split(digits: Dataset) -> None:
     together = np.concatenate([digits.train.images, digits.test.images])[:, ::4, ::4, 0]
     real = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
     assert sorted(map(bytes, together)) == sorted(map(bytes, real))
+    assert digits.class_names == tuple("0123456789")
     assert min(Counter(digits.test.labels.tolist()).values()) > 20
     assert digits.digest == data.load("digits").digest == "1872b75c538a060b"
 

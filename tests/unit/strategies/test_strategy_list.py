@@ -60,6 +60,8 @@ REFUSED = [
     ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
     ({"strategy": "hogwild", "topology": "2x1"}, "topology must be on one node (1xWORKERS) for hogwild, got 2x1"),
     ({"strategy": "hogwild", "device": "cuda"}, "device must be cpu for hogwild, whose workers share the node's memory"),
+    ({"strategy": "gpipe"}, "topology must have at least 2 workers for --strategy gpipe, got 1x1: "),
+    ({"strategy": "gpipe", "topology": "1x2", "micro_batches": 3, "global_batch_size": 64}, "micro_batches must divide the global batch of 64 images, got 3"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),

@@ -160,6 +160,13 @@ def test_nothing_is_a_ranks_own_unless_asked_for(few: Dataset, tmp_path: Path) -
     assert "test/loss_rank0" not in outcome.metrics
 
 
+def test_where_nothing_is_a_ranks_own_each_has_the_figures_of_all(few: Dataset, tmp_path: Path) -> None:
+    (outcome, _), _ = train(resolved(USUAL, strategy="reproducible", shards=2, per_rank_test=True), few, tmp_path)
+    assert isinstance(outcome, Outcome)
+    for name in ("loss", "accuracy"):
+        assert {outcome.metrics[f"test/{name}_rank{rank}"] for rank in (0, 1)} == {outcome.metrics[f"test/{name}"]}
+
+
 def test_memory_is_told_of_every_rank(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "peak_memory_mib", lambda device: 100.5 + dist.get_rank())
     results = train(resolved(USUAL, epochs=1), few, tmp_path)

@@ -54,7 +54,9 @@ def test_what_torchrun_decides_or_ray_does_is_refused(flag: str, tmp_path: Path)
 
 
 def test_a_strategy_with_a_server_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="parameter_server needs a server, which only `cifar-ray train` starts"):
+    with pytest.raises(
+        ConfigError, match=r"^strategy parameter_server needs a server, which only `cifar-ray train` starts"
+    ):
         torchrun.main(words(tmp_path, "--strategy", "parameter_server"), time.time())
 
 
