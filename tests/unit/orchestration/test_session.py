@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cifar_ray.config import topology
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run.events import (
     ControllerStarted,
@@ -98,7 +98,7 @@ def test_a_move_forgets_where_workers_were_and_records_another_topology() -> Non
     made.handle(Moved(same))
     assert made.record.calls == []
     assert made.workers_by_node() == {}
-    smaller = recipe.resolve(replace(same, topology="1x1", batch_size=None, global_batch_size=same.images_per_step))
+    smaller = recipe.at(same, topology.parse("1x1"))
     made.handle(Moved(smaller))
     assert made.record.calls == [("moved", smaller)]
     assert "going on with topology 1x1, 16 images per step as before (16 per worker)" in made.view.calls[-2][1]

@@ -14,6 +14,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import __main__ as torchrun
+from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
 
@@ -130,7 +131,8 @@ def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
         printer.step_done(0, 4, None)
         printer.epoch_done(EpochRecord(Row("epoch", 1, 0, {"test/loss": 2.0}), [], {}))
     assert capsys.readouterr().out == "epoch 1 step 3: loss 0.5000\nepoch 1: test/loss 2.0000\n"
-    started = Started({"model": "vit", "precision": "bf16"}, 4, 9, "/c", ("one is damaged",), (), "a CPU")
+    config = recipe.resolve(TrainConfig(model="vit", dataset="digits", precision="bf16"))
+    started = Started(config, 4, 9, "/c", ("one is damaged",), (), "a CPU")
     torchrun.Printer(0).started(started)
     torchrun.Printer(0).checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
     assert capsys.readouterr().out == (
