@@ -26,7 +26,7 @@ from tests.support.helpers import Recorder
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=120)
 """After which the others give up on a rank that has failed."""
 
 _isolate: Callable[[bool], None] = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
