@@ -155,6 +155,7 @@ class RunSession:
     @_on.register
     def _(self, event: Started) -> None:
         config = self.config = event.config
+        self._epochs = event.step // event.steps_per_epoch
         try:
             storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
         except OSError as error:  # an earlier one exists, and the checkpoints have it, too

@@ -23,7 +23,7 @@ from cifar_ray.orchestration.run.events import (
 )
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import recipe
-from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint
+from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
 ROW = Row("iteration", 3, 0, {"train/loss": 1.5})
 EPOCH = EpochRecord(Row("epoch", 2, 0, {"test/accuracy": 0.5}), [], {})
@@ -111,6 +111,14 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     made.handle(ROW)
     lines = [call[1] for call in made.view.calls if call[0] == "line"]
     assert lines == ["MLflow takes nothing (connection refused); training goes on, and it is tried again"]
+
+
+@pytest.mark.parametrize(("step", "epochs"), [(0, 0), (36, 3), (47, 3)])
+def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, epochs: int) -> None:
+    made = session(name="mine")
+    made.handle(Started(made.config, step, steps_per_epoch=12, resumed_from="step" if step else None))
+    made.interrupted()
+    assert made.view.calls[-1] == ("line", f"stopped after epoch {epochs}; `cifar-ray resume mine` continues the run")
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
