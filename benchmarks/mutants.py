@@ -65,9 +65,11 @@ class Session:
         state()._stats.clear()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        import mlflow  # noqa: F401  # once, and not in every fork
-        from sklearn import datasets  # noqa: F401
+        from sklearn import datasets  # noqa: F401  # once, and not in every fork
 
+        from tests.support import mlflow_store
+
+        mlflow_store.empty_database()
         tests = self._tests(session)
         mutants = [mutant for module in self.wanted.values() for mutant in module]
         random.Random(0).shuffle(mutants)  # stopped by Ctrl-C, what was decided is a fair sample

@@ -353,7 +353,10 @@ def test_checkpoints_become_models_of_the_run(
     for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
         record.model(which, partial(kept.classifier, name), digits, epoch)
     assert record.end("FINISHED")
-    best, final = artifacts.logged_models(own, own.get_run(record.run_id))
+    run = own.get_run(record.run_id)
+    best, final = artifacts.logged_models(own, run)
+    epochs = {output.model_id: output.step for output in run.outputs.model_outputs}
+    assert epochs == {best.model_id: 1, final.model_id: 2}
     assert (best.name, final.name) == ("mine-best", "mine")
     images = digits.test.images[:20]
     for model, path in ((best, first), (final, last)):

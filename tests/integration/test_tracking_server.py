@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
     assert done.returncode == 0, done.stderr
     run = person.run_named("kept")
     assert run.info.status == "FINISHED"
+    assert f"{server}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in done.stdout
     assert run.info.artifact_uri.startswith("mlflow-artifacts:/")
     names = {file.path for file in person.mlflow.list_artifacts(run.info.run_id)}
     whole = {"config.yaml", "checkpoints.json", "placement.json", "per_class.json"}
@@ -92,6 +94,10 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
     assert scored.returncode == 0, scored.stderr
     assert f"{run.data.metrics['test/accuracy']:.2%}" in scored.stdout
     (model,) = person.mlflow.get_run(run.info.run_id).outputs.model_outputs
+    registered = person.runs("register", "kept", "--name", "digits", "--tracking-uri", server)
+    assert registered.returncode == 0, registered.stderr
+    versions = person.mlflow.get_logged_model(model.model_id).tags["mlflow.modelVersions"]
+    assert json.loads(versions) == [{"name": "digits", "version": 1}]
     mlflow.set_tracking_uri(server)
     try:
         loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
+from mlflow import MlflowClient
 
 from cifar_ray.config import ports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import guard, store, ui
-from tests.support.tracked import Store
 
 
 @pytest.mark.parametrize(
-    ("status", "session", "there", "done", "ends"),
+    ("status", "session", "ends"),
     [
-        ("RUNNING", "mine", True, True, "KILLED"),
-        ("RUNNING", "of a later driver", True, True, "RUNNING"),
-        ("FINISHED", "mine", True, True, "FINISHED"),  # the driver could end it after all
-        ("RUNNING", "mine", False, False, "RUNNING"),  # a store that is away is tried again
+        ("RUNNING", "mine", "KILLED"),
+        ("RUNNING", "of a later driver", "RUNNING"),
+        ("FINISHED", "mine", "FINISHED"),  # the driver could end it after all
     ],
 )
 def test_a_guard_ends_a_running_run_of_its_own_driver(
-    status: str, session: str, there: bool, done: bool, ends: str, monkeypatch: pytest.MonkeyPatch
+    status: str, session: str, ends: str, client: MlflowClient
 ) -> None:
-    client = Store()
-    run = client.create_run("1", {store.SESSION_TAG: session}, "mine", status=status)
-    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: client)
-    monkeypatch.setattr(store, "exists", lambda uri: there)
-    assert guard._ended("http://store:5000", "id0", "mine", "KILLED") is done
-    assert run.info.status == ends
+    run_id = client.create_run("0", tags={store.SESSION_TAG: session}).info.run_id
+    client.update_run(run_id, status)
+    assert guard._ended(client.tracking_uri, run_id, "mine", "KILLED") is True
+    assert client.get_run(run_id).info.status == ends
 
 
-def test_a_guard_tries_again_when_the_store_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: Store())
-    assert guard._ended("http://store:5000", "no such run", "mine", "KILLED") is False
+def test_a_guard_tries_again_when_the_store_raises_or_is_away(client: MlflowClient, tmp_path: Path) -> None:
+    assert guard._ended(client.tracking_uri, "no such run", "mine", "KILLED") is False
+    away = tmp_path / "away.db"
+    assert guard._ended(f"sqlite:///{away}", "id", "mine", "KILLED") is False
+    assert not away.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import parent, reading, store
-from tests.support.tracked import Store
+from tests.support import mlflow_store
 
 RESNET = {"model": "resnet", "dataset": "digits"}
 USUAL = {"model": TrainConfig().model, "dataset": TrainConfig().dataset}
@@ -60,152 +61,150 @@ def cell(name: str, state: str = "RUN", reason: str = "", **params: str) -> dict
     return {"name": name, "state": state, "reason": reason, "params": {**RESNET, **params}}
 
 
-def read(
-    monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]], status: str = "RUNNING", **tags: str
-) -> list[Any]:
-    """The trials of a sweep, of which the second cell alone has a run; and a run is there that is of no cell."""
-    client: Any = Store()
-    own = client.create_run("1", tags, "s", status=status)
-    for name, params in (("two", {"batch_size": "4", "topology": "1x2"}), ("stray", {}), ("old", {**RESNET})):
-        client.create_run("1", {"cifar_ray.failure": "no room"}, name, status="FAILED").data.params.update(params)
-    client.runs["id3"].data.params.update(topology="1x1", batch_size="2", global_batch_size="2")
-    monkeypatch.setattr(parent, "children", lambda client, own: [run for run in client.runs.values() if run is not own])
-    return reading._cells(client, own, cells)
+SWEEP = {parent.KIND_TAG: parent.KIND, parent.SWEEP_TAG: "s"}
 
 
-def test_every_cell_is_there_with_or_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str:
+    """The id of a sweep's own run in the store."""
+    own = client.create_run(store.experiment_id(client, "test"), run_name="s", tags={**SWEEP, **tags}).info.run_id
+    client.log_dict(own, {"cells": cells}, parent.CELLS_FILE)
+    return own
+
+
+def child(client: MlflowClient, own: str, name: str, began: int = 1, **params: str) -> str:
+    """The id of a run of a sweep, which began at ``began`` milliseconds."""
+    tags = {"mlflow.parentRunId": own, store.KEY_TAG: name}
+    experiment = client.get_run(own).info.experiment_id
+    run_id = client.create_run(experiment, began, tags, name).info.run_id
+    client.log_batch(run_id, params=[Param(*one) for one in params.items()])
+    return run_id
+
+
+def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None:
     cells = [
         cell("one", "SKIPPED", "too large", topology="1x9"),
         cell("two", topology="1x2", global_batch_size="8"),
         cell("three", "PENDING"),
         cell("four", "PENDING", "the cluster went away"),
     ]
-    found = [(one.name, one.run_id, one.status, one.reason) for one in read(monkeypatch, cells)]
-    expected = [
+    own = sweep(client, cells)
+    two = child(client, own, "two", batch_size="4", topology="1x2")
+    stray = child(client, own, "stray")  # of no cell, and nothing is known of it
+    old = child(client, own, "old", topology="1x1", batch_size="2", global_batch_size="2", **RESNET)
+    for run_id in (two, stray, old):
+        client.set_tag(run_id, store.FAILURE_TAG, "no room")
+        client.set_terminated(run_id, "FAILED")
+    trials = reading.study(client.tracking_uri, "s").trials
+    assert [(one.name, one.run_id, one.status, one.reason) for one in trials] == [
         ("one", "", "SKIPPED", "too large"),
-        ("two", "id1", "FAILED", "no room"),
+        ("two", two, "FAILED", "no room"),
         ("three", "", "PENDING", ""),
         ("four", "", "FAILED", "the cluster went away"),
-        ("old", "id3", "FAILED", "no room"),  # of no cell, and known well enough to be placed
+        ("old", old, "FAILED", "no room"),  # of no cell, and known well enough to be placed
     ]
-    assert found == expected
-    ended = read(monkeypatch, cells, status="FINISHED")
-    assert (ended[2].status, ended[2].reason) == ("FAILED", "it ended without a run")
-    assert (ended[1].batch_size, ended[1].global_batch_size) == (4, 8)  # its run's own, and what that lacks
+    assert (trials[1].batch_size, trials[1].global_batch_size) == (4, 8)  # its run's own, and what that lacks
+    client.set_terminated(own, "FINISHED")
+    three = reading.study(client.tracking_uri, "s").trials[2]
+    assert (three.status, three.reason) == ("FAILED", "it ended without a run")
 
 
 @pytest.mark.parametrize(("tags", "whole"), [({"cifar_ray.hold": "global_batch"}, "16"), ({}, "32")])
 def test_what_a_sweep_holds_decides_what_a_batch_size_means(
-    tags: dict[str, str], whole: str, monkeypatch: pytest.MonkeyPatch
+    tags: dict[str, str], whole: str, client: MlflowClient
 ) -> None:
-    cells = [cell("one", "SKIPPED", topology="1x2", batch_size="16")]
-    assert read(monkeypatch, cells, **tags)[0].params["global_batch_size"] == whole
+    sweep(client, [cell("one", "SKIPPED", topology="1x2", batch_size="16")], **tags)
+    (trial,) = reading.study(client.tracking_uri, "s").trials
+    assert trial.params["global_batch_size"] == whole
 
 
-def test_a_sweep_without_its_tags_has_none_of_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    client: Any = Store()
-    own = client.create_run("1", {}, "s")
-    monkeypatch.setattr(store, "connect", lambda uri: client)
-    monkeypatch.setattr(parent, "find", lambda client, name: parent.KnownSweep(own.info.run_id, "", 0.0))
-    monkeypatch.setattr(parent, "children", lambda client, own: [])
-    study = reading.study("http://store:5000", "s")
+def test_a_sweep_without_its_tags_has_none_of_what_they_say(client: MlflowClient) -> None:
+    own = client.create_run("0", tags=SWEEP).info.run_id
+    study = reading.study(client.tracking_uri, "s")
     assert (study.command, study.hold, study.axes, list(study.trials)) == ("", "batch", (), [])
     assert study.cautions
-    own.data.tags.update({"cifar_ray.hold": "seed", "cifar_ray.axes": "topology, seed", "cifar_ray.command": "x"})
-    study = reading.study("http://store:5000", "s")
+    for name, value in {"hold": "seed", "axes": "topology, seed", "command": "x"}.items():
+        client.set_tag(own, f"cifar_ray.{name}", value)
+    study = reading.study(client.tracking_uri, "s")
     assert (study.command, study.hold, study.axes) == ("x", "seed", ("topology", "seed"))
 
 
-def test_a_store_that_fails_while_a_sweep_is_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: Any) -> Any:
-        raise MlflowException("the disk is on fire")
-
-    client: Any = Store()
-    run = client.create_run("1", {store.KEY_TAG: "k"}, "mine")
-    monkeypatch.setattr(store, "connect", lambda uri: client)
-    monkeypatch.setattr(store, "open_run", lambda uri, name: (client, store._known(run)))
-    monkeypatch.setattr(store, "find", lambda client, name: store._known(run))
-    monkeypatch.setattr(parent, "find", lambda client, name: parent.KnownSweep("id0", "", 0.0))
-    client.get_run = fails
-    for read_one in (
-        lambda: reading.study("http://store:5000", "s"),
-        lambda: reading.runs("http://store:5000", ["mine"]),
+def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
+    run_id = child(client, sweep(client, []), "mine")
+    client.log_metric(run_id, "test/accuracy", 0.5)
+    mlflow_store.alter(client, "DROP TABLE metrics")  # runs are found, and their histories are not
+    for read in (
+        lambda: reading.study(client.tracking_uri, "s"),
+        lambda: reading.runs(client.tracking_uri, ["mine"]),
     ):
-        with pytest.raises(ConfigError, match=r"http://store:5000 does not \(the disk is on fire\)"):
-            read_one()
+        with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: metrics\)"):
+            read()
+    mlflow_store.alter(client, "DROP TABLE runs")
+    for find in (store.find, parent.find):
+        with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: runs\)"):
+            find(client, "mine")
 
 
-def test_a_sweep_is_searched_by_its_name_the_newest_first() -> None:
-    class Searched(Store):
-        def search_runs(self, experiments: list[str], wanted: str, **options: Any) -> list[Any]:
-            self.asked.append((wanted, {"experiments": experiments, **options}))
-            return list(self.runs.values())
-
-    client: Any = Searched()
-    assert parent.find(client, "it's") is None
-    (wanted, options), *_ = client.asked
-    assert wanted == "tags.`cifar_ray.kind` = 'sweep' and tags.`cifar_ray.sweep` = 'its'"
-    assert options == {"experiments": ["1", "2"], "order_by": ["attributes.start_time DESC"], "max_results": 1}
-    run = client.create_run("1", {store.FOLDER_TAG: "/there"}, "its")
-    assert parent.find(client, "its") == parent.KnownSweep(run.info.run_id, "/there", 0.0)
-    run.data.metrics["sweep/wall_s"] = 12.5
-    del run.data.tags[store.FOLDER_TAG]
-    assert parent.find(client, "its") == parent.KnownSweep(run.info.run_id, "", 12.5)
-
-
-def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first() -> None:
-    class Page(list[Any]):
-        token = ""
-
-    class Paged(Store):
-        def search_runs(self, experiments: list[str], wanted: str, **options: Any) -> Page:
-            self.asked.append((wanted, {"experiments": experiments, **options}))
-            page = Page([len(self.asked)])
-            page.token = f"after {len(self.asked)}" if len(self.asked) < 3 else ""
-            return page
-
-    client: Any = Paged()
-    own = client.create_run("5", {}, "s")
-    assert parent.children(client, own) == [1, 2, 3]
-    assert [options["page_token"] for _, options in client.asked] == [None, "after 1", "after 2"]
-    for wanted, options in client.asked:
-        assert wanted == "tags.`mlflow.parentRunId` = 'id0'"
-        assert (options["experiments"], options["order_by"]) == (["5"], ["attributes.start_time ASC"])
+def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
+    assert parent.find(client, "its") is None
+    named = {parent.KIND_TAG: parent.KIND, parent.SWEEP_TAG: "its"}
+    for began, tags in (
+        (4, {**named, parent.SWEEP_TAG: "another"}),
+        (3, {parent.SWEEP_TAG: "its", store.FOLDER_TAG: "/of/one/of/its/runs"}),
+        (1, {**named, store.FOLDER_TAG: "/older"}),
+    ):
+        client.create_run("0", began, tags)
+    newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, store.FOLDER_TAG: "/there"})
+    run_id = newest.info.run_id
+    assert parent.find(client, "it's") == parent.KnownSweep(run_id, "/there", 0.0)
+    client.log_metric(run_id, "sweep/wall_s", 12.5)
+    client.delete_tag(run_id, store.FOLDER_TAG)
+    assert parent.find(client, "its") == parent.KnownSweep(run_id, "", 12.5)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    client: Any = Store()
-    client.create_run("1", {store.KEY_TAG: "a", "cifar_ray.sweep": "s"}, "mine")
-    client.create_run("1", {store.KEY_TAG: "b"}, "mine")
-    monkeypatch.setattr(store, "_matching", lambda client, run: list(client.runs.values()))
+def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "_PAGE", 2)
+    own = sweep(client, [])
+    for began in (3, 1, 5, 2, 4):
+        child(client, own, f"after {began}", began)
+    child(client, sweep(client, []), "of another sweep")
+    client.create_run("0", tags={"mlflow.parentRunId": own}, run_name="of another experiment")
+    found = parent.children(client, client.get_run(own))
+    assert [run.info.run_name for run in found] == [f"after {began}" for began in range(1, 6)]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_sweeps(client: MlflowClient) -> None:
+    old = client.create_run("0", 1, {store.KEY_TAG: "a", "cifar_ray.sweep": "s"}, "mine").info.run_id
+    new = client.create_run("0", 2, {store.KEY_TAG: "b"}, "mine").info.run_id
     with pytest.raises(store.AmbiguousRunError) as caught:
         store.find(client, "mine")
-    assert str(caught.value) == "there are 2 runs named 'mine'; take one of their ids: id0 (of sweep s), id1"
+    assert str(caught.value) == f"there are 2 runs named 'mine'; take one of their ids: {new}, {old} (of sweep s)"
 
 
-def test_a_store_that_fails_while_it_is_searched_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(client: Any, run: str) -> list[Any]:
-        raise MlflowException("the disk is on fire")
-
-    monkeypatch.setattr(store, "_matching", fails)
-    with pytest.raises(ConfigError, match=r"http://store:5000 does not \(the disk is on fire\)"):
-        store.find(Store(), "mine")  # type: ignore[arg-type]
+def test_the_address_of_a_runs_page_is_that_of_a_server(client: MlflowClient) -> None:
+    run = client.create_run("0")
+    assert store.page("http://store:5000/", run) == f"http://store:5000/#/experiments/0/runs/{run.info.run_id}"
+    assert store.page(client.tracking_uri, run) is None
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_an_experiment_that_another_process_has_just_made_is_taken(first: bool) -> None:
-    found = iter([None, SimpleNamespace(experiment_id="9", lifecycle_stage="active") if not first else None])
+def test_an_experiment_that_another_process_has_just_made_is_taken(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    look = client.get_experiment_by_name
 
-    class Raced(Store):
-        def get_experiment_by_name(self, name: str) -> Any:
-            return next(found)
+    def too_early(name: str) -> Any:
+        found = look(name)
+        if found is None:
+            made.append(MlflowClient(client.tracking_uri).create_experiment(name))
+        return found
 
-        def create_experiment(self, name: str, **options: Any) -> str:
-            raise MlflowException("exists")
+    monkeypatch.setattr(client, "get_experiment_by_name", too_early)
+    assert [store.experiment_id(client, "mine")] == made
 
-    client: Any = Raced()
-    if first:
-        with pytest.raises(MlflowException, match="exists"):
-            store.experiment_id(client, "mine")
-    else:
-        assert store.experiment_id(client, "mine") == "9"
+
+def test_an_experiment_that_cannot_be_made_is_an_error(client: MlflowClient) -> None:
+    mlflow_store.refuse(client, "INSERT ON experiments")
+    with pytest.raises(MlflowException, match="no room"):
+        store.experiment_id(client, "mine")

@@ -1,12 +1,14 @@
-"""What a run's record has in the end, in a store that keeps what it is told."""
+"""What MLflow has of a run in the end."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
@@ -15,20 +17,21 @@ from cifar_ray.tracking import artifacts, run, store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
-from tests.support.tracked import Store
+from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", seed=7, topology="1x2", batch_size=16))
 BEGUN = 1_000_000.25
+CONFUSION = [[row + column for column in range(10)] for row in range(10)]
+RECALL = [share / 16 for share in range(10)]
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Store:
+@pytest.fixture(autouse=True)
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process that would end the run if this one were killed."""
     monkeypatch.setattr(run, "Guard", lambda uri, run_id, session: SimpleNamespace(conclude=lambda written, _: written))
-    monkeypatch.setattr(store, "experiment_id", lambda client, name: f"of {name}")
-    return Store()
 
 
-def created(client: Any, digits: Dataset, **tags: str) -> RunRecord:
+def created(client: MlflowClient, digits: Dataset, **tags: str) -> RunRecord:
     return RunRecord.create(client, CONFIG, "mine", "key", "/there/mine", digits, BEGUN, tags)
 
 
@@ -48,20 +51,21 @@ def outcome(*history: Row) -> Outcome:
         begun=BEGUN,
         weights_sha256="abc",
         checkpoint="/disk/checkpoints/step-00000022",
-        per_class={"recall": [0.25, 1.0]},
-        confusion=[[1, 3], [0, 4]],
+        per_class={"recall": RECALL},
+        confusion=CONFUSION,
         history=history,
     )
 
 
 def test_a_run_says_from_its_beginning_what_it_is(
-    client: Store, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "git_commit", lambda: "abc-dirty")
     record = created(client, digits, **{"mlflow.parentRunId": "p"})
     record.end("KILLED")
-    (found,) = client.runs.values()
-    assert (found.info.run_name, found.info.experiment_id) == ("mine", f"of {CONFIG.experiment}")
+    found = only_run(client)
+    assert found.info.run_name == "mine"
+    assert client.get_experiment(found.info.experiment_id).name == CONFIG.experiment
     assert found.info.start_time == 1_000_000_250
     tags = found.data.tags
     expected = {
@@ -76,13 +80,13 @@ def test_a_run_says_from_its_beginning_what_it_is(
     assert "not installed" not in [tags[f"version.{name}"] for name in packages - {"cifar-ray"}]
     params = configs.params(CONFIG)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
-    (given,) = client.datasets[found.info.run_id]
+    (given,) = found.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest) == ("digits", digits.digest)
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
-    assert client.artifacts[found.info.run_id, "config.yaml"] == configs.to_yaml(CONFIG)
+    assert text(client, record.run_id, "config.yaml") == configs.to_yaml(CONFIG)
 
 
-def test_figures_are_written_once_a_checkpoint_has_them(client: Store, digits: Dataset) -> None:
+def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     record.started(started)
@@ -93,85 +97,78 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: Store, digits: D
     record.checkpoint(saved(11, 1, best=True))
     for row in (*rows("iteration", 13), *rows("epoch", 2)):
         record.row(row)
+    before = int(1000 * time.time())
     record.end("FAILED")
-    (found,) = client.runs.values()
-    assert {row[:2] for row in found.history} == {
-        *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
+    found = only_run(client)
+    assert steps(client, record.run_id) == [
         ("epoch/figure", 1),
-    }
-    held = client.artifacts[found.info.run_id, run._UNKEPT_FILE]["rows"]
+        *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
+    ]
+    held = value(client, record.run_id, run._UNKEPT_FILE)["rows"]
     assert [(row["kind"], row["step"]) for row in held] == [("iteration", 13), ("epoch", 2)]
-    listed = client.artifacts[found.info.run_id, "checkpoints.json"]["checkpoints"]
+    listed = value(client, record.run_id, "checkpoints.json")["checkpoints"]
     assert [(entry["step"], entry["epoch"], entry["path"], entry["weights_sha256"]) for entry in listed] == [
         (6, 0, "/there/mine/checkpoints/step-00000006", "hash6"),
         (11, 1, "/there/mine/checkpoints/step-00000011", "hash11"),
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
     assert found.data.tags["cifar_ray.hardware"] == "a CPU"
-    assert (found.info.status, found.info.end_time) == ("FAILED", None)
+    assert found.info.status == "FAILED"
+    assert before <= found.info.end_time <= 1000 * time.time()
 
 
-def test_the_end_of_an_epoch_is_written_although_it_is_the_first(client: Store, digits: Dataset) -> None:
+def test_the_end_of_an_epoch_is_written_although_it_is_the_first(client: MlflowClient, digits: Dataset) -> None:
     """Nothing was started yet: a driver may record rows of a process that began before."""
     record = created(client, digits)
     record.row(*rows("epoch", 0))
     record.row(*rows("iteration", 0))
     record.end("KILLED")
-    (found,) = client.runs.values()
-    assert [row[:2] for row in found.history] == [("epoch/figure", 0), ("iteration/figure", 0)]
+    assert steps(client, record.run_id) == [("epoch/figure", 0), ("iteration/figure", 0)]
 
 
-def test_a_finished_run_ended_when_its_result_was_there(client: Store, digits: Dataset) -> None:
+def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
-    client.runs[record.run_id].data.tags[store.FAILURE_TAG] = "of an earlier attempt"
+    client.set_tag(record.run_id, store.FAILURE_TAG, "of an earlier attempt")
     record.row(*rows("iteration", 22))  # held, and in the history too
     record.result(outcome(*rows("iteration", 22), *rows("epoch", 1, 2)), digits)
     assert record.end("FINISHED")
-    (found,) = client.runs.values()
+    found = only_run(client)
     assert (found.info.status, found.info.end_time) == ("FINISHED", 1_000_040_750)
     assert store.FAILURE_TAG not in found.data.tags
-    written = [row[:2] for row in found.history]
-    assert sorted(written) == sorted(set(written))
+    written = points(client, record.run_id)
+    assert [(name, step) for name, step, _, _ in written] == [
+        ("best/accuracy", 2), ("epoch/figure", 1), ("epoch/figure", 2), ("iteration/figure", 22),
+        ("time/training_s", 2), ("time/wall_s", 2),
+    ]  # fmt: skip
+    assert ("epoch/figure", 2, 2000, 2.5) in written  # at the time of the epoch
     assert found.data.metrics == {
         "iteration/figure": 22.5, "epoch/figure": 2.5, "best/accuracy": 0.75, "time/wall_s": 40.5,
         "time/training_s": 30.0,
     }  # fmt: skip
-    assert {step for name, step, _, _ in found.history if name.startswith(("time/", "best/"))} == {2}
     assert found.data.tags["cifar_ray.weights_sha256"] == "abc"
     assert found.data.tags["cifar_ray.checkpoint"] == "/there/mine/checkpoints/step-00000022"
     names = list(digits.class_names)
-    kept = {file: value for (of, file), value in client.artifacts.items() if of == found.info.run_id}
-    assert kept["confusion_matrix.json"] == {"classes": names, "counts": [[1, 3], [0, 4]]}
-    assert kept["per_class.json"] == {"class": names, "recall": [0.25, 1.0]}
-    assert "confusion_matrix.png" in kept
-    assert run._UNKEPT_FILE not in kept
+    confusion = value(client, record.run_id, "confusion_matrix.json")
+    assert confusion == {"classes": names, "counts": CONFUSION}
+    per_class = value(client, record.run_id, "per_class.json")
+    assert per_class == {"columns": ["class", "recall"], "data": [[*row] for row in zip(names, RECALL)]}
+    kept = files(client, record.run_id)
+    assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "per_class.json"}
 
 
-def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: Store, digits: Dataset) -> None:
+def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     for seconds in (-1.0, 61.5):
         record.system(round(1000 * (BEGUN + seconds)), {"node/cpu": seconds})
     record.end("KILLED")
-    (found,) = client.runs.values()
-    assert [row[:2] for row in found.history] == [("system/node/cpu", 0), ("system/node/cpu", 61)]
+    assert steps(client, record.run_id) == [("system/node/cpu", 0), ("system/node/cpu", 61)]
 
 
-def test_a_model_is_logged_with_the_epoch_it_is_of(
-    client: Store, digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logged: list[Any] = []
-    monkeypatch.setattr(artifacts, "log_model", lambda *arguments: logged.append(arguments))
-    record = created(client, digits)
-    record.model("best", print, digits, 3)  # type: ignore[arg-type]
-    record.end("FINISHED")
-    assert logged == [(client, record.run_id, "best", print, digits, 3)]
-
-
-def test_more_parameters_than_one_request_takes_are_all_written(client: Store, digits: Dataset) -> None:
+def test_more_parameters_than_one_request_takes_are_all_written(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     record._sink.params({f"p{number}": str(number) for number in range(230)})
     record.end("KILLED")
-    (found,) = client.runs.values()
+    found = only_run(client)
     assert {f"p{number}" for number in range(230)} <= found.data.params.keys()
     assert record.refused == []
 
