@@ -25,7 +25,7 @@ from cifar_ray.data import order
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What is known of a data set before it is read.
+    """Facts about a data set that hold before it is read.
 
     Attributes:
         name: its name on the command line.
@@ -56,7 +56,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """Images of one purpose.
+    """The training or the test images.
 
     Attributes:
         images: uint8, shape (N, 32, 32, 3), channels last; may be read-only.
@@ -148,7 +148,7 @@ def _reader(name: str) -> Any:
 
 
 def _home(name: str, root: Path) -> Path:
-    """The folder below ``root`` that is this data set's own."""
+    """This data set's folder below ``root``."""
     return root / ("MNIST" if name == "mnist" else _reader(name).base_folder)
 
 
@@ -163,7 +163,7 @@ def _files(name: str, root: Path) -> list[tuple[Path, str]]:
 
 
 def _provide(name: str, root: Path) -> None:
-    """See that the files are there, downloading them when none is."""
+    """Check that the files exist; download them when none does."""
     if any(path.exists() for path, _ in _files(name, root)):
         _verify(name, root)
         return
@@ -184,7 +184,7 @@ def _provide(name: str, root: Path) -> None:
 
 
 def _download(name: str, root: Path) -> None:
-    """Fetch into a folder beside the final one and move it in at the end: all files are there, or none."""
+    """Download into a temporary folder and move it at the end, so that all files exist or none."""
     from http.client import HTTPException
     from urllib.error import URLError
 

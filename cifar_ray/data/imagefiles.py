@@ -31,7 +31,7 @@ class ImageError(ValueError):
 
 @contextmanager
 def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
-    """An image that is about to be decoded; what goes wrong within it is an :class:`ImageError`."""
+    """Context manager: open an image; any error within is an :class:`ImageError`."""
     try:
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:

@@ -53,7 +53,7 @@ def permutation(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def steps_per_epoch(size: int, global_batch: int) -> int:
-    """Whole global batches in an epoch. The rest of the samples, others in each epoch, waits."""
+    """Whole global batches in an epoch. The remaining samples, others in each epoch, are left out."""
     return size // global_batch
 
 

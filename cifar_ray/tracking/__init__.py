@@ -1,4 +1,4 @@
-"""MLflow: where runs are recorded and found again.
+"""MLflow: record runs and find them again.
 
 The only room that imports MLflow. It runs beside the driver and never stops training.
 """
@@ -18,7 +18,7 @@ os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
 
 
 def quieten(verbose: bool) -> None:
-    """Have MLflow and its database tools be silent, unless ``verbose``: what they log, they also raise."""
+    """Silence MLflow and its database tools unless ``verbose``: they also raise what they log."""
     for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.CRITICAL)
     if not verbose:

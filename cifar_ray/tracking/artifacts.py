@@ -39,12 +39,12 @@ class CheckpointList:
         self._continued = False
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Note a checkpoint by its ``step``; one noted before is replaced."""
+        """Add a checkpoint; it replaces an earlier one of the same ``step``."""
         self._entries[entry["step"]] = entry
         self._added += 1
 
     def write(self, client: MlflowClient, run_id: str) -> None:
-        """Bring the artifact up to date, keeping what an earlier process wrote."""
+        """Update the artifact, keeping the entries of earlier processes."""
         if not self._continued:
             earlier = {entry["step"]: entry for entry in _checkpoints(client, run_id)}
             self._entries = {**earlier, **self._entries}
@@ -73,7 +73,7 @@ def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]],
 
 
 def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
-    """A matplotlib figure: true classes down, predicted classes across, share of each row as colour."""
+    """Draw a confusion matrix: true classes down, predicted classes across, share of each row as colour."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
     counts = np.array(confusion)
@@ -109,7 +109,7 @@ def log_model(
     dataset: Dataset,
     epoch: int,
 ) -> None:
-    """A model of the run, named after it, which predicts from uint8 images.
+    """Log a model of the run, named after the run, that predicts from uint8 images.
 
     It is stored as an exported graph, which ``mlflow.pyfunc.load_model`` loads without executing code.
 
@@ -176,7 +176,7 @@ def _log_model(
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
-    """The models that the run has logged to their end, the final one last."""
+    """The models that the run has logged completely, the final one last."""
     ids = [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
     models = [client.get_logged_model(model_id) for model_id in ids]
     ready = [model for model in models if model.status == LoggedModelStatus.READY]

@@ -1,9 +1,8 @@
-"""Ends a run in MLflow when its driver cannot: because it was killed, even by ``kill -9``, or because the
-store did not answer.
+"""End a run in MLflow when its driver cannot, because it was killed or because the store did not answer.
 
-A small process beside the driver waits on a pipe. At its end the driver writes a word into it: either that
-all is said, or the status that the run shall have. A pipe that closes without a word means that the driver
-was killed. The process is nobody's child: what stops a job of Ray's kills all descendants of its command.
+A small process beside the driver waits on a pipe. At its end the driver writes a word into it: that the run has
+ended, or the status to set. A pipe that closes without a word means that the driver was killed. The process is not
+the driver's child, since Ray kills all descendants of a job's command when it stops the job.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PAUSE_S = 5.0
 
 
 class Guard:
-    """The guard of one run, for as long as the driver works on it."""
+    """Start the guard of one run, and tell it how the run ended."""
 
     def __init__(self, uri: str, run_id: str, session: str) -> None:
         # It forks the guard and ends.
@@ -34,7 +33,7 @@ class Guard:
         )
 
     def conclude(self, written: bool, status: str) -> bool:
-        """The driver has come to the end of the run.
+        """Tell the guard that the run has ended.
 
         Args:
             written: whether it could write the status itself; if not, the guard goes on trying for some
@@ -51,12 +50,12 @@ class Guard:
         return written
 
     def dismiss(self) -> None:
-        """The driver has ended the run itself."""
+        """Tell the guard that the driver has set the status, and wait for its end."""
         self._say(_DONE)
         self.wait(10)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the guard's end; whether it came within so many seconds."""
+        """Wait for the guard's end; return whether it came within ``timeout_s`` seconds."""
         output: IO[bytes] = self._starter.stdout  # type: ignore[assignment]
         ended = bool(select.select([output], [], [], timeout_s)[0])
         if ended:
@@ -64,7 +63,7 @@ class Guard:
         return ended
 
     def hand_over(self, status: str) -> None:
-        """The driver could not end the run with this status; the guard tries for some minutes more."""
+        """Have the guard set this status, trying for some minutes."""
         self._say(status)
 
     def _say(self, word: str) -> None:
@@ -77,7 +76,7 @@ class Guard:
 
 
 def main(uri: str, run_id: str, session: str) -> None:
-    """Wait for the driver's word or its end, in a process that is not the driver's child."""
+    """Wait for the driver's word or its end, in a process detached from the driver."""
     if os.fork():
         os._exit(0)
     word = sys.stdin.buffer.read().decode()
@@ -89,7 +88,7 @@ def main(uri: str, run_id: str, session: str) -> None:
 
 
 def _ended(uri: str, run_id: str, session: str, status: str) -> bool:
-    """Try to end the run; True when that is done, or not called for any more."""
+    """Try to end the run; return True when it has ended or belongs to another driver."""
     from mlflow import MlflowClient  # a second and 100 MB, spent only now
 
     from cifar_ray.tracking import store

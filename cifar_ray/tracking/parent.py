@@ -47,7 +47,7 @@ class KnownSweep:
 
 
 class SweepRecord:
-    """What one driver process writes about a sweep itself. But for its making and its end, nothing waits or raises.
+    """Writes one driver's record of a sweep. Only creating and ending it wait or raise.
 
     Attributes:
         run_id: MLflow's id of the sweep's own run.
@@ -65,7 +65,7 @@ class SweepRecord:
 
     @classmethod
     def create(cls, client: MlflowClient, sweep: SweepConfig, folder: str, command: str) -> SweepRecord:
-        """A new sweep.
+        """Create the MLflow run of a new sweep.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -95,7 +95,7 @@ class SweepRecord:
 
     @classmethod
     def reopen(cls, client: MlflowClient, known: KnownSweep) -> SweepRecord:
-        """A sweep that an earlier driver began; it is RUNNING again.
+        """Continue the record of an earlier driver; the sweep is RUNNING again.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -111,26 +111,26 @@ class SweepRecord:
 
     @property
     def child_tags(self) -> dict[str, str]:
-        """Tags that make a run one of this sweep's."""
+        """Tags that make a run a child of this sweep."""
         return {_PARENT_TAG: self.run_id}
 
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
-        """The runs of the sweep, in the grid's order, whatever becomes of them."""
+        """Record the list of all cells, in the grid's order."""
         self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": list(cells)}, CELLS_FILE))
 
     def figures(self, metrics: Mapping[str, float]) -> None:
-        """The sweep's figures so far."""
+        """Record the sweep's metrics so far."""
         self._steps += 1
         values = {**metrics, "sweep/updates": float(self._steps)}
         self._sink.metrics(self._steps, time.time_ns() // 1_000_000, values)
 
     def end(self, status: str) -> bool:
-        """End the sweep's run as FINISHED, FAILED or KILLED; whether that could be written."""
+        """End the sweep's run as FINISHED, FAILED or KILLED; return whether that was written."""
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
 
 
 def find(client: MlflowClient, name: str) -> KnownSweep | None:
-    """The newest sweep of that name, if there is any.
+    """Find the newest sweep of that name.
 
     Raises:
         ConfigError: when the store does not answer.
@@ -212,7 +212,7 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
 
 
 def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSweep]:
-    """A sweep by its name, and the client of its store.
+    """Open a sweep by its name; also return the client of its store.
 
     Raises:
         ConfigError: when there is none, or the store does not answer.

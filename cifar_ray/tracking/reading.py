@@ -1,4 +1,4 @@
-"""Runs out of the tracking store: a whole sweep, or some that a person names."""
+"""Read a sweep, or runs named one by one, from the tracking store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_CELLS = (
 
 
 def study(uri: str, name: str) -> Study:
-    """The newest sweep of that name, with every cell of its grid.
+    """Read the newest sweep of that name, with every cell of its grid.
 
     Args:
         uri: the tracking store.
@@ -68,7 +68,7 @@ def study(uri: str, name: str) -> Study:
 
 
 def runs(uri: str, names: Sequence[str]) -> Study:
-    """Some runs to be compared, in the order in which they are named; one that is named twice counts once.
+    """Read runs to compare, in the order given; one named twice counts once.
 
     Args:
         uri: the tracking store.
@@ -118,7 +118,7 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
 
 
 def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], held: str) -> dict[str, str]:
-    """A cell's parameters with those that a table needs to place it.
+    """Complete a cell's parameters with those that tables need.
 
     Of a cell whose values do not go together only these values are known, and they may be impossible; the others
     it has in common with all cells.
@@ -144,7 +144,7 @@ def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], he
 
 
 def _sensible(params: Mapping[str, str]) -> dict[str, str]:
-    """The parameters without those that say nothing, such as a batch size of None."""
+    """Drop parameters without a usable value, such as a batch size of None."""
     return {
         name: value
         for name, value in params.items()
@@ -158,7 +158,7 @@ def _common(key: str, cells: Sequence[Mapping[str, str]], default: str) -> str:
 
 
 def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:
-    """One run; ``params`` and ``reason`` stand in for those that it did not live to record."""
+    """Read one run; ``params`` and ``reason`` are used where it ended before logging its own."""
     info, data = run.info, run.data
     status = "PENDING" if info.status == "SCHEDULED" else info.status
     confusion = _json(client, info.run_id, _CONFUSION) if status == "FINISHED" else None
@@ -190,7 +190,7 @@ def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:
 
 
 def _json(client: MlflowClient, run_id: str, name: str) -> dict[str, Any] | None:
-    """A JSON artifact; None when it is not there or cannot be had, since the figures do without it."""
+    """Read a JSON artifact; None when it is missing or unreadable, since reports can do without."""
     try:
         if not any(file.path == name for file in client.list_artifacts(run_id)):
             return None

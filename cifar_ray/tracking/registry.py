@@ -1,4 +1,4 @@
-"""MLflow's model registry: a run's model under a name that others load it by."""
+"""Register a run's model in MLflow's model registry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Registered:
 
 
 def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -> Registered:
-    """Make a run's model a version of a registered model, which is made too when it is new.
+    """Register a run's model as a version of a registered model, creating that if needed.
 
     The version refers to the model that training has logged, and has as tags the run, its data set, architecture
     and test accuracy, and the SHA-256 of the weights. The same weights of the same run are registered once.
@@ -43,7 +43,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
     Args:
         run: its name or MLflow id.
         name: of the registered model.
-        alias: that shall stand for this version, and no more for another.
+        alias: set on this version, and taken from any other.
         tracking_uri: MLflow store that has the run.
 
     Raises:
@@ -78,7 +78,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
 
 
 def _existing(client: Client, name: str, run_id: str, weights: str) -> ModelVersion | None:
-    """The version that has these weights of this run already."""
+    """Find an existing version with these weights of this run."""
     versions = client.search_model_versions(f"run_id = '{run_id}'")
     same = (
         version for version in versions if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG) == weights

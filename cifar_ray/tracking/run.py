@@ -1,4 +1,4 @@
-"""One run in MLflow, from its beginning or continued, to a truthful end."""
+"""Record one run in MLflow, new or continued, and end it with its true status."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HOMES = {
 
 
 class RunRecord:
-    """What one driver process writes about one run. But for its making and its end, nothing waits or raises.
+    """Writes one driver's record of a run. Only creating and ending it wait or raise.
 
     Attributes:
         run_id: MLflow's id of the run.
@@ -78,7 +78,7 @@ class RunRecord:
         begun: float,
         tags: Mapping[str, str] | None = None,
     ) -> RunRecord:
-        """A new run, which began when ``time.time()`` was ``begun``, with ``tags`` beside its own.
+        """Create a run that began at ``begun``, a ``time.time()``, with ``tags`` beside its own.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -106,7 +106,7 @@ class RunRecord:
 
     @classmethod
     def reopen(cls, client: MlflowClient, config: ResolvedConfig, run_id: str) -> RunRecord:
-        """A run that an earlier driver began; it is RUNNING again.
+        """Continue the record of an earlier driver; the run is RUNNING again.
 
         Tags are those of ``config`` and this machine from now on; what they were is kept as
         ``cifar_ray.earlier.NAME``.
@@ -126,21 +126,21 @@ class RunRecord:
 
     @property
     def trouble(self) -> str:
-        """Why MLflow cannot be written to just now; empty when it can."""
+        """Why MLflow cannot be written to now; empty when it can."""
         return self._sink.trouble
 
     @property
     def refused(self) -> Sequence[str]:
-        """Why MLflow has not taken something for good."""
+        """The reasons of writes that MLflow refused."""
         return self._sink.refused
 
     def config_file(self, config: ResolvedConfig) -> None:
-        """The config as an artifact that starts the same run again."""
+        """Log the config as an artifact that starts the same run again."""
         text = configs.to_yaml(recipe.widest(config))
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
 
     def moved(self, config: ResolvedConfig) -> None:
-        """The run goes on as ``config``; what its tags were is kept, as by :meth:`reopen`."""
+        """Update the tags of a run that goes on as ``config``; earlier values are kept as by :meth:`reopen`."""
         now = _tags(config)
 
         def write(client: MlflowClient, run_id: str) -> None:
@@ -154,15 +154,15 @@ class RunRecord:
         self._sink.tags(dict(values))
 
     def failed(self, reason: str) -> None:
-        """Why the run is about to end as FAILED."""
+        """Record the reason of a failure."""
         self._sink.tags({store.FAILURE_TAG: reason})
 
     def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Where every worker stands, as an artifact."""
+        """Log the node and device of every worker as an artifact."""
         self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))
 
     def started(self, event: Started) -> None:
-        """The loop runs: re-send rows missing from the store, and drop held rows of steps that were lost."""
+        """Record the start of the loop: re-send rows missing from the store, drop held rows of lost steps."""
         config = event.config
         self._sink.params({"precision": config.precision, "device": config.device})
         self._sink.tags({"cifar_ray.hardware": event.hardware})
@@ -173,9 +173,9 @@ class RunRecord:
             self._write(row)
 
     def row(self, row: Row) -> None:
-        """Figures of an iteration or an epoch, written once a checkpoint has them.
+        """Record metrics of an iteration or an epoch; they are written once a checkpoint covers them.
 
-        Later ones may have to be computed again, on other workers to another value, and MLflow cannot take one back.
+        Steps after the checkpoint may be computed again, to other values, and MLflow cannot take a value back.
         """
         if row.step <= self._covered[row.kind]:
             self._write(row)
@@ -186,7 +186,7 @@ class RunRecord:
         self._sink.metrics(row.step, row.timestamp_ms, finite(row.metrics))
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
-        """A reference to a checkpoint, whose files stay where they are, and the rows that it has."""
+        """Record a reference to a checkpoint, and write the rows that it covers."""
         self._covered = {"iteration": saved.step, "epoch": saved.epoch}
         held, self._held = self._held, []
         for row in held:
@@ -205,16 +205,16 @@ class RunRecord:
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
     def _address(self, checkpoint: Path) -> str:
-        """Where a checkpoint belongs; it may have been written to another disk first."""
+        """A checkpoint's final address; it may have been written to another disk first."""
         return f"{self._folder}/checkpoints/{checkpoint.name}"
 
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
-        """Load of one node; MLflow shows names that begin with ``system/`` on a page of their own."""
+        """Record the load of one node; MLflow shows names with ``system/`` on a page of their own."""
         step = max((timestamp_ms - self._started_ms) // 1000, 0)
         self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
-        """The outcome: final figures, confusion matrix and per-class table."""
+        """Record the outcome: final metrics, confusion matrix and per-class table."""
         self._ended = outcome.ended
         self._held.clear()
         for row in outcome.history:  # what was lost on its way here
@@ -231,7 +231,7 @@ class RunRecord:
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
 
     def model(self, which: str, load: Callable[[], tuple[Classifier, str]], dataset: Dataset, epoch: int) -> None:
-        """Make a checkpoint a model of the run in MLflow.
+        """Log a checkpoint as a model of the run.
 
         Args:
             which: ``final`` or ``best``.
@@ -242,7 +242,7 @@ class RunRecord:
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, which, load, dataset, epoch))
 
     def end(self, status: str) -> bool:
-        """End the run as FINISHED, FAILED or KILLED, when everything that waits has been written.
+        """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.
 
         In MLflow, a run with a result ended when the result was there, and any other ends now.
 
@@ -259,7 +259,7 @@ class RunRecord:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What has a value: no NaN or infinity, which stores write as something else."""
+    """Drop NaN and infinity, which stores would write as other values."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -292,7 +292,7 @@ def _tags(config: ResolvedConfig) -> dict[str, str]:
 
 
 def origin_tags() -> dict[str, str]:
-    """What tells where figures come from: machine, versions, commit."""
+    """Tags of the origin of a run's figures: machine, versions, commit."""
     tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
     for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         tags[f"version.{package}"] = _version(package)
@@ -303,13 +303,13 @@ def origin_tags() -> dict[str, str]:
 
 
 def _forget_failure(client: MlflowClient, run_id: str) -> None:
-    """Remove what an earlier attempt had failed for."""
+    """Remove the failure reason of an earlier attempt."""
     if store.FAILURE_TAG in client.get_run(run_id).data.tags:
         client.delete_tag(run_id, store.FAILURE_TAG)
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags that differ now, with what they were."""
+    """The tags that have changed, with their earlier values."""
     changed = {}
     for name, value in now.items():
         if before.get(name) != value:

@@ -1,4 +1,4 @@
-"""Writes to MLflow from a thread of its own: never raising, never waited for while training runs."""
+"""Write to MLflow from a background thread that never raises and that training never waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[[MlflowClient, str], None]
 
 
 class Sink:
-    """Everything that is recorded of one run passes through here, in order.
+    """Writes everything recorded of one run, in order.
 
     A store that takes nothing, because it is away, locked or read-only, is tried again until :meth:`close`; what
     could not be written by then is lost to MLflow but not to the run, whose checkpoints hold every row. What fails
@@ -52,7 +52,7 @@ class Sink:
         self._thread.start()
 
     def metrics(self, step: int, timestamp_ms: int, values: dict[str, float]) -> None:
-        """Record figures of one moment.
+        """Record the metrics of one step.
 
         One that is written already under this step is left alone; of several that wait, the last is written.
         """
@@ -119,7 +119,7 @@ class Sink:
                 return
 
     def _insist(self, write: Write) -> bool:
-        """Do one write, trying again while the store takes nothing. False when the time to close is over."""
+        """Do one write, retrying while the store takes nothing; return False when the time to close is over."""
         pause, failed_while_there = _FIRST_RETRY_S, 0
         while True:
             try:
@@ -143,7 +143,7 @@ class Sink:
             pause = _FIRST_RETRY_S if self._closing.is_set() else min(2 * pause, _LAST_RETRY_S)
 
     def _takes_writes(self) -> bool:
-        """Whether the store takes a tag of the run just now; a locked or deleted database still answers reads."""
+        """Whether the store takes a write now: a locked or deleted database still answers reads."""
         try:  # with another value each time: MLflow does not write one that is there already
             self._client.set_tag(self._run_id, _RETRIED_TAG, str(time.time_ns() // 1_000_000))
         except Exception:  # whatever keeps it from that
@@ -170,7 +170,7 @@ class Sink:
             del self._metrics[:count]
 
     def _unwritten(self, client: MlflowClient, points: Iterable[Metric]) -> list[Metric]:
-        """Those whose step has no value yet, the last of each: a resumed run repeats rows that were written before."""
+        """The last point of each step that has no value yet: a resumed run repeats rows written before."""
         if not self._read_back:
             for name in client.get_run(self._run_id).data.metrics:
                 steps = {point.step for point in client.get_metric_history(self._run_id, name)}
@@ -181,7 +181,7 @@ class Sink:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the store has answered and will not take it; asking again would change nothing."""
+    """Whether the store refused the write, so that retrying would not help."""
     if not isinstance(error, MlflowException):
         return False
     status = error.get_http_status_code()

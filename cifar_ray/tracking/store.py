@@ -1,4 +1,4 @@
-"""The tracking store: which it is, whether it answers, and the runs in it."""
+"""Find and open the tracking store, and find runs in it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def resolve_uri(given: str | None) -> str:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client whose store has just answered.
+    """Return a client of a store that answers.
 
     Raises:
         ConfigError: when it does not, within 10 s.
@@ -98,12 +98,12 @@ def connect(uri: str) -> MlflowClient:
 
 
 def refusal(uri: str, error: Exception) -> ConfigError:
-    """What to say of a store that has raised."""
+    """The ConfigError for a store that raised ``error``."""
     return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason(error)})")
 
 
 def reason(error: Exception) -> str:
-    """Why a store has raised, in few words."""
+    """The cause of a store's error, in few words."""
     root = _root(error)
     return " ".join(str(root).split())[:200] or type(root).__name__
 
@@ -116,7 +116,7 @@ def _ask(uri: str) -> MlflowClient:
 
 
 def _within(seconds: float, work: Callable[[], MlflowClient]) -> MlflowClient:
-    """The result of ``work`` if it comes in time; a database driver may wait for minutes."""
+    """Run ``work`` with a time limit; a database driver may wait for minutes."""
     results: list[MlflowClient | Exception] = []
 
     def run() -> None:
@@ -158,7 +158,7 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def take_over(client: MlflowClient, run_id: str, session: str) -> None:
-    """A later driver works on a run, which is RUNNING again.
+    """Make this driver the owner of a run, and the run RUNNING.
 
     Raises:
         MlflowException: when the store does not answer.
@@ -176,7 +176,7 @@ def find_key(client: MlflowClient, key: str) -> Run | None:
 
 
 def with_key(uri: str, key: str) -> KnownRun | None:
-    """The run with this key in a store that may not be there.
+    """Find the run with this key; None when the store does not exist.
 
     Raises:
         ConfigError: when the store does not answer.
@@ -191,7 +191,7 @@ def with_key(uri: str, key: str) -> KnownRun | None:
 
 
 def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
-    """A run by its name or MLflow id, and the client of its store, which is not made when it is not there.
+    """Open a run by its name or MLflow id; also return the client. A missing store is not created.
 
     Raises:
         ConfigError: as :func:`connect` and :func:`find`.
@@ -207,7 +207,7 @@ def _no_such_run(uri: str, run: str) -> ConfigError:
 
 
 def find(client: MlflowClient, run: str) -> KnownRun:
-    """A run of this program by its name or MLflow id.
+    """Find a run of this program by its name or MLflow id.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
@@ -226,7 +226,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
 
 
 def _told_apart(run: Run) -> str:
-    """A run's id, with the sweep that it is of."""
+    """A run's id, with its sweep."""
     sweep = run.data.tags.get("cifar_ray.sweep")
     return f"{run.info.run_id} (of sweep {sweep})" if sweep else run.info.run_id
 
@@ -248,7 +248,7 @@ def page(uri: str, run: Run) -> str | None:
 
 
 def shown(uri: str) -> str:
-    """A tracking URI for others to read: without the home folder's name."""
+    """A tracking URI without the home folder's name, for reports."""
     return uri.replace(str(Path.home().absolute()), "~", 1)
 
 
@@ -290,13 +290,13 @@ def as_default(uri: str) -> Iterator[None]:
 
 
 def exists(uri: str) -> bool:
-    """Whether a SQLite store has been made yet; any other store is taken to be there."""
+    """Whether a SQLite store exists; other stores are assumed to exist."""
     path = _sqlite_path(uri)
     return path is None or path.exists()
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an error came from in the first place."""
+    """The first cause of an error."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return error

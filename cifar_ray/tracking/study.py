@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run as the tracking store has it.
+    """One run as recorded in the tracking store.
 
     Attributes:
         name: its name, such as ``bs16 2x2 seed1``.
@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        """Whether its figures are those of a whole run."""
+        """Whether the run has finished, so that its figures are final."""
         return self.status == "FINISHED"
 
     @property
@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def strategy(self) -> str:
-        """What keeps its replicas in step; empty when the run did not live to record it."""
+        """Its strategy; empty when the run ended before logging it."""
         return self.params.get("strategy", "")
 
     @property
