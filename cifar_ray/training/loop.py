@@ -9,7 +9,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.server import ServerHandle
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, optimizer, per_rank, record, stopping
+from cifar_ray.training import checkpoint, optimizer, per_rank, record
 from cifar_ray.training.observer import Launch, Observer, Outcome
 from cifar_ray.training.setup import prepare
 
@@ -62,7 +62,7 @@ def fit(
                 with clock.phase("training"):
                     strategy.consolidate()
                 record.save(state, observer)
-                stopping.leave(state)
+                state.stopper.leave(state.step)
                 clock.start()
         clock.stop()
         own = per_rank.replica(state, epoch)
@@ -71,7 +71,7 @@ def fit(
         with clock.phase("evaluation"):
             evaluation = per_rank.evaluate(state, own)
         record.finish_epoch(state, epoch, evaluation, observer)
-        stopping.leave(state)
+        state.stopper.leave(state.step)
     evaluation = evaluation or state.evaluator(state.model)  # every epoch was done before this process
     if lock is not None:
         lock.release()

@@ -113,7 +113,7 @@ def prepare(
         evaluator=Evaluator(dataset, worker),
         clock=clock,
         class_names=dataset.class_names,
-        stopper=Stopper(worker, asked),
+        stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),
         started=Started(config, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device)),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )

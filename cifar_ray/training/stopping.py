@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from cifar_ray.strategies.worker import Worker
-
-if TYPE_CHECKING:
-    from cifar_ray.training.setup import TrainingState
 
 
 class StoppedError(Exception):
@@ -33,7 +30,8 @@ class Stopper:
         leaving: whether all ranks have agreed to stop.
     """
 
-    def __init__(self, worker: Worker, asked: Callable[[], bool] | None) -> None:
+    def __init__(self, worker: Worker, asked: Callable[[], bool] | None, last_step: int) -> None:
+        self._last_step = last_step
         self._rank = worker.rank
         self._asked = asked
         self._together = asked is not None and worker.world_size > 1
@@ -58,12 +56,11 @@ class Stopper:
             self._sent = dist.broadcast(self._answer, src=0, group=self._group, async_op=True)
         return self.leaving
 
+    def leave(self, step: int) -> None:
+        """Stop after ``step`` if all ranks have agreed to. The checkpoint of this step must be written.
 
-def leave(state: TrainingState) -> None:
-    """Stop here if all ranks have agreed to. The checkpoint of this step must be written.
-
-    Raises:
-        StoppedError: on every rank alike, unless there is nothing left to train.
-    """
-    if state.stopper.leaving and state.step < state.config.epochs * state.loader.steps_per_epoch:
-        raise StoppedError(state.step)
+        Raises:
+            StoppedError: on every rank alike, unless nothing is left to train.
+        """
+        if self.leaving and step < self._last_step:
+            raise StoppedError(step)

@@ -410,7 +410,7 @@ def test_all_ranks_leave_after_the_same_step() -> None:
             assert worker.rank == 0, "the others hear it from rank 0"
             return len(steps) >= 2
 
-        stopper = Stopper(worker, asked)
+        stopper = Stopper(worker, asked, 10)
         while len(steps) < 6:
             steps.append(stopper.agreed())
         return steps
@@ -419,4 +419,4 @@ def test_all_ranks_leave_after_the_same_step() -> None:
 
 
 def test_a_run_that_nobody_may_stop_sends_nothing() -> None:
-    assert on_threads(2, lambda worker: [Stopper(worker, None).agreed() for _ in range(2)]) == [[False, False]] * 2
+    assert on_threads(2, lambda worker: [Stopper(worker, None, 10).agreed() for _ in range(2)]) == [[False, False]] * 2
