@@ -245,7 +245,7 @@ def program() -> NoReturn:
         try:
             stream.flush()
         except OSError as error:
-            if not isinstance(error, BrokenPipeError):  # whoever read the output has gone
+            if not isinstance(error, BrokenPipeError):  # nobody reads the output any more
                 sys.excepthook(*sys.exc_info())
             status = status or 1
     os._exit(status)

@@ -194,14 +194,16 @@ def bare(kind: Any) -> Any:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A dataclass as nested dictionaries of YAML's own types (tuples become lists)."""
+    """A dataclass as nested dictionaries of YAML's own types."""
+    values: dict[str, Any] = plain(dataclasses.asdict(config))
+    return values
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(item) for name, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
-    return {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+def plain(value: Any) -> Any:
+    """``value`` with lists for tuples and dictionaries for mappings, which is what YAML has."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,17 +156,10 @@ def to_yaml(sweep: SweepConfig) -> str:
     values: dict[str, Any] = {"version": SWEEP_VERSION, **dataclasses.asdict(sweep)}
     values["grid"] = [
         {
-            name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else _plain(item)
+            name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else schema.plain(item)
             for name, item in axes.items()
         }
         for axes in sweep.grid
     ]
-    values["train"] = _plain(sweep.train)
+    values["train"] = schema.plain(sweep.train)
     return yaml.dump(values)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, which is what YAML has."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
