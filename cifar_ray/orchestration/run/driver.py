@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.session import RunSession, TrainResult
+from cifar_ray.storage import Lock
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
@@ -52,21 +54,13 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
         try:
             with held:
                 dataset, data_s = _read(config, console)
-                console.doing(connection.note(config))
-                with (
-                    connected(config, console.line, [held]) as check,
-                    allocation.allocator(console.waiting, check) as allocator,
-                ):
-                    chosen = allocator.allocate(config)
-                    preflight.check_storage(folder.folder, chosen.config)
+                with _allocated(config, folder, held, console) as (chosen, check, allocator):
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
                     unused_gpus = allocation.unused_gpus(config, chosen.config)
                     session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
-                    result = _run(session, chosen, Launch(begun, data_s), check, allocator)
-                    console.summary(result.metrics, result.times, session.locations(result))
-                    return result
+                    return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
         finally:
             if record is None:  # nothing has begun, so the name is free again
                 runs.discard(folder.folder)
@@ -111,13 +105,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         before, kept = _existing(folder)
         config = _moved(before, changes)
         dataset, data_s = _read(config, console)
-        console.doing(connection.note(config))
-        with (
-            connected(config, console.line, [held]) as check,
-            allocation.allocator(console.waiting, check) as allocator,
-        ):
-            chosen = allocator.allocate(config)
-            preflight.check_storage(folder.folder, chosen.config)
+        with _allocated(config, folder, held, console) as (chosen, check, allocator):
             if known.run_id:
                 record = RunRecord.reopen(client, chosen.config, known.run_id)
             else:  # the store was lost
@@ -128,15 +116,33 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
                 record.checkpoint(saved)
             unused_gpus = allocation.unused_gpus(config, chosen.config)
             session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
-            result = _run(session, chosen, Launch(begun, data_s), check, allocator)
-            console.summary(result.metrics, result.times, session.locations(result))
-            return result
+            return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
+
+
+@contextmanager
+def _allocated(
+    config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console
+) -> Iterator[tuple[Allocation, Callable[[], None], NodeAllocator]]:
+    """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
+    console.doing(connection.note(config))
+    with (
+        connected(config, console.line, [held]) as check,
+        allocation.allocator(console.waiting, check) as allocator,
+    ):
+        chosen = allocator.allocate(config)
+        preflight.check_storage(folder.folder, chosen.config)
+        yield chosen, check, allocator
 
 
 def _run(
-    session: RunSession, chosen: Allocation, launch: Launch, check: Callable[[], None], allocator: NodeAllocator
+    session: RunSession,
+    chosen: Allocation,
+    launch: Launch,
+    check: Callable[[], None],
+    allocator: NodeAllocator,
+    console: Console,
 ) -> TrainResult:
-    """Train to the end, and set the run's final status whatever happens."""
+    """Train to the end, set the run's final status whatever happens, and display the result."""
     status, reason = "FAILED", ""
     try:
         session.announce()
@@ -157,7 +163,9 @@ def _run(
     finally:
         session.end(status, reason)
         checkpoints.remove_copies(session.folder.folder)
-    return session.result(outcome)
+    result = session.result(outcome)
+    console.summary(result.metrics, result.times, session.locations(result))
+    return result
 
 
 def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
