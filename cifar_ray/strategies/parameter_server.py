@@ -27,7 +27,7 @@ from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
 from cifar_ray.strategies.protocol import StrategyContext
-from cifar_ray.strategies.server import Answer, Start
+from cifar_ray.strategies.served_weights import Answer, Start
 
 
 class ParameterServing(Asynchronous):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
-from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 
 Differs = Literal["nothing", "statistics", "weights"]

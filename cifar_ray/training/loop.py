@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, optimizer, per_rank, record
 from cifar_ray.training.observer import Launch, Observer, Outcome

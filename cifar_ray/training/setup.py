@@ -18,7 +18,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
-from cifar_ray.strategies.server import ServerHandle
+from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot

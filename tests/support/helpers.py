@@ -29,7 +29,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
-from cifar_ray.strategies.server import ParameterServer, ServerHandle
+from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot

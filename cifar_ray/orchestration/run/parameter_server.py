@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.server import Answer, ParameterServer, ServerHandle, Start, Vector
+from cifar_ray.strategies.served_weights import Answer, ParameterServer, ServerHandle, Start, Vector
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 

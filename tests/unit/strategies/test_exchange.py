@@ -14,7 +14,7 @@ from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import gradients, layout
-from cifar_ray.strategies.server import ParameterServer
+from cifar_ray.strategies.served_weights import ParameterServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper

@@ -19,7 +19,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
-from cifar_ray.strategies import server
+from cifar_ray.strategies import served_weights
 from cifar_ray.strategies.pipeline import idle
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker
@@ -46,7 +46,7 @@ class Ready:
         torch.manual_seed(0)
         self.model = models.build(wanted, digits.spec).to(memory_format=torch.channels_last)
         made = partial(optimizer.build, config=wanted)
-        serving = server.ParameterServer() if wanted.strategy == "parameter_server" else None
+        serving = served_weights.ParameterServer() if wanted.strategy == "parameter_server" else None
         context = strategies.StrategyContext(
             wanted, worker, self.model, made, nn.CrossEntropyLoss(), self.marks.append, serving
         )

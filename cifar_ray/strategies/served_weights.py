@@ -1,7 +1,8 @@
-"""A parameter server: it holds the weights and the optimizer's state, and moves by one gradient at a time.
+"""The weights that a parameter server holds, with the optimizer's state; each pushed gradient is one step of them.
 
-A plain class; who hosts it, and how a worker's calls get to it, is not the strategies' affair. Vectors cross
-as float32 numpy arrays of shape (N,), N being the number of weights, in the order of :mod:`.layout`.
+:mod:`.parameter_server` is the workers' side. Who hosts the server, and how a call gets to it, is the launcher's
+affair. Vectors cross as float32 numpy arrays of shape (N,), N being the number of weights, in the order of
+:mod:`.layout`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
-from cifar_ray.strategies.server import Answer, ParameterServer, Start, SupersededError
+from cifar_ray.strategies.served_weights import Answer, ParameterServer, Start, SupersededError
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer, recipe
 
