@@ -42,7 +42,7 @@ FACTOR, LEAST_S = 10, 30
 VERDICTS = {os.EX_OK: "survived", 1: "killed"}
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Session:
     """A plugin of pytest: has it collect the tests, and runs them in forks.
 
