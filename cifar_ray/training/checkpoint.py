@@ -9,13 +9,11 @@ passed over, and so is one that was made with another config than the run's.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
-import json
 import os
-import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +23,14 @@ from filelock import FileLock, Timeout
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray.config import errors, files, schema
+from cifar_ray.config import errors
 from cifar_ray.config import train as configs
-from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
-FORMAT = 2
-"""Version of the layout. It changes when older code could not read what is written."""
-
-WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
-_NAME = re.compile(r"step-(\d{8,})")
 _LOCK_WAIT_S = 120.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What the next try would meet again."""
@@ -71,32 +65,6 @@ class Snapshot:
     history: Sequence[Row]
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file of a checkpoint as it was written.
-
-    Attributes:
-        sha256: SHA-256 of its content, in hex.
-        bytes: its size.
-    """
-
-    sha256: str
-    bytes: Whole
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is :class:`Snapshot`'s."""
-
-    config: ResolvedConfig
-    step: Whole
-    epoch: Whole
-    accuracy: Number | None
-    class_names: tuple[str, ...]
-    weights: Written
-    state: Written
-
-
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     """Write a checkpoint below ``folder`` and remove those that need not be kept.
 
@@ -114,18 +82,23 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         partial.mkdir(parents=True)
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in snapshot.weights.items()}
         (partial / WEIGHTS).write_bytes(safetensors.save(contiguous))
-        (partial / STATE).write_bytes(_packed(_state(snapshot)))
-        described = {name: _describe(partial / name) for name in (WEIGHTS, STATE)}
-        values = {
-            "format": FORMAT,
-            "step": snapshot.step,
-            "epoch": snapshot.epoch,
-            "accuracy": snapshot.accuracy,
-            "class_names": list(snapshot.class_names),
-            "config": configs.to_mapping(snapshot.config),
-            "files": described,
+        state = {
+            "optimizer": snapshot.optimizer,
+            "clock": snapshot.clock,
+            "epoch_loss": snapshot.epoch_loss,
+            "history": [asdict(row) for row in snapshot.history],
         }
-        (partial / MANIFEST).write_text(_sealed(values), encoding="utf-8")
+        (partial / STATE).write_bytes(_packed(state))
+        made = Manifest(
+            config=snapshot.config,
+            step=snapshot.step,
+            epoch=snapshot.epoch,
+            accuracy=snapshot.accuracy,
+            class_names=snapshot.class_names,
+            weights=manifest.describe(partial / WEIGHTS),
+            state=manifest.describe(partial / STATE),
+        )
+        manifest.write(made, partial)
         for name in (WEIGHTS, STATE, MANIFEST):
             _sync(partial / name)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
@@ -136,10 +109,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise CheckpointError(f"checkpoint {target} cannot be written: {os.strerror(error.errno)}") from None
         raise
-    best = _prune(folder, snapshot.step, snapshot.config.keep_checkpoints)
-    return SavedCheckpoint(
-        target, snapshot.step, snapshot.epoch, described[WEIGHTS]["sha256"], snapshot.accuracy, best == target
-    )
+    return _event(target, made, best=_prune(folder, made) == target)
 
 
 def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
@@ -152,64 +122,42 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
     Raises:
         CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
     """
-    manifest = read_manifest(path)
+    made = manifest.read(path)
+    if record is not None:
+        _check_same(made.config, record, path)
+    manifest.verify(path / WEIGHTS, made.weights)
+    manifest.verify(path / STATE, made.state)
     try:
-        if record is not None:
-            _check_same(manifest.config, record, path)
-        _verify(path / WEIGHTS, manifest.weights)
-        _verify(path / STATE, manifest.state)
         weights = safetensors.load((path / WEIGHTS).read_bytes())
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return Snapshot(
-            config=manifest.config,
-            step=manifest.step,
-            epoch=manifest.epoch,
-            accuracy=manifest.accuracy,
-            class_names=manifest.class_names,
+            config=made.config,
+            step=made.step,
+            epoch=made.epoch,
+            accuracy=made.accuracy,
+            class_names=made.class_names,
             weights=weights,
             optimizer=_of(dict, state["optimizer"]),
             clock=_of(dict, state["clock"]),
             epoch_loss=_of(float, state["epoch_loss"]),
             history=[_row(row) for row in _of(list, state["history"])],
         )
-    except CheckpointError:
-        raise
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_first_line(error)}") from None
+        raise CheckpointError(f"checkpoint {path} cannot be read: {manifest.first_line(error)}") from None
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
     """A snapshot for another process of the same run, in the format of ``state.pt``."""
-    return _packed(
-        {
-            **_state(snapshot),
-            "config": configs.to_mapping(snapshot.config),
-            "step": snapshot.step,
-            "epoch": snapshot.epoch,
-            "accuracy": snapshot.accuracy,
-            "class_names": list(snapshot.class_names),
-            "weights": snapshot.weights,
-        }
-    )
+    config, history = configs.to_mapping(snapshot.config), [asdict(row) for row in snapshot.history]
+    return _packed({**vars(snapshot), "config": config, "history": history})
 
 
 def from_bytes(content: bytes) -> Snapshot:
     """What :func:`to_bytes` has made, on the CPU."""
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     state["config"] = configs.resolved_from_mapping(state["config"])
-    state["class_names"] = tuple(state["class_names"])
     state["history"] = [Row(**row) for row in state["history"]]
     return Snapshot(**state)
-
-
-def _state(snapshot: Snapshot) -> dict[str, Any]:
-    """What of a snapshot is in ``state.pt``."""
-    return {
-        "optimizer": snapshot.optimizer,
-        "clock": snapshot.clock,
-        "epoch_loss": snapshot.epoch_loss,
-        "history": [asdict(row) for row in snapshot.history],
-    }
 
 
 def _packed(state: dict[str, Any]) -> bytes:
@@ -233,58 +181,6 @@ def _row(values: Any) -> Row:
     return Row(row.kind, row.step, row.timestamp_ms, {_of(str, name): float(of) for name, of in row.metrics.items()})
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _sealed(values: dict[str, Any]) -> str:
-    """The text of a manifest with these values and their digest."""
-    return json.dumps({**values, "sha256": _digest(values)}, indent=1)
-
-
-def _digest(values: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's values, however they are laid out in its file."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(path: Path) -> Manifest:
-    """The manifest of one checkpoint, every field of the type that it should have.
-
-    Raises:
-        CheckpointError: when it is missing, damaged, edited, or of another version.
-    """
-    try:
-        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version = values["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
-    if version != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
-            f"this one reads format {FORMAT}"
-        )
-    try:
-        sealed = values.pop("sha256", None) == _digest(values)
-        manifest = _typed(values)
-    except Exception as error:  # of whatever kind the values are
-        raise CheckpointError(f"checkpoint {path} has a {MANIFEST} that cannot be used: {_first_line(error)}") from None
-    if not sealed:
-        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
-    if manifest.step != step_of(path.name):
-        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is that of step {manifest.step}")
-    return manifest
-
-
-def _typed(values: dict[str, Any]) -> Manifest:
-    described = values["files"]
-    config = configs.resolved_from_mapping({**values["config"]})
-    own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
-    made: Manifest = schema.build(
-        Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
-    )
-    return made
-
-
 def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise."""
     for name in configs.LEARNING:
@@ -301,15 +197,8 @@ def every(folder: Path) -> list[Path]:
     """The checkpoint folders below ``folder``, oldest first, readable or not."""
     if not folder.is_dir():
         return []
-    return sorted(
-        (path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=lambda path: step_of(path.name)
-    )
-
-
-def step_of(name: str) -> int:
-    """The step in the name of a checkpoint's folder; -1 when it is another's name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else -1
+    steps = {path: step_of(path.name) for path in folder.iterdir()}
+    return sorted((path for path, step in steps.items() if step >= 0), key=steps.__getitem__)
 
 
 def latest(folder: Path, record: ResolvedConfig | None = None) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
@@ -338,29 +227,32 @@ def latest(folder: Path, record: ResolvedConfig | None = None) -> tuple[Path, Sn
 
 def existing(folder: Path) -> list[SavedCheckpoint]:
     """What there is below ``folder``, oldest first, as it was told when it was saved; damaged ones are left out."""
-    top = best(folder)
-    found = []
-    for path in every(folder):
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue
-        digest = manifest.weights.sha256
-        found.append(SavedCheckpoint(path, manifest.step, manifest.epoch, digest, manifest.accuracy, path == top))
-    return found
+    readable = _readable(folder)
+    top = _best(readable)
+    return [_event(path, made, best=path == top) for path, made in readable.items()]
 
 
 def best(folder: Path) -> Path | None:
     """The checkpoint with the highest test accuracy, the earliest of equals; None when there is none."""
-    scored: list[tuple[float, int, Path]] = []
+    return _best(_readable(folder))
+
+
+def _readable(folder: Path) -> dict[Path, Manifest]:
+    """The checkpoints whose manifests can be read, oldest first."""
+    found = {}
     for path in every(folder):
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue
-        if manifest.accuracy is not None:
-            scored.append((-manifest.accuracy, manifest.step, path))
-    return min(scored)[2] if scored else None
+        with suppress(CheckpointError):
+            found[path] = manifest.read(path)
+    return found
+
+
+def _best(readable: Mapping[Path, Manifest]) -> Path | None:
+    scores = {path: made.accuracy for path, made in readable.items() if made.accuracy is not None}
+    return max(scores, key=scores.__getitem__, default=None)
+
+
+def _event(path: Path, made: Manifest, best: bool) -> SavedCheckpoint:
+    return SavedCheckpoint(path, made.step, made.epoch, made.weights.sha256, made.accuracy, best)
 
 
 def lock(folder: Path) -> FileLock:
@@ -382,29 +274,17 @@ def lock(folder: Path) -> FileLock:
         raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from None
 
 
-def _prune(folder: Path, step: int, keep: int) -> Path | None:
+def _prune(folder: Path, newest: Manifest) -> Path | None:
     """Remove what need not be kept; returns the best checkpoint.
 
-    Later ones than that of ``step``, the newest, were passed over as damaged and do not count.
+    Later ones than ``newest`` were passed over as damaged and do not count.
     """
     top = best(folder)
-    for path in [path for path in every(folder) if step_of(path.name) <= step][:-keep]:
+    older = [path for path in every(folder) if step_of(path.name) <= newest.step]
+    for path in older[: -newest.config.keep_checkpoints]:
         if path != top:
             shutil.rmtree(path, ignore_errors=True)
     return top
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    return {"sha256": files.digest(path, "sha256"), "bytes": path.stat().st_size}
-
-
-def _verify(path: Path, expected: Written) -> None:
-    try:
-        intact = path.stat().st_size == expected.bytes and files.digest(path, "sha256") == expected.sha256
-    except OSError as error:
-        raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
-    if not intact:
-        raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
 
 
 def _sync(path: Path) -> None:

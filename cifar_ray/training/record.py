@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
-from cifar_ray.training import checkpoint, hardware
+from cifar_ray.training import checkpoint, hardware, manifest
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
 from cifar_ray.training.errors import DivergedError
@@ -165,7 +165,7 @@ def _final(state: TrainingState) -> tuple[str, str]:
     found: list[Any] = [None]
     if state.worker.rank == 0:
         path = checkpoint.every(state.folder)[-1]
-        found[0] = str(path), checkpoint.read_manifest(path).weights.sha256
+        found[0] = str(path), manifest.read(path).weights.sha256
     if state.worker.world_size > 1:
         dist.broadcast_object_list(found, src=0, device=state.worker.device)
     return found[0]

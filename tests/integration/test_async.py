@@ -16,7 +16,7 @@ import torch
 
 from cifar_ray import strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
-from cifar_ray.training import checkpoint
+from cifar_ray.training import checkpoint, manifest
 from tests.support.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
 from tests.support.person import Person
 
@@ -50,7 +50,7 @@ def metrics(results: list[Any]) -> dict[str, float]:
 
 
 def saved(folder: Path) -> dict[str, Any]:
-    return torch.load(checkpoint.every(folder)[-1] / checkpoint.STATE, weights_only=True)
+    return torch.load(checkpoint.every(folder)[-1] / manifest.STATE, weights_only=True)
 
 
 def shape_of(tree: object) -> object:

@@ -29,7 +29,8 @@ from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
-from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
+from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.observer import Started
 from tests.support import stores
 

@@ -36,7 +36,7 @@ from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import checkpoint, classifier
+from cifar_ray.training import checkpoint, classifier, manifest
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support.helpers import train_here
 
@@ -360,7 +360,7 @@ def test_checkpoints_become_models_of_the_run(
     assert (best.name, final.name) == ("mine-best", "mine")
     images = digits.test.images[:20]
     for model, path in ((best, first), (final, last)):
-        assert model.tags["weights_sha256"] == checkpoint.read_manifest(path).weights.sha256
+        assert model.tags["weights_sha256"] == manifest.read(path).weights.sha256
         with store.as_default(own.tracking_uri):
             loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
         expected = classifier.load(path)(torch.from_numpy(images)).detach().numpy()

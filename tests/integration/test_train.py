@@ -15,7 +15,7 @@ from PIL import Image
 
 from cifar_ray import data
 from cifar_ray.config import train as configs
-from cifar_ray.training import checkpoint
+from cifar_ray.training import checkpoint, manifest
 from tests.support.person import Person
 
 LEARNED = ["--dataset", "digits", "--model", "resnet", "--epochs", "3", "--batch-size", "32", "--seed", "4"]
@@ -175,8 +175,8 @@ def test_checkpoints_are_referenced_and_the_last_ones_are_there(run: Run, reside
     assert [entry["accuracy"] is not None for entry in entries] == [False, True, False, True, False, False, True]
     kept = checkpoint.every(resident.home / ".cifar_ray" / "runs" / "first" / "checkpoints")
     assert kept[-2:] == [Path(entry["path"]) for entry in entries[-2:]]
-    manifest = checkpoint.read_manifest(kept[-1])
-    assert manifest.weights.sha256 == entries[-1]["weights_sha256"]
+    newest = manifest.read(kept[-1])
+    assert newest.weights.sha256 == entries[-1]["weights_sha256"]
     assert run.data.tags["cifar_ray.weights_sha256"] == entries[-1]["weights_sha256"]
 
 

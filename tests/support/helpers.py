@@ -31,7 +31,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, hardware, optimizer, recipe
+from cifar_ray.training import hardware, manifest, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
@@ -122,7 +122,7 @@ def digest(snapshot: Snapshot) -> str:
 
 def forge(path: Path, file: str = "", content: bytes = b"", **changes: object) -> None:
     """Change a checkpoint's values, and with ``file`` a file's content, as somebody would who knows the digests."""
-    values = json.loads((path / checkpoint.MANIFEST).read_text())
+    values = json.loads((path / manifest.MANIFEST).read_text())
     if file:
         (path / file).write_bytes(content)
         values["files"][file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -132,7 +132,7 @@ def forge(path: Path, file: str = "", content: bytes = b"", **changes: object) -
 def seal(path: Path, values: dict[str, object]) -> None:
     values.pop("sha256", None)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    (path / checkpoint.MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
+    (path / manifest.MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
 
 
 def resolved(usual: dict[str, object], **values: object) -> TrainConfig:

@@ -15,8 +15,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
-from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, step_of
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of a run's checkpoints."""
@@ -48,7 +48,7 @@ class Writer:
         except OSError as error:
             raise StorageError(f"storage: {target.address} cannot be written: {storage.reason(error)}") from None
         with contextlib.suppress(OSError):  # the next one may succeed
-            self._prune(self.bucket, checkpoint.step_of(saved.name))
+            self._prune(self.bucket, step_of(saved.name))
 
     def _prune(self, bucket: Folder, newest: int) -> None:
         """Remove what is not on the disk, including what a killed process has left unfinished.
@@ -57,7 +57,7 @@ class Writer:
         """
         kept = {path.name for path in checkpoint.every(self.path)}
         for name in bucket.names():
-            if name not in kept and 0 <= checkpoint.step_of(name) <= newest:
+            if name not in kept and 0 <= step_of(name) <= newest:
                 bucket.below(name).delete(MANIFEST)  # first, so that no part of it looks like a whole
                 bucket.below(name).remove()
 

@@ -16,7 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.training import checkpoint, classifier, recipe
+from cifar_ray.training import checkpoint, classifier, manifest, recipe
 from cifar_ray.training.classifier import Classifier
 
 _CONFIG, _DESCRIPTION = "config.yaml", "run.json"
@@ -68,7 +68,7 @@ class RunFolder:
         """
         with checkpoints.reading(self.folder, name) as here:
             path = (checkpoint.best(here) if name == "best" else None) or here / name
-            return classifier.load(path), checkpoint.read_manifest(path).weights.sha256
+            return classifier.load(path), manifest.read(path).weights.sha256
 
     def config(self) -> ResolvedConfig:
         """The run's config, which no checkpoint changes.

@@ -19,7 +19,7 @@ from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, classifier, hardware
+from cifar_ray.training import checkpoint, classifier, hardware, manifest
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -119,7 +119,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         for problem in newest[2]:
             note(f"passed over: {problem.replace(str(here), kept.address)}")
         path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
-        digest = checkpoint.read_manifest(path).weights.sha256
+        digest = manifest.read(path).weights.sha256
         return Found(kept.below(path.name).address, snapshot, digest, known)
 
 

@@ -13,8 +13,9 @@ from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.training import checkpoint, classifier, recipe
-from cifar_ray.training.checkpoint import MANIFEST, STATE, WEIGHTS, Snapshot
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.observer import Row
 from tests.support.helpers import forge, seal
 

@@ -1,0 +1,135 @@
+"""The manifest of a checkpoint: the step and the config it belongs to, and the SHA-256 of its files and of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cifar_ray.config import errors, files, schema
+from cifar_ray.config import train as configs
+from cifar_ray.config.schema import Number, Whole
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.training.errors import CheckpointError
+
+FORMAT = 2
+"""Version of a checkpoint's layout. It changes when older code could not read what is written."""
+
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file of a checkpoint as it was written.
+
+    Attributes:
+        sha256: SHA-256 of its content, in hex.
+        bytes: its size.
+    """
+
+    sha256: str
+    bytes: Whole
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is a ``Snapshot``'s."""
+
+    config: ResolvedConfig
+    step: Whole
+    epoch: Whole
+    accuracy: Number | None
+    class_names: tuple[str, ...]
+    weights: Written
+    state: Written
+
+
+def describe(path: Path) -> Written:
+    """A file of a checkpoint as it lies there."""
+    return Written(files.digest(path, "sha256"), path.stat().st_size)
+
+
+def write(manifest: Manifest, folder: Path) -> None:
+    """Write the manifest with its own digest into a checkpoint's folder."""
+    values = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "accuracy": manifest.accuracy,
+        "class_names": list(manifest.class_names),
+        "config": configs.to_mapping(manifest.config),
+        "files": {WEIGHTS: vars(manifest.weights), STATE: vars(manifest.state)},
+    }
+    (folder / MANIFEST).write_text(json.dumps({**values, "sha256": _digest(values)}, indent=1), encoding="utf-8")
+
+
+def read(path: Path) -> Manifest:
+    """The manifest of one checkpoint, every field of the type that it should have.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, edited, or of another version.
+    """
+    try:
+        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = values["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
+    if version != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
+            f"this one reads format {FORMAT}"
+        )
+    try:
+        sealed = values.pop("sha256", None) == _digest(values)
+        manifest = _typed(values)
+    except Exception as error:  # of whatever kind the values are
+        raise CheckpointError(f"checkpoint {path} has a {MANIFEST} that cannot be used: {first_line(error)}") from None
+    if not sealed:
+        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
+    if manifest.step != step_of(path.name):
+        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is that of step {manifest.step}")
+    return manifest
+
+
+def verify(path: Path, expected: Written) -> None:
+    """Compare every byte of a checkpoint's file with its manifest.
+
+    Raises:
+        CheckpointError: when the file is missing, damaged or another.
+    """
+    try:
+        intact = describe(path) == expected
+    except OSError as error:
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+    if not intact:
+        raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
+
+
+def step_of(name: str) -> int:
+    """The step in the name of a checkpoint's folder; -1 when it is another's name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its type when it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _digest(values: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's values, however they are laid out in its file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _typed(values: dict[str, Any]) -> Manifest:
+    described = values["files"]
+    config = configs.resolved_from_mapping({**values["config"]})
+    own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
+    made: Manifest = schema.build(
+        Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
+    )
+    return made
