@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from torch import nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models import resnet, resnet50, simple_cnn, vgg11, vit
-from cifar_ray.models.recipe import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 __all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers"]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One entry of the registry.
-
-    Attributes:
-        recipes: one for each optimizer that has been tried, first that of the model's own.
-        layers: takes such a model apart, by default a ``Sequential`` into its children.
-    """
-
-    build: Callable[[TrainConfig, DatasetSpec], nn.Module]
-    recipes: tuple[Recipe, ...]
-    layers: Callable[[Any], list[nn.Module]] = list
 
 
 REGISTRY: dict[str, Architecture] = {

@@ -15,7 +15,7 @@ from torch import nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
-from cifar_ray.models.recipe import Recipe
+from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
 

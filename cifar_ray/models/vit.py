@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
-from cifar_ray.models.recipe import Recipe
+from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, label_smoothing=0.1),)
 

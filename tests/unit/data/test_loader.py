@@ -8,7 +8,7 @@ import torch
 
 from cifar_ray import data
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, datasets, loader, order
+from cifar_ray.data import Dataset, datasets, loader, order, published
 from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
@@ -87,7 +87,7 @@ def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.M
     ],
 )
 def test_a_data_set_is_there_when_all_its_files_are(name: str, files: list[str], tmp_path: Path) -> None:
-    for path, _ in datasets._files(name, tmp_path):
+    for path, _ in published.listed(name, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert data.present(name, str(tmp_path))

@@ -16,7 +16,7 @@ import torch
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Split
+from cifar_ray.data import SPECS, Split, published
 from cifar_ray.data import datasets as ours
 
 GENERATOR = np.random.default_rng(0)
@@ -55,7 +55,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> type[Reader]:
-    monkeypatch.setattr(ours, "_reader", {"cifar10": Reader}.__getitem__)
+    monkeypatch.setattr(published, "_reader", {"cifar10": Reader}.__getitem__)
     monkeypatch.setattr(Reader, "fetched", [])
     monkeypatch.setitem(SPECS, "cifar10", replace(SPECS["cifar10"], num_classes=2, train_size=6, test_size=3))
     return Reader
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     def refused(path: Path, algorithm: str) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("cifar_ray.data.datasets.files.digest", refused)
+    monkeypatch.setattr("cifar_ray.data.published.files.digest", refused)
     with pytest.raises(ConfigError) as caught:
         data.load("cifar10", str(tmp_path))
     assert str(caught.value) == f"cannot read {tmp_path}/own/a of data set cifar10: Permission denied"
