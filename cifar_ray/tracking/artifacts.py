@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +43,8 @@ class CheckpointList:
     def write(self, client: MlflowClient, run_id: str) -> None:
         """Update the artifact, keeping the entries of earlier processes."""
         if not self._continued:
-            earlier = {entry["step"]: entry for entry in _checkpoints(client, run_id)}
-            self._entries = {**earlier, **self._entries}
+            earlier = store.read_json(client, run_id, _CHECKPOINTS) or {"checkpoints": []}
+            self._entries = {**{entry["step"]: entry for entry in earlier["checkpoints"]}, **self._entries}
             self._continued = True
         added = self._added
         if added > self._written:
@@ -55,14 +52,6 @@ class CheckpointList:
                 run_id, {"checkpoints": [self._entries[step] for step in sorted(self._entries)]}, _CHECKPOINTS
             )
             self._written = added
-
-
-def _checkpoints(client: MlflowClient, run_id: str) -> list[Mapping[str, Any]]:
-    if not any(file.path == _CHECKPOINTS for file in client.list_artifacts(run_id)):
-        return []
-    with tempfile.TemporaryDirectory() as folder:
-        path = client.download_artifacts(run_id, _CHECKPOINTS, folder)
-        return json.loads(Path(path).read_text(encoding="utf-8"))["checkpoints"]
 
 
 def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> None:
@@ -121,6 +110,7 @@ def log_model(
         dataset: says what the model takes and gives.
         epoch: at whose end the checkpoint was written.
     """
+    import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
@@ -134,45 +124,29 @@ def log_model(
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
-    with _one_at_a_time:
-        _log_model(client, run, which, load, dataset, epoch, signature, requirements)
-
-
-def _log_model(
-    client: MlflowClient,
-    run: Run,
-    which: str,
-    load: Callable[[], tuple[Classifier, str]],
-    dataset: Dataset,
-    epoch: int,
-    signature: Any,
-    requirements: Sequence[str],
-) -> None:
-    import mlflow
-
-    run_id = run.info.run_id
-    learned, weights = load()
     name = run.info.run_name.replace(".", "_")  # MLflow takes no dot here
-    model = client.create_logged_model(
-        run.info.experiment_id,
-        name=name if which == _FINAL else f"{name}-{which}",
-        source_run_id=run_id,
-        params=run.data.params,
-        tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
-        model_type="classifier",
-    )
-    with store.as_default(client.tracking_uri), torch.no_grad():
-        mlflow.pytorch.log_model(
-            learned,
-            model_id=model.model_id,
-            run_id=run_id,
-            step=epoch,
-            signature=signature,
-            input_example=np.ascontiguousarray(dataset.test.images[:2]),
-            pip_requirements=list(requirements),
-            serialization_format="pt2",
-            validate_serving_input=False,
+    with _one_at_a_time:
+        learned, weights = load()
+        logged = client.create_logged_model(
+            run.info.experiment_id,
+            name=name if which == _FINAL else f"{name}-{which}",
+            source_run_id=run_id,
+            params=run.data.params,
+            tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
+            model_type="classifier",
         )
+        with store.as_default(client.tracking_uri), torch.no_grad():
+            mlflow.pytorch.log_model(
+                learned,
+                model_id=logged.model_id,
+                run_id=run_id,
+                step=epoch,
+                signature=signature,
+                input_example=np.ascontiguousarray(dataset.test.images[:2]),
+                pip_requirements=requirements,
+                serialization_format="pt2",
+                validate_serving_input=False,
+            )
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

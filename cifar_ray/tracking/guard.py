@@ -44,15 +44,11 @@ class Guard:
             ``written``.
         """
         if written:
-            self.dismiss()
+            self.tell(_DONE)
+            self.wait(10)
         else:
-            self.hand_over(_KILLED if status == "FINISHED" else status)
+            self.tell(_KILLED if status == "FINISHED" else status)
         return written
-
-    def dismiss(self) -> None:
-        """Tell the guard that the driver has set the status, and wait for its end."""
-        self._say(_DONE)
-        self.wait(10)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the guard's end; return whether it came within ``timeout_s`` seconds."""
@@ -62,11 +58,8 @@ class Guard:
             self._starter.wait()
         return ended
 
-    def hand_over(self, status: str) -> None:
-        """Have the guard set this status, trying for some minutes."""
-        self._say(status)
-
-    def _say(self, word: str) -> None:
+    def tell(self, word: str) -> None:
+        """Tell the guard what to do: nothing (``done``), or to set this status, trying for some minutes."""
         pipe: IO[bytes] = self._starter.stdin  # type: ignore[assignment]
         try:
             pipe.write(word.encode())

@@ -10,14 +10,13 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 from cifar_ray.config import sweeptext
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.tracking import store
 from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.run import origin_tags
+from cifar_ray.tracking.origin import origin_tags
 from cifar_ray.tracking.sink import Sink
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
@@ -83,11 +82,9 @@ class SweepRecord:
             "mlflow.source.name": "cifar-ray sweep",
             **origin_tags(),
         }
-        try:
+        with store.refusing(client.tracking_uri):
             experiment = store.experiment_id(client, sweep.base.experiment)
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
-        except MlflowException as error:
-            raise store.refusal(client.tracking_uri, error) from None
         record = cls(client, run, session)
         text = sweeptext.to_yaml(sweep)
         record._sink.call(lambda client, run_id: client.log_text(run_id, text, "sweep.yaml"))
@@ -101,12 +98,10 @@ class SweepRecord:
             ConfigError: when the store refuses it.
         """
         session = uuid.uuid4().hex
-        try:
+        with store.refusing(client.tracking_uri):
             run = client.get_run(known.run_id)
             record = cls(client, run, session)
             store.take_over(client, known.run_id, session)
-        except MlflowException as error:
-            raise store.refusal(client.tracking_uri, error) from None
         return record
 
     @property
@@ -135,15 +130,13 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
     Raises:
         ConfigError: when the store does not answer.
     """
-    try:
+    with store.refusing(client.tracking_uri):
         found = client.search_runs(
             store.all_experiments(client),
             f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
             order_by=["attributes.start_time DESC"],
             max_results=1,
         )
-    except MlflowException as error:
-        raise store.refusal(client.tracking_uri, error) from None
     if not found:
         return None
     run = found[0]
@@ -196,10 +189,8 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
     Raises:
         ConfigError: when the store does not answer.
     """
-    try:
+    with store.refusing(client.tracking_uri):
         found = children(client, client.get_run(sweep.run_id))
-    except MlflowException as error:
-        raise store.refusal(client.tracking_uri, error) from None
     return {
         run.data.tags[store.KEY_TAG]: KnownTrial(
             run.info.run_id,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -43,7 +40,7 @@ def study(uri: str, name: str) -> Study:
     if not store.exists(uri):
         raise _no_such_sweep(uri, name)
     client = store.connect(uri)
-    try:
+    with store.refusing(uri):
         known = parent.find(client, name)
         if known is None:
             raise _no_such_sweep(uri, name)
@@ -63,8 +60,6 @@ def study(uri: str, name: str) -> Study:
             metrics=dict(own.data.metrics),
             cautions=(_NO_CELLS,) if listed is None else (),
         )
-    except MlflowException as error:
-        raise store.refusal(uri, error) from None
 
 
 def runs(uri: str, names: Sequence[str]) -> Study:
@@ -80,10 +75,8 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     tracking.quieten(verbose=False)
     client, _ = store.open_run(uri, names[0])
     ids = dict.fromkeys(store.find(client, name).run_id for name in names)
-    try:
+    with store.refusing(uri):
         trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
-    except MlflowException as error:
-        raise store.refusal(uri, error) from None
     for trial in trials:
         if any(key not in trial.params for key in _NEEDED):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
@@ -192,11 +185,7 @@ def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:
 def _json(client: MlflowClient, run_id: str, name: str) -> dict[str, Any] | None:
     """Read a JSON artifact; None when it is missing or unreadable, since reports can do without."""
     try:
-        if not any(file.path == name for file in client.list_artifacts(run_id)):
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = client.download_artifacts(run_id, name, folder)
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
-            return value if isinstance(value, dict) else None
+        value = store.read_json(client, run_id, name)
     except (MlflowException, OSError, ValueError):
         return None
+    return value if isinstance(value, dict) else None

@@ -64,7 +64,9 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         model = _model(client, found)
         # A model that an older version has logged is the final one, and has no tags.
         weights = model.tags.get(artifacts.WEIGHTS_TAG, found.data.tags.get("cifar_ray.weights_sha256", ""))
-        version = _existing(client, name, known.run_id, weights)
+        versions = client.search_model_versions(f"run_id = '{known.run_id}'")
+        same = (one for one in versions if one.name == name and one.tags.get(artifacts.WEIGHTS_TAG) == weights)
+        version = next(same, None)
         fresh = version is None
         if version is None:
             version = _create(client, name, found, model, weights)
@@ -75,15 +77,6 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
             raise store.refusal(client.tracking_uri, error) from None
         raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
     return Registered(name, int(version.version), known.name, fresh)
-
-
-def _existing(client: Client, name: str, run_id: str, weights: str) -> ModelVersion | None:
-    """Find an existing version with these weights of this run."""
-    versions = client.search_model_versions(f"run_id = '{run_id}'")
-    same = (
-        version for version in versions if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG) == weights
-    )
-    return next(same, None)
 
 
 def _model(client: Client, run: Run) -> LoggedModel:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-import platform
-import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.data.http_dataset_source import HTTPDatasetSource
-from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import Dataset as DatasetEntity
-from mlflow.entities import DatasetInput, InputTag, Run, RunTag
+from mlflow.entities import Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking import artifacts, origin, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
@@ -32,12 +26,6 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 _PATIENCE_S = 30.0
 _CONFIG_FILE = "config.yaml"
 _UNKEPT_FILE = "rows_after_checkpoint.json"
-_HOMES = {
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
-}
 
 
 class RunRecord:
@@ -85,10 +73,10 @@ class RunRecord:
         """
         session = uuid.uuid4().hex
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
-        try:
+        with store.refusing(client.tracking_uri):
             experiment = store.experiment_id(client, config.experiment)
+            every = {**known, **origin.run_tags(config), **(tags or {})}
             try:
-                every = {**known, **_tags(config), **(tags or {})}
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:
                 # The request may have arrived though its answer did not.
@@ -96,11 +84,9 @@ class RunRecord:
                 if found is None:
                     raise
                 run = found
-        except MlflowException as error:
-            raise store.refusal(client.tracking_uri, error) from None
         record = cls(client, run, session)
         record._sink.params({k: v for k, v in configs.params(config).items() if k not in ("precision", "device")})
-        record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[_input(dataset)]))
+        record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
         record.config_file(config)
         return record
 
@@ -115,13 +101,11 @@ class RunRecord:
             ConfigError: when the store refuses it.
         """
         session = uuid.uuid4().hex
-        try:
+        with store.refusing(client.tracking_uri):
             run = client.get_run(run_id)
             record = cls(client, run, session)
             store.take_over(client, run_id, session)
-        except MlflowException as error:
-            raise store.refusal(client.tracking_uri, error) from None
-        record.tags(_changed(run.data.tags, _tags(config)))
+        record.tags(origin.changed_tags(run.data.tags, origin.run_tags(config)))
         return record
 
     @property
@@ -141,10 +125,10 @@ class RunRecord:
 
     def moved(self, config: ResolvedConfig) -> None:
         """Update the tags of a run that goes on as ``config``; earlier values are kept as by :meth:`reopen`."""
-        now = _tags(config)
+        now = origin.run_tags(config)
 
         def write(client: MlflowClient, run_id: str) -> None:
-            changed = _changed(client.get_run(run_id).data.tags, now)
+            changed = origin.changed_tags(client.get_run(run_id).data.tags, now)
             client.log_batch(run_id, tags=[RunTag(name, value) for name, value in changed.items()])
 
         self._sink.call(write)
@@ -263,80 +247,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _input(dataset: Dataset) -> DatasetInput:
-    meta = MetaDataset(HTTPDatasetSource(_HOMES[dataset.spec.name]), name=dataset.spec.name, digest=dataset.digest)
-    described = meta.to_dict()
-    entity = DatasetEntity(
-        name=described["name"],
-        digest=described["digest"],
-        source_type=described["source_type"],
-        source=described["source"],
-    )
-    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
-
-
-def _tags(config: ResolvedConfig) -> dict[str, str]:
-    tags = {
-        "topology": config.topology,
-        "world_size": str(config.world_size),
-        "global_batch_size": str(config.images_per_step),
-        "strategy": config.strategy,
-        "dataset": config.dataset,
-        "model": config.model,
-        "seed": str(config.seed),
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.name": "cifar-ray train",
-        "cifar_ray.command": recipe.command(config),
-    }
-    return {**tags, **origin_tags()}
-
-
-def origin_tags() -> dict[str, str]:
-    """Tags of the origin of a run's figures: machine, versions, commit."""
-    tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
-    for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
-        tags[f"version.{package}"] = _version(package)
-    tags["version.python"] = platform.python_version()
-    if commit := git_commit():
-        tags["mlflow.source.git.commit"] = commit
-    return tags
-
-
 def _forget_failure(client: MlflowClient, run_id: str) -> None:
     """Remove the failure reason of an earlier attempt."""
     if store.FAILURE_TAG in client.get_run(run_id).data.tags:
         client.delete_tag(run_id, store.FAILURE_TAG)
-
-
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags that have changed, with their earlier values."""
-    changed = {}
-    for name, value in now.items():
-        if before.get(name) != value:
-            changed[name] = value
-            earlier = f"cifar_ray.earlier.{name}"
-            changed[earlier] = ", ".join(filter(None, (before.get(earlier), before.get(name))))
-    return changed
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def git_commit() -> str:
-    """Commit of this program's source, with ``-dirty`` when files differ from it; empty outside a checkout."""
-    here = Path(__file__).resolve().parents[2]
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return described.stdout.strip() if (here / ".git").exists() else ""

@@ -62,13 +62,12 @@ class Sink:
         self._writes.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
-        """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
+        """Record at most 100 parameters; MLflow refuses to change one, so a changed one is left as it was."""
 
         def write(client: MlflowClient, run_id: str) -> None:
             known = client.get_run(run_id).data.params
             fresh = [Param(name, value) for name, value in values.items() if name not in known]
-            for start in range(0, len(fresh), 100):
-                client.log_batch(run_id, params=fresh[start : start + 100])
+            client.log_batch(run_id, params=fresh)
 
         self._writes.put(write)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -38,8 +40,7 @@ SESSION_TAG = "cifar_ray.session"
 
 # MLflow's pages open as those for training, and not as those for chat agents.
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
-_CONNECT_TIMEOUT_S = "5"
-_REMOTE_TIMEOUT_S = 9.0
+_REMOTE_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,30 @@ def refusal(uri: str, error: Exception) -> ConfigError:
     return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason(error)})")
 
 
-def reason(error: Exception) -> str:
-    """The cause of a store's error, in few words."""
-    root = _root(error)
-    return " ".join(str(root).split())[:200] or type(root).__name__
+@contextmanager
+def refusing(uri: str) -> Iterator[None]:
+    """Context manager: turn MLflow's errors into the :func:`refusal` of the store."""
+    try:
+        yield
+    except MlflowException as error:
+        raise refusal(uri, error) from None
+
+
+def reason(error: BaseException) -> str:
+    """The first cause of a store's error, in few words."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _ask(uri: str) -> MlflowClient:
-    with _impatience():
-        client = MlflowClient(tracking_uri=uri)
-        client.search_experiments(max_results=1)
+    client = MlflowClient(tracking_uri=uri)
+    client.search_experiments(max_results=1)
     return client
 
 
 def _within(seconds: float, work: Callable[[], MlflowClient]) -> MlflowClient:
-    """Run ``work`` with a time limit; a database driver may wait for minutes."""
+    """Run ``work`` with a time limit; a server or a database driver may keep it waiting for minutes."""
     results: list[MlflowClient | Exception] = []
 
     def run() -> None:
@@ -145,7 +155,8 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     if found is None:
         path = _sqlite_path(client.tracking_uri)
         # MLflow's own default for a database is a folder relative to the working folder.
-        location = str(path.parent / "artifacts" / _safe(name)) if path is not None else None
+        folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+        location = str(path.parent / "artifacts" / folder) if path is not None else None
         try:
             return client.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND})
         except MlflowException:
@@ -183,10 +194,8 @@ def with_key(uri: str, key: str) -> KnownRun | None:
     """
     if not exists(uri):
         return None
-    try:
+    with refusing(uri):
         found = find_key(connect(uri), key)
-    except MlflowException as error:
-        raise refusal(uri, error) from None
     return _known(found) if found else None
 
 
@@ -213,10 +222,8 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         AmbiguousRunError: when there are several of that name.
         ConfigError: when there is none, or the store does not answer.
     """
-    try:
+    with refusing(client.tracking_uri):
         matches = _matching(client, run)
-    except MlflowException as error:
-        raise refusal(client.tracking_uri, error) from None
     if not matches:
         raise _no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
@@ -263,18 +270,6 @@ def _known(run: Run) -> KnownRun:
 
 
 @contextmanager
-def _impatience() -> Iterator[None]:
-    """Context manager: MLflow waits only a few seconds for a server's answer."""
-    name = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-    before = os.environ[name]
-    os.environ[name] = _CONNECT_TIMEOUT_S
-    try:
-        yield
-    finally:
-        os.environ[name] = before
-
-
-@contextmanager
 def as_default(uri: str) -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on ``uri``."""
     import mlflow
@@ -295,11 +290,12 @@ def exists(uri: str) -> bool:
     return path is None or path.exists()
 
 
-def _root(error: BaseException) -> BaseException:
-    """The first cause of an error."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return error
+def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
+    """What a JSON artifact of a run holds; None when there is no such artifact."""
+    if not any(file.path == name for file in client.list_artifacts(run_id)):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        return json.loads(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
 
 
 def all_experiments(client: MlflowClient) -> list[str]:
@@ -311,7 +307,3 @@ def _sqlite_path(uri: str) -> Path | None:
     """The file of an absolute SQLite URI; None for any other URI."""
     match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)
     return Path(match[1]) if match else None
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)

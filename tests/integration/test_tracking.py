@@ -518,7 +518,11 @@ def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> 
             listed.add({"step": step})
         listed.write(client, run_id)
         listed.write(client, run_id)
-    assert [entry["step"] for entry in artifacts._checkpoints(client, run_id)] == [10, 20, 30]
+    assert [entry["step"] for entry in store.read_json(client, run_id, "checkpoints.json")["checkpoints"]] == [
+        10,
+        20,
+        30,
+    ]
 
 
 def test_the_confusion_matrix_shows_every_count(tmp_path: Path) -> None:
@@ -589,7 +593,7 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
     guard = Guard(database, run_id, "s1")
     moved = file.rename(file.with_suffix(".away"))
     file.mkdir()  # what answers is no database
-    guard.hand_over("FAILED")
+    guard.tell("FAILED")
     time.sleep(8)
     assert not guard.wait(0)
     file.rmdir()
@@ -601,7 +605,7 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
 def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str, database: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     guard = Guard(database, run_id, "s1")
-    guard.dismiss()
+    assert guard.conclude(True, "FINISHED")
     assert guard.wait(0)
     assert client.get_run(run_id).info.status == "RUNNING"
 

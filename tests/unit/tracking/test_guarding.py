@@ -40,18 +40,23 @@ def test_a_guard_tries_again_when_the_store_raises_or_is_away(client: MlflowClie
 
 
 @pytest.mark.parametrize(
-    ("written", "status", "word"),
-    [(True, "FINISHED", None), (True, "FAILED", None), (False, "FINISHED", "KILLED"), (False, "FAILED", "FAILED")],
+    ("written", "status", "expected"),
+    [
+        (True, "FINISHED", ["done", 10]),
+        (True, "FAILED", ["done", 10]),
+        (False, "FINISHED", ["KILLED"]),
+        (False, "FAILED", ["FAILED"]),
+    ],
 )
 def test_a_run_whose_record_is_not_complete_never_ends_as_finished(
-    written: bool, status: str, word: str | None, monkeypatch: pytest.MonkeyPatch
+    written: bool, status: str, expected: list[str | int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str | None] = []
+    said: list[str | int] = []
     made = guard.Guard.__new__(guard.Guard)
-    monkeypatch.setattr(made, "dismiss", lambda: said.append(None))
-    monkeypatch.setattr(made, "hand_over", said.append)
+    monkeypatch.setattr(made, "tell", said.append)
+    monkeypatch.setattr(made, "wait", said.append)
     assert made.conclude(written, status) is written
-    assert said == [word]
+    assert said == expected
 
 
 def test_the_server_is_for_this_machine_alone(

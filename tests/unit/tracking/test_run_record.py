@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from cifar_ray.config import train as configs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import artifacts, run, store
+from cifar_ray.tracking import artifacts, origin, run, store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
@@ -60,7 +60,7 @@ def outcome(*history: Row) -> Outcome:
 def test_a_run_says_from_its_beginning_what_it_is(
     client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "git_commit", lambda: "abc-dirty")
+    monkeypatch.setattr(origin, "git_commit", lambda: "abc-dirty")
     record = created(client, digits, **{"mlflow.parentRunId": "p"})
     record.end("KILLED")
     found = only_run(client)
@@ -104,7 +104,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
         ("epoch/figure", 1),
         *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
     ]
-    held = value(client, record.run_id, run._UNKEPT_FILE)["rows"]
+    held = value(client, record.run_id, "rows_after_checkpoint.json")["rows"]
     assert [(row["kind"], row["step"]) for row in held] == [("iteration", 13), ("epoch", 2)]
     listed = value(client, record.run_id, "checkpoints.json")["checkpoints"]
     assert [(entry["step"], entry["epoch"], entry["path"], entry["weights_sha256"]) for entry in listed] == [
@@ -164,15 +164,6 @@ def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowCl
     assert steps(client, record.run_id) == [("system/node/cpu", 0), ("system/node/cpu", 61)]
 
 
-def test_more_parameters_than_one_request_takes_are_all_written(client: MlflowClient, digits: Dataset) -> None:
-    record = created(client, digits)
-    record._sink.params({f"p{number}": str(number) for number in range(230)})
-    record.end("KILLED")
-    found = only_run(client)
-    assert {f"p{number}" for number in range(230)} <= found.data.params.keys()
-    assert record.refused == []
-
-
 @pytest.mark.parametrize(("checkout", "commit"), [(True, "abc"), (False, "")])
 def test_a_commit_is_that_of_our_own_checkout_alone(
     checkout: bool, commit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -180,7 +171,7 @@ def test_a_commit_is_that_of_our_own_checkout_alone(
     """Installed below somebody else's checkout, git would tell theirs."""
     if checkout:
         (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(run, "__file__", str(tmp_path / "cifar_ray" / "tracking" / "run.py"))
+    monkeypatch.setattr(origin, "__file__", str(tmp_path / "cifar_ray" / "tracking" / "origin.py"))
     words: list[list[str]] = []
 
     def described(command: list[str], **options: Any) -> Any:
@@ -189,7 +180,7 @@ def test_a_commit_is_that_of_our_own_checkout_alone(
         return SimpleNamespace(stdout="abc\n")
 
     monkeypatch.setattr("subprocess.run", described)
-    assert run.git_commit() == commit
+    assert origin.git_commit() == commit
     assert words[0][:3] == ["git", "-C", str(tmp_path)]
 
 

@@ -1,0 +1,93 @@
+"""Where a run's figures come from: its config, data set, machine, versions and commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from mlflow.data.http_dataset_source import HTTPDatasetSource
+from mlflow.data.meta_dataset import MetaDataset
+from mlflow.entities import Dataset as DatasetEntity
+from mlflow.entities import DatasetInput, InputTag
+
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import Dataset
+from cifar_ray.training import recipe
+
+_HOMES = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
+}
+
+
+def run_tags(config: ResolvedConfig) -> dict[str, str]:
+    """Tags of a run that goes on with this config on this machine."""
+    return {
+        "topology": config.topology,
+        "world_size": str(config.world_size),
+        "global_batch_size": str(config.images_per_step),
+        "strategy": config.strategy,
+        "dataset": config.dataset,
+        "model": config.model,
+        "seed": str(config.seed),
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": "cifar-ray train",
+        "cifar_ray.command": recipe.command(config),
+        **origin_tags(),
+    }
+
+
+def origin_tags() -> dict[str, str]:
+    """Tags of the origin of a run's figures: machine, versions, commit."""
+    tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
+    for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
+        tags[f"version.{package}"] = _version(package)
+    tags["version.python"] = platform.python_version()
+    if commit := git_commit():
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def changed_tags(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The tags that have changed, with their earlier values."""
+    changed = {}
+    for name, value in now.items():
+        if before.get(name) != value:
+            changed[name] = value
+            earlier = f"cifar_ray.earlier.{name}"
+            changed[earlier] = ", ".join(filter(None, (before.get(earlier), before.get(name))))
+    return changed
+
+
+def dataset_input(dataset: Dataset) -> DatasetInput:
+    """The data set as MLflow lists it among a run's inputs."""
+    meta = MetaDataset(HTTPDatasetSource(_HOMES[dataset.spec.name]), name=dataset.spec.name, digest=dataset.digest)
+    return DatasetInput(DatasetEntity.from_dictionary(meta.to_dict()), [InputTag("mlflow.data.context", "training")])
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def git_commit() -> str:
+    """Commit of this program's source, with ``-dirty`` when files differ from it; empty outside a checkout."""
+    here = Path(__file__).resolve().parents[2]
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip() if (here / ".git").exists() else ""
