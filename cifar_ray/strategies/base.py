@@ -37,7 +37,7 @@ class Base:
 
     def step(self) -> None:
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         self.context.mark("optimizer")
 
     @property
@@ -52,7 +52,7 @@ class Base:
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         self.model.load_state_dict(weights)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         if state is not None:
             restore(self.optimizer, state)
 

@@ -52,7 +52,7 @@ class DataParallel(Replicas):
             )
         if config.gpus_per_worker < 2:
             raise ConfigError("gpus_per_worker", "must be at least 2 for data_parallel, got 1; for one GPU, use ddp")
-        if config.batch_size is not None and config.batch_size % config.gpus_per_worker:
+        if config.batch_size % config.gpus_per_worker:
             raise ConfigError(
                 "batch_size", f"must be a multiple of the GPUs ({config.gpus_per_worker}), got {config.batch_size}"
             )

@@ -95,7 +95,7 @@ class FSDP(Replicas):
         with torch.no_grad():
             for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                 part.copy_(_like(whole, part))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         if state is not None:
             order = numbered(self.optimizer)
             each = {

@@ -38,7 +38,6 @@ class Hogwild(Asynchronous):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._before = 0
         self._staleness = torch.zeros(2, dtype=torch.float64)
         self._staleness_max = torch.zeros(1, dtype=torch.float64)
 

@@ -50,7 +50,7 @@ class ParameterServing(Asynchronous):
         for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
             assert parameter.grad is not None
             view.copy_(parameter.grad)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         lr = self.optimizer.param_groups[0]["lr"]
         gradient = self._gradient.cpu().numpy()
         self._take(self._server.push(self._generation, self.rank, gradient, lr, self.loss.item()))

@@ -87,7 +87,7 @@ class Reproducible(Base):
         """One shard's loss, gradients and batch statistics, as one vector."""
         context = self.context
         context.mark("data")
-        self.model.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         seed(micro_batch.seed, context.worker.device)
         with autocast(context.config.precision, context.worker.device):
             loss = context.criterion(self.model(micro_batch.images), micro_batch.labels)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from cifar_ray import strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.training import checkpoint, manifest
 from tests.support.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
@@ -76,19 +75,6 @@ def test_it_learns(strategy: str, topology: str, host: ServerHost, tmp_path: Pat
     times = results[0][0].times
     measured = {"data", "forward", "backward", "communication"} | ({"optimizer"} if strategy == "hogwild" else set())
     assert {name for name in times if name.startswith("time/step_")} == {f"time/step_{part}_s" for part in measured}
-
-
-@pytest.mark.parametrize(("strategy", "model"), [("parameter_server", "resnet"), ("hogwild", "simple_cnn")])
-def test_one_worker_is_plain_training(strategy: str, model: str, host: ServerHost, tmp_path: Path) -> None:
-    values: dict[str, object] = {"model": model, "epochs": 1}
-    if model == "resnet":
-        values |= {"resnet": ResNetOptions((1, 1), 8), "optimizer": "adamw", "lr": 0.01}
-    rows = []
-    for name in ("ddp", strategy):
-        results = train_at_own_pace(config(name, "1x1", **values), tmp_path / name, host)
-        rows.append([row.metrics["train/loss"] for row in results[0][1].rows])
-    assert len(rows[0]) == 14
-    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
 
 
 def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:
@@ -231,7 +217,3 @@ def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) ->
     assert refusal(done, resident) == (
         "error: --strategy parameter_server needs a server, which only `cifar-ray train` starts\n"
     )
-
-
-def test_both_say_that_they_are_another_algorithm() -> None:
-    assert [strategies.about(name).label for name in BOTH] == ["different", "different"]

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import cache, partial
 from multiprocessing.managers import BaseManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -138,6 +138,20 @@ def seal(path: Path, values: dict[str, object]) -> None:
 def resolved(usual: dict[str, object], **values: object) -> TrainConfig:
     """A resolved config: these values on top of what is usual where it is asked for."""
     return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
+
+
+def built(
+    config: TrainConfig,
+    model: nn.Module,
+    worker: Worker | None = None,
+    mark: Callable[[str], None] = lambda part: None,
+    server: ServerHandle | None = None,
+) -> Any:
+    """The configured strategy over ``model``; its class says what it has beside the protocol."""
+    made = partial(optimizer.build, config=config)
+    return strategies.build(
+        strategies.StrategyContext(config, worker or Worker(), model, made, nn.CrossEntropyLoss(), mark, server)
+    )
 
 
 def train_on_ranks(
@@ -426,10 +440,8 @@ def _ready(config: TrainConfig, worker: Worker) -> tuple[strategies.Strategy, Tr
     dataset = data.load(config.dataset)
     torch.manual_seed(0)
     model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
-    made = partial(optimizer.build, config=config)
-    context = strategies.StrategyContext(config, worker, model, made, nn.CrossEntropyLoss(), lambda part: None)
     loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
-    return strategies.build(context), loader
+    return built(config, model, worker), loader
 
 
 def _exchanges(config: TrainConfig, worker: Worker) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the ranks of a strategy tell each other, with real messages between threads."""
+"""What the ranks of a strategy exchange, with real messages between threads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import gradients, layout
-from cifar_ray.strategies.served_weights import ParameterServer
+from cifar_ray.strategies.served_weights import ParameterServer, Start
+from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper
-from tests.support.helpers import resolved
+from tests.support.helpers import built, resolved
 from tests.support.threads import on_threads
 
 BATCH = 16
+EXCHANGING = ["gather_scatter", "send_recv", "all_reduce", "ddp"]
 config = partial(resolved, {"dataset": "digits", "model": "simple_cnn", "precision": "fp32", "momentum": 0.9})
 
 
@@ -51,85 +54,73 @@ def micro_batches(wanted: TrainConfig, worker: Worker, step: int) -> Iterator[Mi
     yield from (MicroBatch(*pair, seed=0) for pair in zip(images, labels, strict=True))
 
 
-def ready(
-    wanted: TrainConfig, worker: Worker, norm: bool = False, mark: list[str] | None = None
-) -> strategies.Strategy:
-    marks = mark if mark is not None else []
-    context = strategies.StrategyContext(
-        wanted, worker, model(norm), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), marks.append
-    )
-    return strategies.build(context)
-
-
-def trained(wanted: TrainConfig, worker: Worker, *, steps: int, norm: bool = False) -> dict[str, Tensor]:
-    """The model after some steps and what a checkpoint does first."""
-    strategy = ready(wanted, worker, norm)
-    for step in range(steps):
-        strategy.gradients(micro_batches(wanted, worker, step))
-        strategy.step()
-    strategy.consolidate()
-    return {name: tensor.clone() for name, tensor in strategy.model.state_dict().items()}  # type: ignore[attr-defined]
-
-
 def of(strategy: str, workers: int, **values: object) -> TrainConfig:
     return config(strategy=strategy, topology=f"1x{workers}", global_batch_size=BATCH, lr=0.3, **values)
 
 
-def gradient_of_whole_batch() -> list[Tensor]:
+def backward(part: slice = slice(None)) -> tuple[float, list[Tensor]]:
+    """The loss of a part of the first global batch, and its gradients."""
     plain = model()
     images, labels = whole(0)
-    nn.functional.cross_entropy(plain(images), labels).backward()
-    return [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+    loss = nn.functional.cross_entropy(plain(images[part]), labels[part])
+    loss.backward()
+    return loss.item(), [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("strategy", ["gather_scatter", "send_recv", "all_reduce"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("strategy", EXCHANGING)
+@pytest.mark.parametrize(("workers", "accumulate"), [(2, 2), (4, 1)])
 def test_every_rank_has_the_mean_gradient_of_the_whole_batch(strategy: str, workers: int, accumulate: int) -> None:
     wanted = of(strategy, workers, accumulate=accumulate)
 
     def one(worker: Worker) -> tuple[list[Tensor], list[float]]:
-        made = ready(wanted, worker)
+        made = built(wanted, model(), worker)
         loss = made.gradients(micro_batches(wanted, worker, 0))
-        found = [parameter.grad for parameter in made.model.parameters()]  # type: ignore[attr-defined]
-        return found, made.losses(loss)
+        return [parameter.grad for parameter in made.model.parameters()], made.losses(loss)
 
-    expected = gradient_of_whole_batch()
+    share = BATCH // workers
+    each = [backward(slice(rank * share, (rank + 1) * share))[0] for rank in range(workers)]
     results = on_threads(workers, one)
     for found, losses in results:
-        for gradient, right in zip(found, expected, strict=True):
-            torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found, backward()[1], rtol=1e-4, atol=1e-6)
         assert all(map(torch.equal, found, results[0][0]))
-        assert losses == results[0][1]  # of every rank, in the order of the ranks
-        images, labels = whole(0)
-        each = [
-            nn.functional.cross_entropy(model()(part), own).item()
-            for part, own in zip(images.chunk(workers), labels.chunk(workers), strict=True)
-        ]
-        assert losses == pytest.approx(each, rel=1e-4)
+        assert losses == results[0][1] == pytest.approx(each, rel=1e-4)
 
 
-@pytest.mark.parametrize("strategy", ["gather_scatter", "send_recv", "all_reduce"])
+@pytest.mark.parametrize("strategy", EXCHANGING)
 def test_statistics_become_those_of_rank_0(strategy: str) -> None:
+    """At an evaluation or a checkpoint, and not before."""
+    wanted = of(strategy, 2)
+
     def one(worker: Worker) -> tuple[Tensor, Tensor]:
-        made = ready(of(strategy, 2), worker, norm=True)
-        made.gradients(micro_batches(of(strategy, 2), worker, 0))
-        mean = made.model[1].running_mean  # type: ignore[attr-defined]
-        before = mean.clone()
+        made = built(wanted, model(norm=True), worker)
+        for step in range(2):
+            made.gradients(micro_batches(wanted, worker, step))
+        before = made.model[1].running_mean.clone()
         made.consolidate()
-        return before, mean
+        return before, made.model[1].running_mean
 
     (own, consolidated), (other, received) = on_threads(2, one)
+    alone = model(norm=True)
+    for step in range(2):
+        alone(whole(step)[0][BATCH // 2 :])
+    torch.testing.assert_close(other, alone[1].running_mean)
     assert not torch.equal(own, other)
     assert torch.equal(consolidated, own)
     assert torch.equal(received, own)
 
 
 def test_reproducible_is_the_same_to_the_last_bit_at_any_number_of_workers() -> None:
+    def trained(wanted: TrainConfig, worker: Worker) -> dict[str, Tensor]:
+        made = built(wanted, model(norm=True), worker)
+        for step in range(3):
+            made.gradients(micro_batches(wanted, worker, step))
+            made.step()
+        made.consolidate()
+        return made.model.state_dict()
+
     results = []
     for workers in (1, 2, 4):
-        wanted = of("reproducible", workers, shards=4)
-        results += on_threads(workers, partial(trained, wanted, steps=3, norm=True))
+        results += on_threads(workers, partial(trained, of("reproducible", workers, shards=4)))
     assert len(results) == 7
     for weights in results[1:]:
         assert all(torch.equal(weights[name], tensor) for name, tensor in results[0].items())
@@ -137,81 +128,60 @@ def test_reproducible_is_the_same_to_the_last_bit_at_any_number_of_workers() -> 
     assert results[0]["1.num_batches_tracked"] == 3
 
 
-def test_shards_have_batch_statistics_of_their_own_and_their_mean_is_kept() -> None:
-    wanted = of("reproducible", 1, shards=2)
-    found = trained(wanted, Worker(), steps=1, norm=True)
-    halves = []
-    for part in whole(0)[0].chunk(2):
-        plain = model(norm=True)
-        plain(part)
-        halves.append(plain[1])
-    for name in ("running_mean", "running_var"):
-        expected = (getattr(halves[0], name) + getattr(halves[1], name)) / 2
-        torch.testing.assert_close(found[f"1.{name}"], expected, rtol=1e-4, atol=1e-6)
-
-
 def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
+    """Weights, batch norm's statistics and momentum."""
     wanted = of("local_sgd", 2, sync_every=2)
 
-    def one(worker: Worker) -> list[Tensor]:
-        made = ready(wanted, worker)
+    def one(worker: Worker) -> list[list[Tensor]]:
+        made = built(wanted, model(norm=True), worker)
+        made.load(model(norm=True).state_dict(), None)
         found = []
         for step in range(4):
             made.gradients(micro_batches(wanted, worker, step))
             made.step()
-            found.append(made.model[0].weight.detach().clone())  # type: ignore[attr-defined]
+            assert made.may_pause == (step % 2 == 1)
+            kept = made.optimizer.state[made.model[5].bias]["momentum_buffer"]
+            found.append([tensor.clone() for tensor in (made.model[0].weight, made.model[1].running_var, kept)])
         return found
 
     first, second = on_threads(2, one)
-    assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [False, True, False, True]
+    equal = [list(map(torch.equal, *both)) for both in zip(first, second, strict=True)]
+    assert equal == [[False] * 3, [True] * 3, [False] * 3, [True] * 3]
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:
-    def one(worker: Worker) -> list[Tensor]:
+    def one(worker: Worker) -> tuple[Tensor, object]:
         across = torch.arange(6.0).view(2, 3).t() * (worker.rank + 1)  # not contiguous
-        tensors = [
-            across,
-            torch.full((2,), 10.0 * worker.rank),
-            torch.tensor([5 + worker.rank]),
-            torch.tensor(worker.rank),
-        ]
-        gradients.average(tensors)
-        return tensors
+        mean, counts = torch.full((2,), 10.0 * worker.rank), torch.tensor([5 + worker.rank])
+        number, alone = torch.tensor(worker.rank), torch.tensor(7 + worker.rank)
+        gradients.average([across, mean, counts, number])
+        gradients.average([alone])
+        return across, (mean.tolist(), counts.tolist(), number.item(), alone.item())
 
-    for across, mean, count, number in on_threads(2, one):
+    for across, others in on_threads(2, one):
         assert torch.equal(across, torch.arange(6.0).view(2, 3).t() * 1.5)
-        assert mean.tolist() == [5.0, 5.0]
-        assert (count.tolist(), number.item()) == ([5], 0)
+        assert others == ([5.0, 5.0], [5], 0, 7)
 
 
-def test_whole_numbers_alone_are_rank_0s_too() -> None:
-    def one(worker: Worker) -> int:
-        number = torch.tensor(7 + worker.rank)
-        gradients.average([number])
-        return int(number)
+def test_tensors_are_gathered_and_swapped_in_the_order_of_the_ranks() -> None:
+    def one(worker: Worker) -> tuple[list[list[float]], float]:
+        received = torch.zeros(2)
+        gradients.swap(torch.full((2,), float(worker.rank)), (worker.rank + 1) % 3, received, (worker.rank - 1) % 3)
+        return [part.tolist() for part in gradients.gather(torch.tensor([1.0, worker.rank]))], received.unique().item()
 
-    assert on_threads(2, one) == [7, 7]
-
-
-def test_what_is_gathered_is_in_the_order_of_the_ranks() -> None:
-    found = on_threads(3, lambda worker: [part.tolist() for part in gradients.gather(torch.tensor([1.0, worker.rank]))])
-    assert found == [[[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]] * 3
+    assert on_threads(3, one) == [([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], left) for left in (2.0, 0.0, 1.0)]
 
 
-def test_alone_there_is_nobody_to_tell() -> None:
+def alone(_: Worker | None = None) -> None:
     mine = torch.tensor([1.0, 2.0])
     assert [part is mine for part in gradients.gather(mine)] == [True]
     gradients.average([mine])
     assert mine.tolist() == [1.0, 2.0]
 
 
-def test_neighbours_swap() -> None:
-    def one(worker: Worker) -> float:
-        received = torch.zeros(2)
-        gradients.swap(torch.full((2,), float(worker.rank)), (worker.rank + 1) % 3, received, (worker.rank - 1) % 3)
-        return received.unique().item()
-
-    assert on_threads(3, one) == [2.0, 0.0, 1.0]
+def test_alone_there_is_nothing_to_exchange() -> None:
+    alone()
+    on_threads(1, alone)
 
 
 def test_a_flat_gradient_is_the_gradient_whatever_its_layout() -> None:
@@ -221,11 +191,9 @@ def test_a_flat_gradient_is_the_gradient_whatever_its_layout() -> None:
     made[5].bias.grad = None
     vectors = gradients.flat_gradients(made)
     assert [len(vector) for vector in vectors] == [135, 5, 200]
-    assert made[0].weight.grad is not None
     assert not made[0].weight.grad.is_contiguous()
     gradients.scatter_back(torch.arange(340.0), vectors)
     assert sorted(made[0].weight.grad.flatten().tolist()) == list(range(135))
-    assert made[0].bias.grad is not None
     assert made[0].bias.grad.tolist() == [135, 136, 137, 138, 139]
     vectors[0].zero_()
     assert not made[0].weight.grad.any()
@@ -240,49 +208,68 @@ def test_a_models_parameters_lie_in_one_vector() -> None:
     assert len(vector) == 135 + 5 + 200 + 10
     assert all(map(torch.equal, made.parameters(), before))
     assert [parameter.stride() for parameter in made.parameters()] == strides
-    vector[140] = 99.0
-    assert made[5].weight[0, 0] == 99.0
-    assert [tuple(view.shape) for view in layout.views(vector, layout.of(made))] == [
-        (5, 3, 3, 3),
-        (5,),
-        (10, 20),
-        (10,),
-    ]
+    for parameter, view in zip(made.parameters(), layout.views(vector, layout.of(made)), strict=True):
+        assert (view.data_ptr(), view.shape) == (parameter.data_ptr(), parameter.shape)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_each_part_of_a_step_is_marked_when_it_ends(accumulate: int) -> None:
-    wanted, marks = of("all_reduce", 1, accumulate=accumulate), []
-    made = ready(wanted, Worker(), mark=marks)
-    made.gradients(micro_batches(wanted, Worker(), 0))
-    made.step()
-    assert marks == ["data", "forward", "backward"] * accumulate + ["communication", "optimizer"]
+WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o": "optimizer"}
 
 
-def test_each_part_of_a_step_is_marked_by_reproducible() -> None:
-    """A shard's passes; what prepares and ends the exchange counts to the backward pass."""
-    wanted, marks = of("reproducible", 1, shards=2), []
-    made = ready(wanted, Worker(), mark=marks)
-    made.gradients(micro_batches(wanted, Worker(), 0))
-    made.step()
-    assert marks == ["data", "forward", "backward"] * 2 + ["backward", "communication", "backward", "optimizer"]
+@pytest.mark.parametrize(
+    ("strategy", "values", "marks"),
+    [
+        ("all_reduce", {}, ["dfbco"]),
+        ("all_reduce", {"accumulate": 2}, ["dfbdfbco"]),
+        ("local_sgd", {}, ["dfbcoc"]),
+        ("hogwild", {}, ["dfbco"]),
+        ("parameter_server", {}, ["dfbcc"]),
+        # A shard's passes; what prepares and ends the exchange counts to the backward pass.
+        ("reproducible", {"shards": 2}, ["dfbdfbbcbo"]),
+        # The backward pass ends with the last of four gradients; what is then still waited for is communication.
+        ("ddp", {}, ["dfbbbbco"] * 2),
+        ("ddp", {"accumulate": 2}, ["dfbbbbbdfbbbbco"] * 2),
+        # Two layers are gathered for each pass, and their gradients scattered.
+        ("fsdp", {}, ["dfcfcfbcbcbcbcbco"] * 2),
+        ("fsdp", {"accumulate": 2}, ["dfcfcfbcbcbdfcfcfbcbcbcbcbco"] * 2),
+        # The last stage computes a loss for each micro-batch.
+        ("model_parallel", {}, ["dcfcbco", "dcfcfcbco"]),
+        ("gpipe", {"micro_batches": 2}, ["dcfcfcbcbco", "dcfcfcfcfcbcbco"]),
+        ("one_f_one_b", {"micro_batches": 4}, ["dcfcfcbcfcbcfcbcbco", "d" + 4 * "cfcfcb" + "co"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_each_part_of_a_step_is_marked_when_it_ends(strategy: str, values: dict[str, object], marks: list[str]) -> None:
+    wanted = of(strategy, len(marks), **values)
+
+    def one(worker: Worker) -> list[str]:
+        found: list[str] = []
+        made = built(wanted, model(), worker, found.append, ParameterServer())
+        made.load(model().state_dict(), None)
+        for step in range(2):
+            found.clear()
+            made.gradients(micro_batches(wanted, worker, step))
+            made.step()
+        return found
+
+    assert on_threads(len(marks), one) == [[WORDS[letter] for letter in each] for each in marks]
 
 
 def test_every_batch_norm_moves_as_far_as_its_own_momentum_says() -> None:
+    """By the mean of the statistics that each shard has of its own images."""
     wanted = of("reproducible", 1, shards=2)
     layers: list[Any] = [
         *(nn.BatchNorm2d(3, momentum=momentum) for momentum in (0.5, 0.25, 0.125)),
         nn.Flatten(),
         nn.Linear(192, 10),
     ]
-    context = strategies.StrategyContext(
-        wanted, Worker(), nn.Sequential(*layers), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), print
-    )
-    made = strategies.build(context)
+    made = built(wanted, nn.Sequential(*layers))
     made.gradients(micro_batches(wanted, Worker(), 0))
-    images, _ = whole(0)
-    expected = torch.stack([part.mean((0, 2, 3)) for part in images.chunk(2)]).mean(0)
-    torch.testing.assert_close(layers[0].running_mean, 0.5 * expected)
+    halves = whole(0)[0].chunk(2)
+    for found, begin, each in (
+        (layers[0].running_mean, 0.0, [part.mean((0, 2, 3)) for part in halves]),
+        (layers[0].running_var, 1.0, [part.transpose(0, 1).flatten(1).var(1) for part in halves]),
+    ):
+        torch.testing.assert_close(found, 0.5 * begin + 0.5 * torch.stack(each).mean(0))
     # What the others are given has a mean of 0 and a variance of 1 in each shard, which begin at 0 and 1; so that
     # they move, they begin elsewhere.
     for layer in layers[1:3]:
@@ -300,42 +287,43 @@ def test_reproducible_has_a_gpu_choose_the_same_algorithm_every_time(
     kind: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
-    ready(of("reproducible", 1), Worker(device=torch.device(kind)))
+    built(of("reproducible", 1), model(), Worker(device=torch.device(kind)))
     assert torch.backends.cudnn.deterministic is deterministic
 
 
 def test_workers_of_hogwild_step_in_shared_weights_with_a_share_of_the_rate() -> None:
     """Two workers in turn: each sees the other's step, knows its loss, and how many steps it had missed."""
-    wanted = of("hogwild", 2)
+    wanted = of("hogwild", 2, weight_decay=0.0)
 
-    def one(worker: Worker) -> tuple[list[Tensor], list[list[float]], dict[str, float]]:
-        made = ready(wanted, worker)
+    def one(worker: Worker) -> tuple[list[list[Tensor]], list[list[float]], dict[str, float]]:
+        made = built(wanted, model(), worker)
         made.load(model().state_dict(), None)
         weights, losses = [], []
         for turn in (0, 1, 0):
             for group in made.optimizer.param_groups:
                 group["lr"] = 0.3
             loss = made.gradients(micro_batches(wanted, worker, 0))
-            made.barrier()  # type: ignore[attr-defined]
+            made.barrier()
             if worker.rank == turn:
                 losses.append(made.losses(loss))
                 made.step()
             else:
                 made.optimizer.zero_grad()
-            made.barrier()  # type: ignore[attr-defined]
-            weights.append(made.model[5].bias.detach().clone())  # type: ignore[attr-defined]
+            made.barrier()
+            weights.append([parameter.detach().clone() for parameter in made.model.parameters()])
         made.consolidate()
         return weights, losses, made.figures()
 
     (weights, losses, figures), (others, theirs, same) = on_threads(2, one)
-    assert all(map(torch.equal, weights, others))
-    plain = model()
-    images, labels = (part.chunk(2)[0] for part in whole(0))
-    nn.functional.cross_entropy(plain(images), labels).backward()
-    gradient = plain[5].bias.grad
+    for step, other in zip(weights, others, strict=True):
+        assert all(map(torch.equal, step, other))
     # Nesterov's first step is 1.9 gradients long.
-    torch.testing.assert_close(weights[0], plain[5].bias.detach() - 0.15 * 1.9 * gradient)
-    assert not torch.equal(weights[0], weights[1])
+    expected = [
+        parameter.detach() - 0.15 * 1.9 * gradient
+        for parameter, gradient in zip(model().parameters(), backward(slice(8))[1], strict=True)
+    ]
+    torch.testing.assert_close(weights[0], expected)
+    assert not torch.equal(weights[0][0], weights[1][0])
     first, second = losses
     assert first[0] == first[1]  # nothing was heard of rank 1 yet, and its own stands for it
     assert theirs[0][0] == first[0]
@@ -347,59 +335,84 @@ def test_staleness_counts_the_steps_of_others_while_a_gradient_was_computed() ->
     wanted = of("hogwild", 2)
 
     def one(worker: Worker) -> dict[str, float]:
-        made = ready(wanted, worker)
+        made = built(wanted, model(), worker)
         made.load(model().state_dict(), None)
         assert made.figures() == {}
         for turns in ((0, 1), (1, 0)):
             made.gradients(micro_batches(wanted, worker, 0))
-            made.barrier()  # type: ignore[attr-defined]
+            made.barrier()
             for turn in turns:
                 if worker.rank == turn:
                     made.step()
-                made.barrier()  # type: ignore[attr-defined]
+                made.barrier()
         return made.figures()
 
     # Each rank is once the second of both.
     assert on_threads(2, one) == [{"staleness/mean": 2 / 4, "staleness/max": 1.0}] * 2
 
 
-def test_parts_of_a_step_of_fsdp_end_where_its_collectives_begin() -> None:
-    wanted = of("fsdp", 2)
+def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the_rate() -> None:
+    """Two workers in turn, of which the second has a gradient of weights that have moved."""
+    wanted = of("parameter_server", 2, max_staleness=3, staleness_weighting="inverse")
+    begun: list[Start] = []
 
-    def one(worker: Worker) -> list[str]:
-        marks: list[str] = []
-        made = ready(wanted, worker, mark=marks)
-        made.gradients(micro_batches(wanted, worker, 0))
-        made.step()
-        return marks
-
-    for marks in on_threads(2, one):
-        assert set(marks) == {"data", "forward", "backward", "communication", "optimizer"}
-        middle = marks.index("backward")
-        assert "forward" not in marks[middle:]
-        # A collective begins at a mark of the pass that waits for it, and ends with one of communication.
-        assert marks[1:3] == ["forward", "communication"]
-        assert marks[middle : middle + 2] == ["backward", "communication"]
-        assert marks[-1] == "optimizer"
-
-
-def test_a_parameter_server_begins_with_what_the_config_says() -> None:
-    begun: list[Any] = []
-
-    class Told(ParameterServer):
-        def reset(self, generation: str, start: Any) -> None:
+    class Recording(ParameterServer):
+        def reset(self, generation: str, start: Start) -> None:
             begun.append(start)
             super().reset(generation, start)
 
-    wanted = of("parameter_server", 1, max_staleness=3, staleness_weighting="inverse")
-    context = strategies.StrategyContext(
-        wanted, Worker(), model(), partial(optimizer.build, config=wanted), nn.CrossEntropyLoss(), print, Told()
-    )
-    made = strategies.build(context)
-    made.load(model().state_dict(), None)
+    server = Recording()
+
+    def one(worker: Worker) -> tuple[dict[str, Tensor], dict[str, Any], list[list[float]], dict[str, float]]:
+        made = built(wanted, model(), worker, server=server)
+        made.load(model().state_dict(), None)
+        loss = made.gradients(micro_batches(wanted, worker, 0))
+        losses = [made.losses(loss)]
+        for turn in range(2):
+            if worker.rank == turn:
+                made.step()
+                losses.append(made.losses(loss))
+            made.barrier()
+        made.consolidate()
+        state = made.state()
+        return {name: value.clone() for name, value in made.model.state_dict().items()}, state, losses, made.figures()
+
+    first, second = on_threads(2, one)
+    parts = [backward(slice(8)), backward(slice(8, 16))]
+    plain = model()
+    expected = optimizer.build(plain, wanted)
+    for lr, (_, each) in zip((0.3 / 2, 0.3 / 2 / 2), parts, strict=True):  # the second has missed one update
+        for group in expected.param_groups:
+            group["lr"] = lr
+        for parameter, gradient in zip(plain.parameters(), each, strict=True):
+            parameter.grad = gradient
+        expected.step()
+    torch.testing.assert_close(first[0], dict(plain.state_dict()))
+    assert all(torch.equal(second[0][name], value) for name, value in first[0].items())
+    for number, kept in expected.state_dict()["state"].items():
+        torch.testing.assert_close(first[1]["state"][number]["momentum_buffer"], kept["momentum_buffer"])
+    assert second[1] == {}
+    one_loss, other_loss = (pytest.approx(loss, rel=1e-4) for loss, _ in parts)
+    assert first[2] == [[one_loss, one_loss]] * 2  # one's own stands for that of a rank not heard of yet
+    assert second[2] == [[other_loss, other_loss], [one_loss, other_loss]]
+    assert first[3] == second[3] == {"staleness/mean": 0.5, "staleness/max": 1.0, "staleness/ahead_max": 1.0}
     (start,) = begun
-    assert (start.world_size, start.max_staleness, start.weighting, start.state) == (1, 3, "inverse", None)
-    assert len(start.weights) == 135 + 5 + 200 + 10
+    assert (start.world_size, start.max_staleness, start.weighting, start.state) == (2, 3, "inverse", None)
+
+
+def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages that compute for 3 and 2 of 10 seconds wait for 7 and 8 of them; rank 0's time is the schedule's."""
+    wanted = of("gpipe", 2, micro_batches=4)
+
+    def one(worker: Worker) -> list[dict[str, float]]:
+        made = built(wanted, model(), worker)
+        before = made.figures()
+        dist.barrier()
+        monkeypatch.setattr(Stopwatch, "read", lambda self: [(3.0, 10.0), (2.0, 9.0)][dist.get_rank()])
+        return [before, made.figures()]
+
+    theory = {"bubble/theory": 1 / 5}
+    assert on_threads(2, one) == [[theory, {**theory, "bubble/measured": pytest.approx(0.75)}]] * 2
 
 
 def test_all_ranks_leave_after_the_same_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,7 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
     strategy: str, values: dict[str, object], bubble: float | None, digits: Dataset, tmp_path: Path
 ) -> None:
     """Also when it is stopped in between and goes on: its checkpoints are whole."""
-    few = Dataset(
-        digits.spec, digits.train, Split(digits.test.images[:32], digits.test.labels[:32]), digits.class_names, ""
-    )
+    few = replace(digits, test=Split(digits.test.images[:32], digits.test.labels[:32]))
     wanted = resolved(USUAL, strategy=strategy, **values)
     alone = {name: value for name, value in values.items() if name not in ("micro_batches", "accumulate")}
     (plain, _), *_ = train_on_threads(resolved(USUAL, strategy="ddp", topology="1x1", **alone), few, tmp_path / "plain")

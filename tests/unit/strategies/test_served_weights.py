@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,10 @@ import torch
 from torch import nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.data.loader import MicroBatch
-from cifar_ray.strategies import layout
 from cifar_ray.strategies.served_weights import Answer, ParameterServer, Start, SupersededError
-from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import optimizer, recipe
+from tests.support.helpers import built, resolved
 
 SHAPES = (((2,), (1,)), ((1, 2), (2, 1)))
 
@@ -116,97 +113,68 @@ def test_it_goes_on_from_its_state() -> None:
     assert rest.push("b", 1, ones(), lr=1.0, loss=1.0).weights.tolist() == expected
 
 
-def test_parameters_keep_their_layout_in_the_vector() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)).to(memory_format=torch.channels_last)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    vector = torch.empty(layout.size(model))
-    layout.move_into(vector, model)
-    for parameter, value, view in zip(model.parameters(), before, layout.views(vector, layout.of(model)), strict=True):
-        assert torch.equal(parameter, value)
-        assert parameter.stride() == value.stride()
-        assert parameter.data_ptr() == view.data_ptr()
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
 
 
-class Call:
-    """A call in a thread of its own."""
-
-    def __init__(self, call: Callable[[], Answer]) -> None:
-        self._call = call
-        self.answer: Answer | None = None
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._call()
-        except Exception as error:
-            self.error = error
-
-    def waits(self) -> bool:
-        self._thread.join(0.2)
-        return self._thread.is_alive()
-
-    def ends(self) -> None:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+def waits(call: Future[Answer]) -> bool:
+    return not wait([call], timeout=0.2).done
 
 
-def test_a_worker_waits_while_it_is_too_far_ahead_of_the_slowest() -> None:
+def test_a_worker_waits_while_it_is_too_far_ahead_of_the_slowest(pool: ThreadPoolExecutor) -> None:
     server = served(world_size=3, max_staleness=1)
     server.push("a", 0, ones(), lr=1.0, loss=1.0)
-    call = Call(lambda: server.push("a", 0, ones(), lr=1.0, loss=1.0))
-    assert call.waits()
+    call = pool.submit(server.push, "a", 0, ones(), lr=1.0, loss=1.0)
+    assert waits(call)
     server.push("a", 1, ones(), lr=1.0, loss=1.0)
-    assert call.waits()
+    assert waits(call)
     server.push("a", 2, ones(), lr=1.0, loss=1.0)
-    call.ends()
-    assert call.answer is not None
-    assert call.answer.weights.tolist() == pytest.approx([-4 / 3] * 4)  # the weights of when it may go on
-    assert call.answer.figures["staleness/ahead_max"] == 1.0
+    answer = call.result(10)
+    assert answer.weights.tolist() == pytest.approx([-4 / 3] * 4)  # the weights of when it may go on
+    assert answer.figures["staleness/ahead_max"] == 1.0
 
 
-def test_nobody_waits_for_workers_that_are_gone() -> None:
+def test_nobody_waits_for_workers_that_are_gone(pool: ThreadPoolExecutor) -> None:
     server = served(max_staleness=0)
-    call = Call(lambda: server.push("a", 0, ones(), lr=1.0, loss=1.0))
-    assert call.waits()
+    call = pool.submit(server.push, "a", 0, ones(), lr=1.0, loss=1.0)
+    assert waits(call)
     server.reset("b", start())
-    call.ends()
-    assert isinstance(call.error, SupersededError)
+    with pytest.raises(SupersededError):
+        call.result(10)
     assert server.pull("b", 0).weights.tolist() == [0.0] * 4
 
 
 def test_a_call_of_another_generation_is_refused() -> None:
-    with pytest.raises(SupersededError):
-        ParameterServer().pull("a", 0)
     server = served()
-    for call in (lambda: server.pull("b", 0), lambda: server.state("b"), lambda: server.push("b", 0, ones(), 1.0, 1.0)):
-        with pytest.raises(SupersededError):
+    for call in (
+        lambda: ParameterServer().pull("a", 0),
+        lambda: server.pull("b", 0),
+        lambda: server.state("b"),
+        lambda: server.push("b", 0, ones(), 1.0, 1.0),
+    ):
+        with pytest.raises(SupersededError, match=r"^the parameter server has begun anew for other workers, or was "):
             call()
 
 
 def test_a_step_costs_what_the_strategy_says() -> None:
     """Counted where a worker calls its server, in which every call is a message and its answer another."""
-    told: list[int] = []
+    sent: list[int] = []
 
     class Counting(ParameterServer):
         def push(self, generation: str, rank: int, gradient: np.ndarray, lr: float, loss: float) -> Answer:
             answer = super().push(generation, rank, gradient, lr, loss)
-            told.extend([gradient.nbytes, answer.weights.nbytes])
+            sent.extend([gradient.nbytes, answer.weights.nbytes])
             return answer
 
-    config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", strategy="parameter_server"))
+    config = resolved({"dataset": "digits", "model": "simple_cnn"}, strategy="parameter_server")
     model = models.build(config, SPECS["digits"])
-    make = partial(optimizer.build, config=config)
-    context = strategies.StrategyContext(
-        config, Worker(), model, make, nn.CrossEntropyLoss(), lambda part: None, Counting()
-    )
-    worker = strategies.build(context)
+    worker = built(config, model, server=Counting())
     worker.load(model.state_dict(), None)
     for seed in range(3):
         worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
         worker.step()
     symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters())}
     about = strategies.about("parameter_server")
-    assert len(told) / 3 == eval(about.messages, symbols)
-    assert sum(told) / 3 == eval(about.bytes, symbols)
+    assert (len(sent) / 3, sum(sent) / 3) == (eval(about.messages, symbols), eval(about.bytes, symbols))

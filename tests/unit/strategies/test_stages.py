@@ -5,12 +5,13 @@ import random
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import SPECS
 from cifar_ray.strategies import stages, stopwatch
+from tests.support.helpers import resolved
 
 
 def slowest(seconds: list[float], slices: list[slice]) -> float:
@@ -37,7 +38,7 @@ def test_every_unit_begins_with_something_to_train() -> None:
 
 
 def test_measuring_changes_nothing_and_tells_what_is_handed_on() -> None:
-    config = TrainConfig(model="vgg11")
+    config = resolved({"dataset": "digits", "model": "resnet"}, resnet=ResNetOptions((1,), 4))
     model = models.build(config, SPECS["cifar10"]).to(memory_format=torch.channels_last)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     units = stages.units(models.layers(config, model))
@@ -45,9 +46,47 @@ def test_measuring_changes_nothing_and_tells_what_is_handed_on() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(cost.seconds > 0 for cost in costs)
-    assert costs[0].shape == (2, 32, 32, 64)
-    assert costs[-1].shape == (2, 10)
-    assert costs[0].dtype == torch.bfloat16
+    handed = [(cost.shape, cost.dtype) for cost in costs]
+    assert handed == [((2, 32, 32, 4), torch.bfloat16), *handed[1:-1], ((2, 10), torch.bfloat16)]
+
+
+class Seeded(nn.Module):
+    """A layer that notes what torch's generator was seeded with."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        super().__init__()
+        self.seeds = seeds
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seeds.append(torch.default_generator.initial_seed())
+        return x
+
+
+@pytest.mark.parametrize("starts", [[0], [0, 2], [0, 1, 2]])
+def test_layers_compute_and_draw_the_same_wherever_the_model_is_cut(starts: list[int]) -> None:
+    """Every unit of every micro-batch draws from a seed of its own; between stages, activations are channels last."""
+    seeds: list[int] = []
+    torch.manual_seed(0)
+    units = [
+        nn.Sequential(nn.Conv2d(3, 4, 1), Seeded(seeds)),
+        nn.Sequential(nn.Conv2d(4, 5, 1), Seeded(seeds)),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2), Seeded(seeds)),
+    ]
+    images = torch.rand(2, 3, 4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = nn.Sequential(*units)(images)
+    seeds.clear()
+    for chunk in range(2):
+        x = images
+        for start, stop in zip(starts, (*starts[1:], 3)):
+            part = stages.Layers(units, slice(start, stop), "bf16", torch.device("cpu"))
+            part.seed, part.chunk = 100, chunk
+            x = part(x)
+            assert x.shape == {1: (2, 4, 6, 4), 2: (2, 4, 6, 5), 3: (2, 2)}[stop]
+            assert x.is_contiguous()
+        assert x.dtype == torch.bfloat16
+        assert torch.equal(x, expected)
+    assert seeds == [100, 101, 102, 103, 104, 105]
 
 
 def test_what_is_sent_is_contiguous_and_not_copied_when_it_is_channels_last() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-from functools import partial
 
 import pytest
 import torch
@@ -10,11 +9,13 @@ from cifar_ray import strategies
 from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
+from cifar_ray.data.loader import DataShard
 from cifar_ray.reporting import pace
 from cifar_ray.reporting import strategies as reported
 from cifar_ray.strategies import reproducible
-from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import clock, optimizer, recipe
+from cifar_ray.strategies.worker import Worker, seed
+from cifar_ray.training import clock, recipe
+from tests.support.helpers import built, resolved
 
 
 @pytest.mark.parametrize("name", strategies.NAMES)
@@ -26,6 +27,51 @@ def test_every_file_opens_with_what_it_promises(name: str) -> None:
     assert about.source
     assert "``" not in about.messages + about.bytes
     assert about.cost.endswith(".")
+
+
+def test_an_opening_is_read_into_its_parts() -> None:
+    assert strategies.about("all_reduce") == strategies.About(
+        summary="One all-reduce for every parameter after the backward pass, and the sum divided by the world size.",
+        label="close",
+        condition="The mean gradient is that of one worker with the whole global batch, added up in another order; "
+        "batch-norm statistics are those of each worker's own images unless ``--sync-batchnorm``",
+        source='part 2b of the group report "Distributed Training of VGG-11 on CIFAR-10".',
+        messages="P",
+        bytes="G",
+        cost="Each rank hands every one of P gradients, G bytes in all, to a collective; a ring sends 2 (W - 1) / W "
+        "times that.",
+    )
+    assert {name: strategies.about(name).label for name in strategies.NAMES if name not in CLOSE} == {
+        **dict.fromkeys(("model_parallel", "reproducible"), "exact"),
+        **dict.fromkeys(("local_sgd", "parameter_server", "hogwild"), "different"),
+    }
+    assert all(strategies.about(name).label == "close" for name in CLOSE)
+
+
+CLOSE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "data_parallel", "fsdp", "gpipe", "one_f_one_b")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "values", "at_once", "shards"),
+    [
+        ("all_reduce", "1x2", {"accumulate": 2}, 12, [DataShard(0, 2, 2), DataShard(1, 2, 2)]),
+        ("hogwild", "1x2", {}, 24, [DataShard(0, 2), DataShard(1, 2)]),
+        ("reproducible", "1x2", {"shards": 8}, 6, [DataShard(0, 2, 4), DataShard(1, 2, 4)]),
+        ("data_parallel", "1x1", {"gpus_per_worker": 3}, 16, [DataShard()]),
+        ("model_parallel", "1x2", {}, 48, [DataShard(), DataShard(images=False)]),
+        ("gpipe", "1x4", {"micro_batches": 3}, 16, [DataShard(), *[DataShard(images=False)] * 3]),
+        ("one_f_one_b", "1x3", {"micro_batches": 3}, 16, [DataShard(), *[DataShard(images=False)] * 2]),
+    ],
+)
+def test_each_rank_is_given_its_share_of_a_global_batch(
+    strategy: str, topology: str, values: dict[str, object], at_once: int, shards: list[DataShard]
+) -> None:
+    """Of 48 images; ``at_once`` pass through the model together."""
+    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 48}
+    config = resolved(usual, strategy=strategy, topology=topology, **values)
+    found = strategies.of(config)
+    assert found.at_once(config) == at_once
+    assert [found.data_shard(config, Worker(rank, len(shards), rank)) for rank in range(len(shards))] == shards
 
 
 def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,8 +106,14 @@ REFUSED = [
     ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
     ({"strategy": "hogwild", "topology": "2x1"}, "topology must be on one node (1xWORKERS) for hogwild, got 2x1"),
     ({"strategy": "hogwild", "device": "cuda"}, "device must be cpu for hogwild, whose workers share the node's memory"),
-    ({"strategy": "gpipe"}, "topology must have at least 2 workers for --strategy gpipe, got 1x1: "),
+    ({"strategy": "gpipe"}, "topology must have at least 2 workers for --strategy gpipe, got 1x1: a pipeline of one stage is plain training, --strategy ddp"),
+    ({"strategy": "model_parallel", "topology": "1x5", "batch_size": 8}, "topology must have at most 4 workers for --strategy model_parallel with this simple_cnn, one for each layer that has parameters, got 1x5"),
     ({"strategy": "gpipe", "topology": "1x2", "micro_batches": 3, "global_batch_size": 64}, "micro_batches must divide the global batch of 64 images, got 3"),
+    ({"strategy": "one_f_one_b", "topology": "1x4", "micro_batches": 2}, "micro_batches must be at least the number of workers (4) for --strategy one_f_one_b, got 2"),
+    ({"strategy": "gpipe", "topology": "1x2", "accumulate": 2}, "accumulate is for --strategy "),
+    ({"strategy": "model_parallel", "topology": "1x2", "micro_batches": 2}, "micro_batches is for --strategy gpipe or one_f_one_b only"),
+    ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "micro_batches": 8}, "micro_batches must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 8 cut 8 images into single ones"),
+    ({"strategy": "data_parallel", "gpus_per_worker": 3, "batch_size": 50}, "batch_size must be a multiple of the GPUs (3), got 50"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
@@ -71,7 +123,7 @@ REFUSED = [
 @pytest.mark.parametrize(("values", "sentence"), REFUSED)
 def test_what_cannot_be_is_told_in_one_sentence(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        recipe.resolve(TrainConfig(dataset="digits", **values))  # type: ignore[arg-type]
+        resolved({"dataset": "digits", "model": "simple_cnn"}, **values)
     assert str(refusal.value).startswith(sentence)
 
 
@@ -103,16 +155,22 @@ def test_data_parallel_spreads_the_model_over_all_gpus_of_its_process(monkeypatc
         return module
 
     monkeypatch.setattr(torch.nn, "DataParallel", replicas)
-    config = recipe.resolve(
-        TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=3, batch_size=48, precision="bf16")
-    )
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    context = strategies.StrategyContext(
-        config, Worker(), model, partial(optimizer.build, config=config), torch.nn.CrossEntropyLoss(), print
-    )
-    strategy = strategies.build(context)
+    usual = {"dataset": "digits", "strategy": "data_parallel", "gpus_per_worker": 3, "batch_size": 48}
+    strategy = built(resolved(usual, precision="bf16"), torch.nn.Sequential(torch.nn.Linear(4, 2)))
     assert made == [[0, 1, 2]]
-    assert strategy.forward(torch.ones(5, 4)).dtype == torch.bfloat16  # type: ignore[attr-defined]
-    assert strategies.of(config).at_once(config) == 16
-    with pytest.raises(ConfigError, match=r"^batch_size must be a multiple of the GPUs \(3\), got 50"):
-        recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=3, batch_size=50))
+    assert strategy.forward(torch.ones(5, 4)).dtype == torch.bfloat16
+    assert strategy.differs == "nothing"
+
+
+def test_workers_with_one_image_each_have_enough_for_batch_norm_together() -> None:
+    usual = {"dataset": "digits", "strategy": "model_parallel", "topology": "1x2", "model": "resnet50"}
+    assert resolved(usual, global_batch_size=2).batch_size == 1
+
+
+def test_every_gpu_of_a_process_is_seeded_and_none_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    for device in ("cpu", "cuda"):
+        seed(len(device), torch.device(device))
+        assert torch.default_generator.initial_seed() == len(device)
+    assert seeded == [4]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,14 +16,12 @@ from torch import Tensor, nn
 
 from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, Split
 from cifar_ray.data.loader import MicroBatch, TrainLoader
-from cifar_ray.strategies import served_weights
-from cifar_ray.strategies.pipeline import idle
-from cifar_ray.strategies.stopwatch import Stopwatch
+from cifar_ray.strategies.served_weights import ParameterServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, optimizer
-from tests.support.helpers import Recorder, resolved, train_here
+from tests.support.helpers import Recorder, built, resolved, train_here
 
 USUAL = {
     "dataset": "digits",
@@ -40,17 +37,12 @@ class Ready:
     """A strategy with fresh weights, and what feeds it."""
 
     def __init__(self, wanted: TrainConfig, digits: Dataset, worker: Worker | None = None) -> None:
-        self.marks: list[str] = []
         worker = worker or Worker()
         hardware.set_threads(1)
         torch.manual_seed(0)
         self.model = models.build(wanted, digits.spec).to(memory_format=torch.channels_last)
-        made = partial(optimizer.build, config=wanted)
-        serving = served_weights.ParameterServer() if wanted.strategy == "parameter_server" else None
-        context = strategies.StrategyContext(
-            wanted, worker, self.model, made, nn.CrossEntropyLoss(), self.marks.append, serving
-        )
-        self.strategy = strategies.build(context)
+        server = ParameterServer() if wanted.strategy == "parameter_server" else None
+        self.strategy = built(wanted, self.model, worker, server=server)
         self.strategy.load(self.weights(), None)
         self._loader = TrainLoader(wanted, digits, strategies.of(wanted).data_shard(wanted, worker), worker.device)
 
@@ -91,24 +83,47 @@ def test_an_optimizers_state_goes_on_whatever_its_layout_was(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_one_shard_of_reproducible_is_plain_training(digits: Dataset) -> None:
-    """Weights to the last bit; batch norm's statistics move as far as PyTorch moves them, added up otherwise."""
-    plain = Ready(config(strategy="ddp"), digits).train(0, 1, 2).weights()
-    sharded = Ready(config(strategy="reproducible", shards=1), digits).train(0, 1, 2).weights()
-    running = {name for name in plain if "running" in name}
-    assert running
-    assert all(torch.equal(sharded[name], plain[name]) for name in plain.keys() - running)
-    for name in running:
-        torch.testing.assert_close(sharded[name], plain[name], rtol=1e-5, atol=1e-6)
+ALONE = ["gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp", "local_sgd", "parameter_server", "hogwild"]
 
 
-def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(digits: Dataset, tmp_path: Path) -> None:
-    """After every fourth step of an epoch of 11, and at its end."""
-    wanted = config(strategy="local_sgd", global_batch_size=128, epochs=2, sync_every=4)
-    for every, steps in ((0, [11, 22]), (3, [4, 8, 11, 15, 19, 22]), (5, [8, 11, 15, 22])):
-        recorder = Recorder()
-        train_here(replace(wanted, checkpoint_every=every), digits, tmp_path / str(every), recorder)
-        assert [saved.step for saved in recorder.checkpoints] == steps
+@pytest.mark.parametrize("strategy", [*ALONE, "data_parallel", "reproducible"])
+def test_one_worker_is_plain_training(strategy: str, digits: Dataset) -> None:
+    """To the last bit; the batch statistics of reproducible's one shard are added up otherwise."""
+    options = {"reproducible": {"shards": 1}, "data_parallel": {"gpus_per_worker": 2}}.get(strategy, {})
+    ready, plain = (Ready(config(strategy=name, **of), digits) for name, of in ((strategy, options), ("ddp", {})))
+    makes = optimizer.build(plain.model, config(strategy="ddp"))
+    for step in range(3):
+        (batch,) = plain.micro_batches(step)
+        loss = nn.functional.cross_entropy(plain.model(batch.images), batch.labels)
+        loss.backward()
+        makes.step()
+        makes.zero_grad()
+        own = ready.strategy.gradients(ready.micro_batches(step))
+        ready.strategy.step()
+        assert own.item() == loss.item()
+        assert ready.strategy.losses(own) == [loss.item()]
+    ready.strategy.consolidate()
+    found, expected = ready.weights(), plain.weights()
+    rounded = {name for name in expected if "running" in name and strategy == "reproducible"}
+    assert all(torch.equal(found[name], expected[name]) for name in expected.keys() - rounded)
+    for name in rounded:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+    staleness = {"staleness/mean": 0.0, "staleness/max": 0.0}
+    assert ready.strategy.figures() == {
+        "hogwild": staleness, "parameter_server": {**staleness, "staleness/ahead_max": 0.0},
+    }.get(strategy, {})  # fmt: skip
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [5, 10]), (3, [4, 5, 7, 9, 10]), (7, [5, 7, 10])])
+def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(
+    every: int, steps: list[int], digits: Dataset, tmp_path: Path
+) -> None:
+    """After every second step of an epoch of 5, and at its end."""
+    few = replace(digits, test=Split(digits.test.images[:8], digits.test.labels[:8]))
+    wanted = config(strategy="local_sgd", epochs=2, steps_per_epoch=5, sync_every=2, checkpoint_every=every)
+    recorder = Recorder()
+    train_here(wanted, few, tmp_path, recorder)
+    assert [saved.step for saved in recorder.checkpoints] == steps
 
 
 @pytest.fixture
@@ -136,22 +151,10 @@ def test_a_comm_hook_sends_gradients_of_half_the_size(
     assert not all(map(torch.equal, found[hook], found["none"]))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_backward_pass_of_ddp_ends_with_the_last_gradient(
-    accumulate: int, digits: Dataset, second_of_two: Worker
-) -> None:
-    """What it then still waits for is communication."""
-    ready = Ready(config(strategy="ddp", topology="1x2", accumulate=accumulate), digits, second_of_two).train(0)
-    count = sum(1 for _ in ready.model.parameters())
-    passes = ["data", "forward", *["backward"] * (count + 1)] * accumulate
-    assert ready.marks == [*passes[:-1], "communication", "optimizer"]
-
-
 @pytest.mark.parametrize("mib", [1.0, 25.0])
 def test_a_bucket_holds_as_much_as_was_asked_for(mib: float, digits: Dataset, second_of_two: Worker) -> None:
     wanted = config(strategy="ddp", topology="1x2", bucket_cap_mb=mib)
-    replica: Any = Ready(wanted, digits, second_of_two).strategy._replica  # type: ignore[attr-defined]
-    assert replica.bucket_bytes_cap == mib * 2**20
+    assert Ready(wanted, digits, second_of_two).strategy._replica.bucket_bytes_cap == mib * 2**20
 
 
 def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Worker) -> None:
@@ -169,17 +172,3 @@ def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset
     ready.strategy.load(ready.weights(), None)  # as after an interruption
     assert ranks(10) > 1
     assert ranks(1) == 1
-
-
-def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages that compute for 3 and 2 of 10 seconds wait for 7 and 8 of them."""
-    assert idle([3.0, 2.0], 10.0) == pytest.approx(0.75)
-    now = iter([0.0, 5.0, 10.0, 12.0, 19.0, 20.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    watch = Stopwatch(lambda part: None, torch.device("cpu"))
-    for passes in (1, 2):
-        watch.step()
-        for _ in range(passes):
-            with watch.computing("forward"):  # 0 to 5, which does not count; 10 to 12 and 19 to 20
-                pass
-    assert watch.read() == (3.0, 10.0)
