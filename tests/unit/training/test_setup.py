@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
@@ -40,27 +39,3 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
     assert job.model.training
     weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-
-
-@pytest.mark.parametrize(
-    ("values", "key"), [({"batch_size": 1500}, "batch_size"), ({"global_batch_size": 1500}, "global_batch_size")]
-)
-def test_a_batch_larger_than_the_data_set_names_the_flag_that_was_given(values: dict[str, int], key: str) -> None:
-    with pytest.raises(ConfigError, match="at least one step per epoch") as caught:
-        recipe.resolve(TrainConfig(dataset="digits", **values))  # type: ignore[arg-type]
-    assert caught.value.key == key
-
-
-def test_a_command_spells_out_every_value_of_a_list() -> None:
-    config = recipe.resolve(TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 3), 8)))
-    assert "--resnet.blocks 1 3 " in f"{recipe.command(config)} "
-
-
-@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
-def test_batch_norm_is_synchronised_on_gpus_alone(device: str, refused: bool) -> None:
-    config = recipe.resolve(TrainConfig(dataset="digits", sync_batchnorm=True))
-    if refused:
-        with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
-            recipe.on_device(config, device)
-    else:
-        assert recipe.on_device(config, device).device == device

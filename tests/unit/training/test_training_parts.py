@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -193,10 +192,3 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
     for fast, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(hardware, "fast_at_bf16", lambda device, fast=fast: fast)
         assert hardware.agree_on_precision(worker) == precision
-
-
-def test_a_resolved_config_has_nothing_left_open() -> None:
-    resolved = config(optimizer=None)
-    learned = ("optimizer", "lr", "momentum", "weight_decay", "schedule", "warmup_epochs", "label_smoothing")
-    assert all(getattr(resolved, name) is not None for name in (*learned, "base_batch", "batch_size"))
-    assert replace(resolved, lr=1.0) != resolved
