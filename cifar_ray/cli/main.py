@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import shlex
 import sys
@@ -71,7 +72,7 @@ def sweep(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
     command = flags.read(ReportCommand, words, "report")
-    from cifar_ray.reporting import cost, papers
+    from cifar_ray.reporting import cost, data, papers
     from cifar_ray.reporting import report as reports
 
     _check_target(command.target)
@@ -81,11 +82,17 @@ def report(words: Sequence[str]) -> int:
     from cifar_ray.tracking import reading, store
 
     study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
+    if command.format == "json":
+        print(json.dumps(data.whole(reports.build(study, command.baseline, price, command.target)), indent=1))
+        return 0
     folder = reports.folder(command.out)
     whole = reports.build(study, command.baseline, price, command.target)
     written = reports.write(whole, folder, flags.note)
-    for sentence in (*whole.summary, *(f"caution: {warning}" for warning in whole.warnings)):
-        print(sentence)
+    for finding in whole.findings:
+        for sentence in finding.sentences:
+            print(f"{finding.title}: {sentence}")
+    for caution in whole.cautions:
+        print(f"caution: {caution}")
     print(written[0])
     print(f"{len(written)} files in {folder}")
     return 0
@@ -94,8 +101,8 @@ def report(words: Sequence[str]) -> int:
 def compare(words: Sequence[str]) -> int:
     """``cifar-ray compare``."""
     command = flags.read(CompareCommand, words, "compare")
+    from cifar_ray.reporting import compare as side_by_side
     from cifar_ray.reporting import cost
-    from cifar_ray.reporting import report as reports
 
     _check_target(command.target)
     if len(set(command.runs)) < 2:
@@ -104,7 +111,7 @@ def compare(words: Sequence[str]) -> int:
     from cifar_ray.tracking import reading, store
 
     study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
-    for line in reports.terminal(study, price, command.target):
+    for line in side_by_side.terminal(study, price, command.target, command.full):
         print(line)
     return 0
 

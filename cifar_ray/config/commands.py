@@ -104,13 +104,16 @@ class SweepCommand(TrainConfig):
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write a sweep's results as a page, tables and charts, from the tracking store alone."""
+    """Write a sweep's results as a page, charts and data, from the tracking store alone."""
 
     sweep: Positional[str]
     """The sweep's name."""
 
     out: str = "report"
-    """Folder that receives report.html, report.md, tables/ and charts/."""
+    """Folder that receives report.html, report.md, runs.csv, figures.csv and charts/."""
+
+    format: Literal["files", "json"] = "files"
+    """Files in a folder, or all figures as JSON on the terminal."""
 
     baseline: str | None = None
     """Published study to lay beside it, such as rangoju_katneni_2025."""
@@ -137,6 +140,9 @@ class CompareCommand:
 
     target: float | None = None
     """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    full: bool = False
+    """Show every table of a report, not the main figures alone."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the runs."""

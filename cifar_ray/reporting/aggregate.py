@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.tracking.study import Point, Study, Trial, placement
+from cifar_ray.tracking.study import Point, Study, Trial
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -92,18 +92,16 @@ class Configuration:
         return self.world_size * (self.trials[0].gpus_per_worker if self.device == "cuda" else 1)
 
     @property
-    def row(self) -> str:
-        """Its row in a table, such as ``2x2 (4 CPU workers)``."""
-        kind = {"cpu": "CPU worker", "cuda": "GPU"}.get(self.device, "worker")
-        count = f" ({self.devices} {kind}{'s' if self.devices > 1 else ''})" if placement(self.topology) else ""
-        return ", ".join([f"{self.topology}{count}", *(f"{name}={value}" for name, value in self.others)])
+    def strategy(self) -> str:
+        """Its strategy; empty for a run that did not live to record it."""
+        return self.trials[0].strategy
 
     @property
     def kind(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
         """What two configurations must share for the one's speed to be a multiple of the other's.
 
         The topology, the GPUs of a worker and the batch size are left to who compares them, and so is the strategy:
-        :func:`cifar_ray.reporting.strategies.may_be_base` says which another one may be held against.
+        :func:`cifar_ray.reporting.scaling.may_be_base` says which another one may be held against.
         """
         others = tuple(pair for pair in self.others if pair[0] not in ("strategy", "gpus_per_worker", RUN))
         return (self.model, self.dataset, self.device, others)

@@ -4,39 +4,279 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from cifar_ray.reporting import aggregate, bars, curves, strategies, strategy_charts, style
-from cifar_ray.reporting.aggregate import Measure
+from cifar_ray.reporting import aggregate, draw, measures, peers, scaling, style
+from cifar_ray.reporting.aggregate import Configuration, Measure
 from cifar_ray.reporting.contents import Chart, Theme
-from cifar_ray.reporting.groups import Panel, having, line_panels, of_unequal_work, over_seeds, panels
+from cifar_ray.reporting.draw import Line, Panel
+from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tracking.study import Study, Trial
 
+Curve = list[tuple[float, float]]
+Read = Callable[[Trial], Curve]
 _DOTS_PER_INCH = 160
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-_TRAINING = aggregate.metric("time/training_s")
-_ACCURACY = aggregate.metric("test/accuracy", 100)
+_MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
 
 
-def charts(study: Study, paper: str | None) -> list[Chart]:
+def charts(study: Study) -> list[Chart]:
     """The charts that a study has data for; finished runs alone count, and what was not measured is left out.
 
-    Args:
-        study: the runs.
-        paper: key of a published study that the report compares with. Its times and accuracies stand in the
-            report's tables: they come from other hardware and are not drawn beside these.
+    The two that matter most come first: speed and accuracy.
     """
-    several = strategies.compared(aggregate.configurations(study))
-    first = strategy_charts.charts(study) if several else [_training_time(study), _accuracy(study), _scaling(study)]
+    every = aggregate.configurations(study)
+    names = Names.of(study, every)
+    speed = _scaling(study, names) or _training_time(study, names)
     found = [
-        *first,
-        _accuracy_by_time(study),
-        _losses(study, fewest=2 if several else 1),
-        _where_time_went(study),
+        speed,
+        _grouped(
+            study,
+            names,
+            ACCURACY,
+            "accuracy",
+            "Test accuracy",
+            "Share of the test images classified correctly after the last epoch; higher is better. "
+            "The axis shows the range of the figures, not all from 0.",
+            dots=True,
+        ),
+        _training_time(study, names) if speed is None or speed.key != "training_time" else None,
+        _grouped(
+            study,
+            names,
+            ITERATION_TIME,
+            "iteration",
+            "Time per iteration",
+            "Mean milliseconds of an optimizer step in steady state; shorter is better.",
+        )
+        if compared(every)
+        else None,
+        _accuracy_by_time(study, names),
+        _losses(study, names),
+        _stacked(
+            study,
+            names,
+            "phases",
+            "Where the time went",
+            "Seconds of one run by phase. A phase that was not measured is left out of its bar.",
+            measures.PHASES,
+            "time (s)",
+        ),
+        _stacked(
+            study,
+            names,
+            "step",
+            "Where a step's time goes",
+            "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
+            "hide; a part that was not measured by itself is in what is not split.",
+            (*measures.STEP_PARTS, measures.NOT_SPLIT),
+            "time of an iteration (ms)",
+        ),
         _confusion(study),
     ]
     return [chart for chart in found if chart is not None]
+
+
+def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
+    """A panel for every model, data set and device with configurations that are ``shown``, from few workers to many."""
+    every = aggregate.configurations(study)
+    title = title_of(every)
+    found: dict[str, list[Configuration]] = {}
+    for one in every:
+        if one.finished and shown(one):
+            found.setdefault(title(one), []).append(one)
+
+    def size(one: Configuration) -> tuple[object, ...]:
+        return one.devices, one.nodes, one.topology, aggregate.column(study, one)
+
+    return [Panel(heading, sorted(group, key=size)) for heading, group in found.items()]
+
+
+def _having(measure: Measure) -> Callable[[Configuration], bool]:
+    return lambda one: one.statistic(measure) is not None
+
+
+def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
+    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
+
+
+def _training_time(study: Study, names: Names) -> Chart | None:
+    caption = "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better."
+    return _grouped(study, names, TRAINING_TIME, "training_time", "Training time", caption)
+
+
+def _grouped(
+    study: Study, names: Names, figure: Figure, key: str, title: str, caption: str, dots: bool = False
+) -> Chart | None:
+    found = panels(study, _having(figure.measure))
+    if not found:
+        return None
+    caption += _spread(found) + (_unequal(found) if figure.alike == "work" else "")
+    return _chart(key, title, caption, draw.grouped, names, found, figure, dots)
+
+
+def _spread(found: Sequence[Panel]) -> str:
+    """What a caption says of several seeds, where a configuration has them."""
+    several = any(len(one.finished) > 1 for panel in found for one in panel.configurations)
+    return " Means over the seeds; error bars and bands show one sample standard deviation." if several else ""
+
+
+def _unequal(found: Sequence[Panel]) -> str:
+    """What a caption says of figures that grow with the work, where that of a panel's runs is not equal."""
+    for panel in found:
+        if unequal := peers.difference(panel.configurations):
+            return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work."
+    return ""
+
+
+def _stacked(
+    study: Study, names: Names, key: str, title: str, caption: str, parts: Sequence[Figure], axis: str
+) -> Chart | None:
+    found = panels(study, lambda one: any(one.statistic(part.measure) for part in parts[:-1]))
+    if not found:
+        return None
+    named = {re.sub(r" \(\w+\)$", "", part.title).lower(): part for part in parts}
+    caption += _unequal(found) if key == "phases" else ""
+    return _chart(key, title, caption, draw.stacked, names, found, named, axis)
+
+
+def _scaling(study: Study, names: Names) -> Chart | None:
+    """There is something to see where configurations with different numbers of workers were measured."""
+    found = panels(study, _having(IMAGES_PER_S.measure))
+    found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
+    if not found:
+        return None
+    word = scaling.unit([one for panel in found for one in panel.configurations])
+    series = list(dict.fromkeys(names.series(one) for panel in found for one in panel.configurations))
+    drawn = [(panel, [_speeds(panel, names, name, at) for at, name in enumerate(series)]) for panel in found]
+    drawn = [(panel, [line for line in drawn if line.x]) for panel, drawn in drawn]
+    caption = (
+        "Images trained on per second in steady state, all workers together, the fastest where several topologies "
+        "have as many. Dotted is what the smallest configuration's speed would come to if every worker added as much."
+    )
+    title = f"Speed by number of {word}"
+    label = f"{word} (nodes x workers per node)"
+    return _chart("scaling", title, caption + _spread(found), draw.by_workers, drawn, label)
+
+
+def _speeds(panel: Panel, names: Names, series: str, at: int) -> Line:
+    """The fastest configuration of a series with every number of workers."""
+    fastest: dict[int, tuple[float, float]] = {}
+    for one in panel.configurations:
+        speed = one.statistic(IMAGES_PER_S.measure)
+        if names.series(one) == series and speed is not None:
+            fastest[one.devices] = max(fastest.get(one.devices, (0.0, 0.0)), (speed.mean, speed.std or 0.0))
+    counts = sorted(fastest)
+    speeds = [fastest[count][0] for count in counts]
+    ideal = [speeds[0] * count / counts[0] for count in counts]
+    return Line(series, (at, at), counts, speeds, [fastest[count][1] for count in counts], ideal)
+
+
+def accuracy_by_time(trial: Trial) -> Curve:
+    """Test accuracy in percent after every epoch, at the seconds trained until then; empty without either."""
+    spent = aggregate.by_step(trial, "epoch_s")
+    epochs = range(1, max(spent, default=0) + 1)
+    if not spent or any(epoch not in spent for epoch in epochs):
+        return []
+    until = dict(zip(epochs, accumulate(spent[epoch] for epoch in epochs)))
+    accuracy = aggregate.by_step(trial, "test/accuracy")
+    return [(until[epoch], 100 * accuracy[epoch]) for epoch in epochs if epoch in accuracy]
+
+
+def by_epoch(name: str) -> Read:
+    """A metric after every epoch; a curve is empty when it was not recorded."""
+    return lambda trial: [(float(step), value) for step, value in sorted(aggregate.by_step(trial, name).items())]
+
+
+def curve(one: Configuration, read: Read) -> tuple[list[float], list[float], list[float]]:
+    """The means over the seeds, as far as every seed's curve goes: where, how high, and the standard deviations."""
+    curves = [found for trial in one.finished if (found := read(trial))]
+    points = list(zip(*curves))
+    heights = [[y for _, y in seeds] for seeds in points]
+    spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in heights]
+    return [statistics.fmean(x for x, _ in seeds) for seeds in points], list(map(statistics.fmean, heights)), spread
+
+
+def _lines(study: Study, names: Names, read: Read, fewest: int) -> list[tuple[str, list[Line]]]:
+    """A line for every configuration with so many points: colours by topology, or by series where each has a panel."""
+    found = panels(study, lambda one: len(curve(one, read)[0]) >= fewest)
+    every = [one for panel in found for one in panel.configurations]
+    series = list(dict.fromkeys(map(names.series, every)))
+    topologies = list(dict.fromkeys(one.topology for one in every))
+    if len(series) > _MOST_TOGETHER:
+        return [
+            (
+                f"{panel.title}, {topology}",
+                [
+                    Line(names.series(one), (at := series.index(names.series(one)), at), *curve(one, read))
+                    for one in panel.configurations
+                    if one.topology == topology
+                ],
+            )
+            for panel in found
+            for topology in dict.fromkeys(one.topology for one in panel.configurations)
+        ]
+    return [
+        (
+            panel.title,
+            [
+                Line(
+                    names.row(one),
+                    (topologies.index(one.topology), series.index(names.series(one))),
+                    *curve(one, read),
+                )
+                for one in panel.configurations
+            ],
+        )
+        for panel in found
+    ]
+
+
+def _accuracy_by_time(study: Study, names: Names) -> Chart | None:
+    found = _lines(study, names, accuracy_by_time, 2)
+    if not found:
+        return None
+    caption = (
+        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up "
+        "aside; further up and to the left is better."
+    ) + _spread(panels(study, _having(ACCURACY.measure)))
+    labels = ("training time (s)", ACCURACY.title)
+    title = "Test accuracy against training time"
+    return _chart("accuracy_by_time", title, caption, draw.lines, found, labels, False)
+
+
+def _losses(study: Study, names: Names) -> Chart | None:
+    """The losses of those with several epochs: of many lines with one point there is nothing to see."""
+    parts = [
+        (f"{title}: {words}", drawn)
+        for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss"))
+        for title, drawn in _lines(study, names, by_epoch(name), 2)
+    ]
+    parts.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
+    if not parts:
+        return None
+    caption = (
+        "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
+        "rises while the training loss falls is overfitting."
+    )
+    return _chart("loss", "Loss by epoch", caption, draw.by_epoch, parts)
+
+
+def _confusion(study: Study) -> Chart | None:
+    known = [trial for trial in study.trials if trial.finished and trial.confusion and "test/accuracy" in trial.metrics]
+    if not known:
+        return None
+    best = max(known, key=lambda trial: trial.metrics["test/accuracy"])
+    caption = (
+        f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
+        f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
+    )
+    return _chart("confusion", "Confusion matrix of the most accurate run", caption, draw.confusion, best)
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
@@ -75,95 +315,3 @@ def svg(chart: Chart, theme: Theme) -> str:
 
 def _prefixed(tag: str, prefix: str) -> str:
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag)
-
-
-def _training_time(study: Study) -> Chart | None:
-    return _by_batch(
-        study,
-        _TRAINING,
-        "training_time",
-        "Training time by topology and batch size",
-        "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better.",
-        "training time (s)",
-    )
-
-
-def _accuracy(study: Study) -> Chart | None:
-    return _by_batch(
-        study,
-        _ACCURACY,
-        "accuracy",
-        "Test accuracy by topology and batch size",
-        "Share of the test images classified correctly after the last epoch; higher is better.",
-        "test accuracy (%)",
-    )
-
-
-def _by_batch(study: Study, measure: Measure, key: str, title: str, caption: str, label: str) -> Chart | None:
-    """Bars of one figure, grouped by topology and batch size."""
-    found = panels(study, having(measure))
-    if not found:
-        return None
-    caption += over_seeds(aggregate.configurations(study)) + of_unequal_work(found)
-    return style.chart(key, title, caption, bars.grouped, study, found, measure, label)
-
-
-def _scaling(study: Study) -> Chart | None:
-    """There is something to see where configurations with different numbers of workers were measured."""
-    found = panels(study, having(aggregate.metric("images_per_s")))
-    found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
-    caption = (
-        "Images trained on per second in steady state, all workers together. The dotted line is what the "
-        "smallest configuration's speed would come to if every worker added as much."
-    )
-    title = f"Training speed by number of {strategies.unit([one for panel in found for one in panel.configurations])}"
-    return style.chart("scaling", title, caption, curves.scaling, study, found) if found else None
-
-
-def _accuracy_by_time(study: Study) -> Chart | None:
-    found = line_panels(study, lambda one: bool(curves.mean(one, curves.accuracy_by_time)))
-    parts = [(panel, panel.title, curves.accuracy_by_time) for panel in found]
-    caption = (
-        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up "
-        "aside; further up and to the left is better."
-    )
-    labels = ("training time (s)", "test accuracy (%)")
-    title = "Test accuracy against training time"
-    return style.chart("accuracy_by_time", title, caption, curves.lines, study, parts, labels, 3) if found else None
-
-
-def _losses(study: Study, fewest: int) -> Chart | None:
-    """The losses of those with so many epochs: of many lines with one point there is nothing to see."""
-    parts: list[tuple[Panel, str, Callable[[Trial], curves.Curve]]] = []
-    for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss")):
-        read = curves.by_epoch(name)
-        found = line_panels(study, lambda one, read=read: len(curves.mean(one, read)) >= fewest)  # type: ignore[misc]
-        parts += [(panel, f"{panel.title}: {words}", read) for panel in found]
-    order = [panel.title for panel in line_panels(study, lambda _: True)]
-    parts.sort(key=lambda part: order.index(part[0].title))  # both losses of a model side by side
-    caption = (
-        "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
-        "rises while the training loss falls is overfitting."
-    )
-    labels = ("epoch", "cross-entropy loss")
-    return style.chart("loss", "Loss by epoch", caption, curves.lines, study, parts, labels, 2) if parts else None
-
-
-def _where_time_went(study: Study) -> Chart | None:
-    found = panels(study, having(_TRAINING))
-    caption = "Seconds of one run by phase. A phase that was not measured is left out of its bar."
-    caption += of_unequal_work(found)
-    title = "Where the time went"
-    return style.chart("phases", title, caption, bars.where_time_went, study, found) if found else None
-
-
-def _confusion(study: Study) -> Chart | None:
-    known = [trial for trial in study.trials if trial.finished and trial.confusion and "test/accuracy" in trial.metrics]
-    if not known:
-        return None
-    best = max(known, key=lambda trial: trial.metrics["test/accuracy"])
-    caption = (
-        f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
-        f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
-    )
-    return style.chart("confusion", "Confusion matrix of the most accurate run", caption, bars.confusion, best)

@@ -12,8 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cifar_ray.reporting import charts
-from cifar_ray.reporting.contents import Chart, Report
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting.contents import Chart, Entry, Report, Table
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SHORT_ID = 8
@@ -82,13 +81,19 @@ def page(report: Report) -> str:
     return environment.get_template("report.html.j2").render(
         report=report,
         pictures=[_Picture(one, charts.svg(one, "light"), charts.svg(one, "dark")) for one in report.charts],
-        sections=[(section, [_sheet(table) for table in section.tables]) for section in report.sections],
-        comparison=[_sheet(table) for table in report.comparison.tables] if report.comparison else [],
+        sections=[
+            (section, _sheets(section.tables), _sheets(section.folded))
+            for section in (*report.sections, *([report.comparison] if report.comparison else []))
+        ],
         runs=_sheet(report.runs),
         style=(_TEMPLATES / "report.css").read_text(encoding="utf-8"),
         script=script,
         fingerprint=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _sheets(tables: Sequence[Table]) -> list[_Sheet]:
+    return [_sheet(table) for table in tables]
 
 
 def _sheet(table: Table) -> _Sheet:

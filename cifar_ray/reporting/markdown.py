@@ -1,14 +1,11 @@
-"""A report as Markdown, its tables as CSV, and single tables as lines for a terminal."""
+"""A report as Markdown, and single tables as lines for a terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 
-from cifar_ray.reporting.contents import Report, Section
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting.contents import Entry, Report, Section, Table
 
 BEST = "*"
 """Marks the best of a column where there is no other way to show it."""
@@ -22,8 +19,16 @@ def text(report: Report) -> str:
         parts.append(f"The sweep in MLflow: <{study.page}>")
     if study.command:
         parts += ["To run it again:", f"```\n{study.command}\n```"]
-    parts += ["## Summary", _bullets(report.summary)] if report.summary else []
-    parts += ["## Before you rely on it", _bullets(report.warnings)] if report.warnings else []
+    for finding in report.findings:
+        parts.append(f"## {_plain(finding.title)}")
+        if finding.highlights:
+            shown = (
+                f"{_plain(one.title)}: **{_plain(one.figure)}** ({_plain(one.configuration)})"
+                for one in finding.highlights
+            )
+            parts.append("\n".join(f"- {line}" for line in shown))
+        parts += [_plain(" ".join(finding.sentences))] if finding.sentences else []
+    parts += ["## Before you rely on it", _bullets(report.cautions)] if report.cautions else []
     for chart in report.charts:
         parts += [f"## {_plain(chart.title)}", f"![{_plain(chart.title)}](charts/{chart.key}.png)", chart.caption]
     for section in [*report.sections, *([report.comparison] if report.comparison else [])]:
@@ -35,7 +40,7 @@ def text(report: Report) -> str:
 def _section(section: Section) -> list[str]:
     parts = [f"## {_plain(section.title)}"]
     parts += [_bullets(section.notes)] if section.notes else []
-    for table in section.tables:
+    for table in (*section.tables, *section.folded):
         parts += [f"### {_plain(table.title)}", *_table(table)]
     return parts
 
@@ -61,27 +66,6 @@ def _bullets(sentences: Sequence[str]) -> str:
 def _plain(words: str) -> str:
     """Words that Markdown takes as they are; a line break or a bar would end a table's cell."""
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(words.split()))
-
-
-def csv_text(table: Table) -> str:
-    """A table as CSV (RFC 4180): the label, and value, standard deviation, count and runs of every column.
-
-    Values have the unit that the table's title names. What was not measured is empty.
-    """
-    stream = io.StringIO()
-    writer = csv.writer(stream)
-    names = table.columns[1:]
-    extra = ("", " std", " n", " run_ids")
-    writer.writerow([table.columns[0], *(f"{name}{end}" for name in names for end in extra)])
-    for label, entries in table.rows:
-        writer.writerow([label, *(value for entry in entries for value in _values(entry))])
-    return stream.getvalue()
-
-
-def _values(entry: Entry) -> list[str]:
-    value = entry.text if entry.value is None else f"{entry.value:.10g}"
-    std = "" if entry.std is None else f"{entry.std:.10g}"
-    return [value, std, str(entry.n) if entry.n else "", " ".join(entry.run_ids)]
 
 
 def lines(table: Table) -> list[str]:

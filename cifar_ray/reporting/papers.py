@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import aggregate, beside, measures, paper_strategies, peers, strategies
+from cifar_ray.reporting import measures, peers, scaling
 from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.contents import Section
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting.cells import Group, measured, micro_batches, unrecorded
+from cifar_ray.reporting.contents import Entry, Section, Table
+from cifar_ray.reporting.measures import Figure
+from cifar_ray.reporting.tables import groups
 from cifar_ray.tracking.study import Study
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
+_GB = 1e9 / 2**20  # MiB
+# How their figures are called in papers.yaml -> ours, and by what theirs is multiplied to be in its unit.
+_PRINTED = {
+    "training_seconds": (measures.TRAINING_TIME, 1),
+    "seconds_per_iteration": (measures.ITERATION_TIME, 1000),
+    "images_per_second": (measures.IMAGES_PER_S, 1),
+    "accuracy": (measures.ACCURACY, 100),
+    "precision": (measures.PRECISION, 100),
+    "recall": (measures.RECALL, 100),
+    "f1": (measures.F1, 100),
+    "specificity": (measures.SPECIFICITY, 100),
+    "test_loss": (measures.LOSS, 1),
+    "gpu_utilisation": (measures.utilisation("gpu"), 100),
+    "memory_gb": (measures.MEMORY, _GB),
+}
+_FOLDED = ("precision", "recall", "f1", "specificity")
+_OF_RANKS = "of every rank"
+_SINGLE = "single"
+_NONE = "no finished run of the same kind"
+
+
+class _Row(NamedTuple):
+    """One published row: what identifies it, and its figures, of each rank or device where they printed those."""
+
+    place: Mapping[str, Any]
+    figures: Mapping[str, Sequence[float]]
 
 
 @cache
@@ -47,112 +78,146 @@ def comparison(study: Study, key: str) -> Section:
     """
     check(key)
     paper = known()[key]
-    makers: dict[str, Callable[[Mapping[str, Any], list[Configuration]], tuple[list[Table], list[str]]]] = {
-        "rangoju_katneni_2025": _topologies,
-        "vgg11_group_report": paper_strategies.iterations,
-        "comparative_analysis_asu": paper_strategies.speeds,
-    }
     title = f"Beside {paper['title']}"
-    if key not in makers:
-        return Section(title, (), (f"{key} has printed no figures, so nothing of it can be laid beside these runs.",))
-    ours = [one for one in aggregate.configurations(study) if one.finished]
-    tables, notes = makers[key](paper, ours)
-    hardware = sorted({t.tags.get("cifar_ray.hardware", "not recorded") for one in ours for t in one.finished})
-    about = [f"Theirs: {paper['hardware']}.", f"Ours: {'; '.join(hardware) or 'no finished run'}."]
+    if "rows" not in paper:
+        said = f"{key} has printed no figures, so nothing of it can be laid beside these runs."
+        return Section(title, (), notes=(said,))
+    rows = [_row(paper["header"], values) for values in paper["rows"]]
+    tables: list[Table] = []
+    folded: list[Table] = []
+    for group in groups(study):
+        ours = [one for one in group.among if one.finished and one.dataset in paper["datasets"]]
+        theirs = [row for row in rows if _model(paper, row) in (None, group.among[0].model)]
+        if any(_fits(one, row) for one in ours for row in theirs):
+            group = group._replace(among=ours)
+            names = list(theirs[0].figures)
+            tables.append(_table(paper, group, theirs, [name for name in names if name not in _FOLDED], ""))
+            if rest := [name for name in names if name in _FOLDED]:
+                folded.append(_table(paper, group, theirs, rest, "test metrics"))
+            if rest := [name for name in names if any(len(row.figures[name]) > 1 for row in theirs)]:
+                folded.append(_table(paper, group, theirs, rest, _OF_RANKS))
     if not tables:
-        notes = ["None of the finished runs has a configuration that they measured, so nothing is laid side by side."]
-    return Section(title, tables, (*about, *notes))
+        said = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
+        return Section(title, (), notes=(f"Theirs: {paper['hardware']}.", said))
+    hardware = {t.tags.get("cifar_ray.hardware", "not recorded") for t in study.trials if t.finished}
+    notes = (f"Theirs: {paper['hardware']}.", f"Ours: {'; '.join(sorted(hardware))}.", *paper["notes"])
+    return Section(title, tables, folded, notes)
 
 
-def _topologies(paper: Mapping[str, Any], ours: list[Configuration]) -> tuple[list[Table], list[str]]:
-    """Training time and accuracy by model, topology and batch per worker."""
-    notes = [
-        "Comparable: how the training time shrinks with the topology, as a share of the time on 1x1 with the same "
-        "batch per worker, since hardware and epochs largely cancel out of it.",
-        "With caution: the accuracy. They do not state the epochs, the optimizer and the learning rate, so neither "
-        "side shows what the other would have reached.",
-        "Not comparable: seconds. They are those of other hardware and of an unknown number of epochs.",
-    ]
-    tables = []
-    for theirs, model in paper["ours"].items():
-        mine = [one for one in ours if (one.model, one.dataset) == (model, paper["dataset"])]
-        mine = [one for one in mine if one.devices == one.world_size]  # theirs has one GPU a worker
-        seconds, right = paper["training_seconds"][theirs], paper["metrics"][theirs]
-        batches = {batch for row in seconds.values() for batch in row}
-        if not any(one.topology in seconds and one.batch_size in batches for one in mine):
-            continue
-        name = model if model == theirs else f"{model} (theirs: {theirs})"
-        sides = _Sides(f"baseline_{model}", mine, list(seconds), sorted(batches))
-        tables += [
-            sides.table(
-                "share_of_1x1_time_percent",
-                f"{name}: training time as a share of that on 1x1 (%)",
-                {
-                    top: {n: beside.share(value, seconds["1x1"][n]) for n, value in row.items()}
-                    for top, row in seconds.items()
-                },
-                lambda one: _own_share(one, ours),
-            ),
-            sides.table(
-                "accuracy_percent",
-                f"{name}: test accuracy (%)",
-                {
-                    top: {n: beside.plain(all_five[0] * 100, 2, " %") for n, all_five in row.items()}
-                    for top, row in right.items()
-                },
-                lambda one: beside.own(one, measures.ACCURACY),
-            ),
-            sides.table(
-                "training_time_s",
-                f"{name}: training time (s), not comparable",
-                {top: {n: beside.plain(value, 2, " s") for n, value in row.items()} for top, row in seconds.items()},
-                lambda one: beside.own(one, measures.TRAINING_TIME),
-            ),
-        ]
-    return tables, notes
+def _row(header: Sequence[str], values: Sequence[Any]) -> _Row:
+    whole = {name: value for name, value in zip(header, values, strict=True) if value is not None}
+    place = {name: value for name, value in whole.items() if name not in _PRINTED}
+    figures = {name: value if isinstance(value, list) else [value] for name, value in whole.items() if name in _PRINTED}
+    return _Row(place, figures)
 
 
-class _Sides:
-    """Tables with a column for each side of every batch size."""
-
-    def __init__(self, prefix: str, ours: Sequence[Configuration], topologies: list[str], batches: list[int]) -> None:
-        self._prefix, self._topologies, self._batches = prefix, topologies, batches
-        self._places = {(one.topology, one.device, one.others, one.batch_size): one for one in ours}
-        found = [one for one in ours if one.topology in topologies]
-        self._kinds = list(dict.fromkeys((one.device, one.others) for one in found))
-        self._several = len({device for device, _ in self._kinds}) > 1
-
-    def table(
-        self,
-        key: str,
-        title: str,
-        theirs: Mapping[str, Mapping[int, Entry]],
-        own: Callable[[Configuration], Entry],
-    ) -> Table:
-        """Theirs and ours by topology; several rows where our runs differ in device or something else too."""
-        sides = [(batch, side) for batch in self._batches for side in ("theirs", "ours")]
-        rows = []
-        for topology in self._topologies:
-            for device, others in self._kinds:
-                label = ", ".join([topology, *beside.told(device if self._several else "", others)])
-                entries = []
-                for batch, side in sides:
-                    one = self._places.get((topology, device, others, batch))
-                    if side == "theirs":
-                        entries.append(theirs[topology][batch])
-                    else:
-                        entries.append(own(one) if one is not None else Entry(note="no finished run"))
-                rows.append((label, entries))
-        columns = ["Topology", *(f"batch {batch} per worker, {side}" for batch, side in sides)]
-        return Table(f"{self._prefix}_{key}", title, columns, rows)
+def _model(paper: Mapping[str, Any], row: _Row) -> str | None:
+    return paper["ours"][row.place["model"]] if "model" in row.place else None
 
 
-def _own_share(one: Configuration, among: Sequence[Configuration]) -> Entry:
-    wanted = ("1x1", one.batch_size, one.kind)
-    alone = [a for a in among if (a.topology, a.batch_size, a.kind) == wanted and strategies.may_be_base(a, one)]
-    alone = [a for a in alone if not peers.difference((a, one))]
-    alone.sort(key=lambda a: a.others != one.others)
-    if not alone:
-        return Entry(note="no finished run on 1x1 with the same batch that trained on as many images")
-    note = f"against {alone[0].row}; global batch {one.global_batch_size}"
-    return beside.relative(one, alone[0], measures.TRAINING_TIME, note)
+def _fits(one: Configuration, row: _Row) -> bool:
+    """Whether a run is one of theirs; a single worker of any strategy that then trains plainly will do."""
+    single = one.devices == 1 and one.strategy in scaling.PLAIN_ALONE and row.place.get("strategy") == _SINGLE
+    own = {
+        "topology": one.topology if one.devices == one.world_size else "",  # theirs has one GPU a worker
+        "batch_size": one.batch_size,
+        "global_batch_size": one.global_batch_size,
+        "workers": one.devices,
+        "strategy": _SINGLE if single else one.strategy,
+        "micro_batches": int(micro_batches(one.trials[0]) or 0),
+    }
+    return all(own[name] == value for name, value in row.place.items() if name in own)
+
+
+def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names: Sequence[str], about: str) -> Table:
+    """A row for each of theirs and every configuration of ours that fits, theirs and ours side by side."""
+    relative = paper["relative"] if paper["relative"] in names else ""
+    ranks = about == _OF_RANKS
+    rows = []
+    for row in theirs:
+        fitting = [one for one in group.among if _fits(one, row)]
+        for one in fitting or (None,):
+            entries = [*_shares(paper, group, theirs, row, one)] if relative else []
+            for name in names:
+                entries += [_published(name, row, ranks), _own(one, name, ranks)]
+            label = ", ".join(_told(name, value) for name, value in row.place.items() if name != "model")
+            label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
+            rows.append((label, entries))
+    base = " ".join(paper.get("base", {}).values())
+    titles = [f"{_name(relative)}, % of {base}"] if relative else []
+    titles += [_PRINTED[name][0].title for name in names]
+    first = group.among[0]
+    title = f"{first.model} on {first.dataset}" + (f": {about}" if about else "")
+    columns = [f"{title}, {side}" for title in titles for side in ("theirs", "ours")]
+    return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, ["Configuration", *columns], rows)
+
+
+def _name(printed: str) -> str:
+    return _PRINTED[printed][0].title.split(" (")[0]
+
+
+def _told(name: str, value: Any) -> str:
+    words = {"topology": "{}", "strategy": "{}", "batch_size": "batch {}", "workers": "{} worker" + "s" * (value != 1)}
+    return words.get(name, f"{name.replace('_size', '').replace('_', ' ')} {{}}").format(value)
+
+
+def _published(name: str, row: _Row, ranks: bool) -> Entry:
+    """Their figure in our unit: of each rank or device, or else the mean."""
+    figure, scale = _PRINTED[name]
+    of_each = [scale * value for value in row.figures[name]]
+    mean = sum(of_each) / len(of_each)
+    if ranks:
+        return Entry(" / ".join(map(figure.number, of_each)), mean)
+    return Entry(figure.number(mean), mean, note="the mean of what they printed" if len(of_each) > 1 else "")
+
+
+def _own(one: Configuration | None, name: str, ranks: bool) -> Entry:
+    if one is None:
+        return Entry(note=_NONE)
+    figure, _ = _PRINTED[name]
+    if ranks:
+        return _of_ranks(one, figure)
+    entry = measured(one, figure, unrecorded)
+    if not entry.text and name == "gpu_utilisation":
+        entry = measured(one, measures.utilisation("cpu"), unrecorded)
+        return replace(entry, note="; ".join(filter(None, ("of CPUs", entry.note)))) if entry.text else entry
+    return entry
+
+
+def _of_ranks(one: Configuration, figure: Figure) -> Entry:
+    """Ours of every rank, of those that were recorded."""
+    each = measures.memory_of_rank if figure is measures.MEMORY else partial(measures.of_rank, figure)
+    found = [one.statistic(each(rank).measure) for rank in range(one.world_size)]
+    known = [statistic for statistic in found if statistic is not None]
+    if not known:
+        return Entry(note="not recorded by rank (loss and accuracy: --per-rank-test)")
+    text = " / ".join(figure.number(statistic.mean) for statistic in known)
+    return Entry(text, statistics.fmean(one.mean for one in known), n=known[0].n, run_ids=known[0].run_ids)
+
+
+def _shares(
+    paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], row: _Row, one: Configuration | None
+) -> tuple[Entry, Entry]:
+    """Their figure and ours as a share of the base's."""
+    name = paper["relative"]
+    figure, _ = _PRINTED[name]
+    agreed = {key: row.place.get(key) for key in ("model", *paper["same"])}
+    wanted = {**agreed, **paper["base"]}
+    base = next(other for other in theirs if all(other.place.get(key) == value for key, value in wanted.items()))
+    percent = 100 * row.figures[name][0] / base.figures[name][0]
+    published = Entry(f"{percent:.1f}", percent, note="computed here from the published figures")
+    if one is None:
+        return published, Entry(note=_NONE)
+    alone = [other for other in group.among if _fits(other, base) and scaling.same_work(other, one)]
+    alone = [other for other in alone if scaling.may_be_base(other, one)]
+    if figure.alike == "work":
+        alone = [other for other in alone if not peers.difference((other, one))]
+    alone.sort(key=lambda other: other.others != one.others)
+    value = one.statistic(figure.measure)
+    of = alone[0].statistic(figure.measure) if alone else None
+    if value is None or of is None or of.mean <= 0:
+        return published, Entry(note="no finished run on their base that trained on as many images")
+    ours = 100 * value.mean / of.mean
+    ids = tuple(dict.fromkeys((*value.run_ids, *of.run_ids)))
+    note = f"against {group.names.row(alone[0])}"
+    return published, Entry(f"{ours:.1f}", ours, None, value.n, run_ids=ids, note=note)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.reporting import aggregate
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.measures import ACCURACY, Figure
 from cifar_ray.tracking.study import Trial
 
@@ -18,6 +19,9 @@ _FAR = 3.5
 """Modified z-score (0.6745 times the distance to the median, over the median absolute deviation) from which
 Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
 it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
+
+_CHANCE = 0.05
+"""Probability of a difference by chance below which two means are called distinct."""
 
 _LEAST_POINTS = 5.0
 """Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
@@ -61,9 +65,36 @@ def difference(among: Iterable[Configuration]) -> str:
     return f"the runs trained on different numbers of images ({min(known):,.0f} to {max(known):,.0f})"
 
 
-def better(figure: Figure, among: Iterable[Configuration]) -> str:
+def better(figure: Figure, among: Sequence[Configuration]) -> str:
     """Which way a figure of these configurations is better; empty where they cannot be compared by it."""
-    return figure.better if not figure.equal_work or equal_work(_finished(among)) else ""
+    finished = [one for one in among if one.finished]
+    fair = {
+        "": True,
+        "work": equal_work(_finished(finished)),
+        "step": len({(one.global_batch_size, one.device) for one in finished}) < 2,
+        "device": len({one.device for one in finished}) < 2,
+    }
+    return figure.better if fair[figure.alike] else ""
+
+
+def distinct(one: Statistic, other: Statistic, images: float | None = None) -> bool | None:
+    """Whether the means of a figure differ by more than chance; None with one run of either.
+
+    By Welch's t-test over the seeds, at 5 %. Shares of so many test ``images``, in percent, must also differ by more
+    than two standard errors of the difference between two such shares: seeds that agree do not make the test larger.
+    """
+    if one.std is None or other.std is None:
+        return None
+    if images:
+        share = (one.mean + other.mean) / 200
+        if abs(one.mean - other.mean) <= 200 * math.sqrt(max(2 * share * (1 - share), 0.0) / images):
+            return False
+    if one.std == other.std == 0:
+        return one.mean != other.mean
+    from scipy import stats  # takes long to import
+
+    test = stats.ttest_ind_from_stats(one.mean, one.std, one.n, other.mean, other.std, other.n, equal_var=False)
+    return bool(test.pvalue < _CHANCE)
 
 
 def outliers(trials: Sequence[Trial]) -> list[Outlier]:

@@ -1,4 +1,4 @@
-"""How much faster more workers are."""
+"""How much faster more workers are, and what one configuration may be held against."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate, strategies
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting import aggregate
+from cifar_ray.reporting.aggregate import RUN, Configuration, Statistic
+from cifar_ray.reporting.names import STRATEGY
 from cifar_ray.tracking.study import Study
 
 _SPEED = aggregate.metric("images_per_s")
+PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
+"""Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
+
+# They say how a strategy works.
+_OPTIONS = (
+    *("bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
+    *("max_staleness", "staleness_weighting", "gpus_per_worker"),
+)
 
 
 @dataclass(frozen=True)
@@ -19,25 +28,14 @@ class Ratio:
 
     Attributes:
         reference: what it is compared with.
-        speed_up: images per second as a multiple of the reference's, both as means over the seeds.
-        std: what the sample standard deviations of the two means make of it; None without both, and where the
-            reference is the configuration itself.
+        speed_up: images per second as a multiple of the reference's, both as means over the seeds. Its standard
+            deviation is what those of the two means make of it; None without both, and of the reference itself.
         efficiency: ``speed_up`` as a share of the multiple of workers, or of GPUs where a worker drives several.
-        efficiency_std: ``std`` as such a share.
-        run_ids: the runs that both means come from.
     """
 
     reference: Configuration
-    speed_up: float
-    std: float | None
-    efficiency: float
-    efficiency_std: float | None
-    run_ids: tuple[str, ...]
-
-    @property
-    def spread(self) -> str:
-        """What a reader must know of the standard deviation; empty without one."""
-        return "" if self.std is None else "a ratio of two means, ± what their standard deviations come to"
+    speed_up: Statistic
+    efficiency: Statistic
 
 
 def ratio(study: Study, configuration: Configuration, among: Sequence[Configuration]) -> Ratio | None:
@@ -66,16 +64,63 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
     std = None
     if speed.std is not None and base.std is not None and reference is not configuration:
         std = math.hypot(speed.std / base.mean, speed_up * base.std / base.mean)
+    ids = tuple(dict.fromkeys((*speed.run_ids, *base.run_ids)))
     return Ratio(
-        reference=reference,
-        speed_up=speed_up,
-        std=std,
-        efficiency=speed_up / times,
-        efficiency_std=None if std is None else std / times,
-        run_ids=tuple(dict.fromkeys((*speed.run_ids, *base.run_ids))),
+        reference,
+        Statistic(speed_up, std, speed.n, ids),
+        Statistic(100 * speed_up / times, None if std is None else 100 * std / times, speed.n, ids),
     )
 
 
 def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
     alike = one.kind == other.kind and aggregate.column(study, one) == aggregate.column(study, other)
-    return alike and strategies.may_be_base(other, one)
+    return alike and may_be_base(other, one)
+
+
+def single_worker(
+    one: Configuration, among: Sequence[Configuration], measure: aggregate.Measure
+) -> Configuration | None:
+    """The single worker on one device that a configuration is compared with; None when none was measured.
+
+    It does the same work, a global batch of the same size. Where its own strategy has none, as a pipeline's, it is
+    the first of another one that may be its base.
+    """
+    alike = [
+        other
+        for other in among
+        if other.devices == 1
+        and may_be_base(other, one)
+        and other.global_batch_size == one.global_batch_size
+        and same_work(other, one)
+        and other.statistic(measure) is not None
+    ]
+    alike.sort(key=lambda other: (other.strategy != one.strategy, other.others != one.others))
+    return alike[0] if alike else None
+
+
+def may_be_base(other: Configuration, one: Configuration) -> bool:
+    """Whether ``one`` may be told as a multiple of ``other``, of the same strategy or a single worker like any."""
+    if other.devices == 1 and other.strategy in PLAIN_ALONE:
+        return True
+    return other.strategy == one.strategy and _options(other) == _options(one)
+
+
+def same_work(one: Configuration, other: Configuration) -> bool:
+    """Whether they differ in the strategy, its options, the topology and the batch alone."""
+    return one.kind[:3] == other.kind[:3] and _essentials(one) == _essentials(other)
+
+
+def _options(one: Configuration) -> list[tuple[str, str]]:
+    """How its strategy was told to work, but for the devices, which are counted."""
+    return [pair for pair in one.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
+
+
+def _essentials(one: Configuration) -> list[tuple[str, str]]:
+    return [pair for pair in one.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS)]
+
+
+def unit(among: Sequence[Configuration]) -> str:
+    """What their number of devices counts: ``workers``, or ``GPUs`` where a worker drives several."""
+    if all(one.devices == one.world_size for one in among):
+        return "workers"
+    return "GPUs" if all(one.device == "cuda" for one in among) else "devices"

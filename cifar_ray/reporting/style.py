@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cifar_ray.reporting.contents import Chart, Theme
+from cifar_ray.reporting.contents import Theme
 
 # Colours of Okabe and Ito (2008), which people with any colour vision tell apart. The order is such that the
 # first ones stand out from the page: the darker ones on a light page, the lighter ones on a dark one.
@@ -110,11 +110,6 @@ def drawn(paint: Callable[[Look], Any]) -> Callable[[Theme], Any]:
     return draw
 
 
-def chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
-    """A chart that ``paint(look, *given)`` draws."""
-    return Chart(key, title, caption, drawn(lambda look: paint(look, *given)))
-
-
 def sheet(width: float, height: float) -> Any:
     """An empty figure of this size in inches, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
@@ -124,7 +119,7 @@ def sheet(width: float, height: float) -> Any:
     return figure
 
 
-def panels(titles: Sequence[str], columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+def panels(titles: Sequence[str], columns: int, width: float, height: float, *, share: bool) -> tuple[Any, list[Any]]:
     """A figure of equal panels that wrap into rows.
 
     Args:
@@ -132,6 +127,7 @@ def panels(titles: Sequence[str], columns: int, width: float, height: float) -> 
         columns: most panels in a row.
         width: of one panel in inches.
         height: of one panel in inches.
+        share: whether they have one vertical axis.
 
     Returns:
         The figure and the axes of every panel.
@@ -139,23 +135,24 @@ def panels(titles: Sequence[str], columns: int, width: float, height: float) -> 
     columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)
     figure = sheet(max(width * columns, 5.0), height * rows + 0.6)
-    found = [figure.add_subplot(rows, columns, number + 1) for number in range(len(titles))]
+    found: list[Any] = []
+    for number in range(len(titles)):
+        beside = found[0] if found and share else None
+        found.append(figure.add_subplot(rows, columns, number + 1, sharey=beside))
     for axes, title in zip(found, titles):
         axes.set_title(plain(title))
         axes.grid(axis="y")
     return figure, found
 
 
-def legend(figure: Any, handles: Sequence[Any], title: str = "") -> None:
+def legend(figure: Any, handles: Sequence[Any]) -> None:
     """Below the panels, where it covers no data; the figure grows by its rows."""
     if handles:
         widest = 0.9 + _CHARACTER * max(len(handle.get_label()) for handle in handles)
         columns = min(len(handles), max(1, int(figure.get_figwidth() / widest)))
         more = math.ceil(len(handles) / columns) - 1
         figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + more * _LINE)
-        figure.legend(
-            handles=list(handles), loc="outside lower center", ncols=columns, title=title or None, handlelength=3.2
-        )
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:
@@ -169,20 +166,14 @@ def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
-def length(names: Sequence[str]) -> float:
-    """Inches that the longest of these names takes."""
-    return _CHARACTER * max(map(len, names), default=0)
-
-
 def short(value: float) -> str:
     """Three digits, as there is room for beside a bar."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
-def value(axes: Any, x: float, y: float, text: str, *, bold: bool) -> None:
+def value(axes: Any, x: float, y: float, text: str) -> None:
     """What a lying bar that ends at ``x`` comes to."""
-    weight = "bold" if bold else "normal"
-    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8, fontweight=weight)
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def dotted(look: Look, index: int) -> dict[str, Any]:

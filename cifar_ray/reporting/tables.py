@@ -1,26 +1,65 @@
-"""Tables in the layout of the published studies: configurations down, batch sizes across."""
+"""The tables of a report: a row for every configuration, a column for every figure.
+
+A table is a :class:`Spec`; one function fills any of them. A column that no row has is left out, and so is a table
+without columns, so that a spec may name whatever some study might have.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, measures, peers, scaling, strategy_tables
-from cifar_ray.reporting.aggregate import Configuration, Statistic
-from cifar_ray.reporting.contents import Section
+from cifar_ray.reporting import aggregate, cells, measures, peers, scaling
+from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.cells import Column, Group
+from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.entries import marked, measured, reasons, unrecorded, unsampled
-from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS
+from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Study, Trial
 
-_CORNER = "Configuration"
-# Both are read from two configurations; here is how they are called and written.
-_SPEED_UP = Figure("speed_up", "Speed-up (times)", lambda _: None, " times", 2, "high")
-_EFFICIENCY = Figure("scaling_efficiency_percent", "Scaling efficiency (%)", lambda _: None, " %", 1, "")
-_Cell = Callable[[Configuration], Entry]
 _WHOLE_EPOCH = {"None", "0"}  # of steps_per_epoch, when it says nothing
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One table.
+
+    Attributes:
+        key: short name.
+        title: heading.
+        columns: in their order.
+        notes: sentences below it, besides those of its figures.
+        every: whether configurations without any of its figures have a row, too.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    notes: Sequence[str] = ()
+    every: bool = False
+
+
+class Filled(NamedTuple):
+    """A spec with its entries: the columns that have any, and a row for each configuration."""
+
+    spec: Spec
+    columns: Sequence[Column]
+    rows: Sequence[tuple[Configuration, Sequence[Entry]]]
+
+
+def groups(study: Study) -> list[Group]:
+    """The configurations by model and data set, in the order of the study."""
+    every = aggregate.configurations(study)
+    found = []
+    for kind in dict.fromkeys((one.model, one.dataset) for one in every):
+        among = [one for one in every if (one.model, one.dataset) == kind]
+        among.sort(key=lambda one: (one.device, one.devices, one.nodes, one.topology, aggregate.column(study, one)))
+        found.append(Group(study, among, Names.of(study, among)))
+    return found
 
 
 def sections(study: Study, target: float | None, price: Price | None) -> list[Section]:
@@ -29,179 +68,178 @@ def sections(study: Study, target: float | None, price: Price | None) -> list[Se
     Args:
         study: the runs.
         target: test accuracy, 0 to 1, for the time to a target; None for the one that all runs of a model reach.
-        price: of one node; None for no tables of costs.
+        price: of one node; None for no costs.
     """
-    every = aggregate.configurations(study)
-    kinds = dict.fromkeys((one.model, one.dataset) for one in every)
-    return [
-        _section(study, [one for one in every if (one.model, one.dataset) == kind], target, price) for kind in kinds
-    ]
+    found = []
+    for group in groups(study):
+        made = [_table(group, one) for one in filled(group, target, price)]
+        notes = [*_settings(group), *_target(group, target), *_missing(group)]
+        first = group.among[0]
+        found.append(Section(f"{first.model} on {first.dataset}", made[:1], made[1:], notes))
+    return found
 
 
-def _section(study: Study, among: list[Configuration], target: float | None, price: Price | None) -> Section:
-    goal = target if target is not None else aggregate.default_target(among)
-    first = among[0]
-    maker = _Maker(study, among, re.sub(r"\W", "_", f"{first.model}_{first.dataset}"))
-    tables = [
-        maker.grid(measures.TRAINING_TIME),
-        maker.rows("test_metrics_percent", "Test metrics (%), precision to specificity as macro averages", _quality()),
-        *(maker.grid(figure) for figure in measures.QUALITY),
-        maker.grid(measures.EPOCH_TIME),
-        maker.grid(_iteration(study), also=measures.ITERATION_P95),
-        maker.grid(measures.IMAGES_PER_S),
-        *maker.scaling(),
-        maker.rows("where_the_time_went_s", "Where the time went (s)", [*measures.PHASES, measures.TOTAL]),
+def filled(group: Group, target: float | None, price: Price | None) -> Iterator[Filled]:
+    """Every table that these configurations have a figure for, the main one first.
+
+    Args:
+        group: the configurations.
+        target: as for :func:`sections`.
+        price: of one node; None for no costs.
+    """
+    if not any(one.finished for one in group.among):
+        return
+    for spec in _specs(group, _goal(group, target), price):
+        rows = [(one, [column.make(group, one) for column in spec.columns]) for one in group.among]
+        rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
+        shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
+        columns = [spec.columns[at] for at in shown]
+        if any(entries[at].value is not None for _, entries in rows for at in shown):
+            entries = _marked(columns, [(one, [entries[at] for at in shown]) for one, entries in rows])
+            yield Filled(spec, columns, entries)
+
+
+def _specs(group: Group, goal: float | None, price: Price | None) -> list[Spec]:
+    ranks = range(max(one.world_size for one in group.among))
+    specs = [
+        Spec(
+            "main",
+            "Time, speed and accuracy",
+            [
+                cells.count("Global batch", lambda one: one.global_batch_size),
+                *cells.columns(measures.TRAINING_TIME, measures.IMAGES_PER_S),
+                *(cells.columns(ITERATION_TIME) if group.names.strategies else ()),
+                Column(cells.SPEED_UP, partial(cells.ratio, cells.SPEED_UP)),
+                Column(cells.EFFICIENCY, partial(cells.ratio, cells.EFFICIENCY)),
+                *cells.columns(ACCURACY, measures.F1, measures.MEMORY),
+                *(cells.columns(measures.cost_of_run(price)) if price is not None else ()),
+            ],
+            ("Accuracy and F1, a macro average, are those of the last epoch on all test images.",),
+            every=True,
+        ),
+        Spec(
+            "quality",
+            "Test metrics, precision to specificity as macro averages",
+            cells.columns(measures.PRECISION, measures.RECALL, measures.F1, measures.SPECIFICITY, LOSS),
+        ),
+        *(
+            Spec(
+                f"{figure.key}_by_rank",
+                f"{figure.title} of every rank's own replica",
+                cells.columns(measures.over_ranks(figure), *(measures.of_rank(figure, rank) for rank in ranks)),
+                (
+                    "A replica has its own batch-norm statistics where the strategy has them; where all ranks share "
+                    "one model, its figure stands for each.",
+                ),
+            )
+            for figure in (LOSS, ACCURACY)
+        ),
+        Spec("phases", "Where the time went", cells.columns(*measures.PHASES, measures.TOTAL, measures.EPOCH_TIME)),
+        Spec(
+            "steps",
+            "Where a step's time goes",
+            [
+                *cells.columns(*measures.STEP_PARTS, why=cells.unsplit),
+                *cells.columns(measures.NOT_SPLIT, why=cells.exceeded),
+                *cells.columns(replace(ITERATION_TIME, better=""), measures.ITERATION_P95),
+                Column(cells.SHARE, cells.share_of_single),
+            ],
+            (
+                "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide.",
+                "The share is of a single worker's time for a global batch of the same size: with two workers, half "
+                "of it would be perfect.",
+            ),
+        ),
     ]
     if goal is not None:
-        tables += [maker.grid(figure, _unreached(goal)) for figure in measures.to_target(goal)]
-    tables.append(maker.grid(_memory(among)))
-    tables.append(maker.grid(measures.utilisation("cpu"), unsampled))
-    if any(one.device == "cuda" for one in among):
-        tables.append(maker.grid(measures.utilisation("gpu"), unsampled))
-    if price is not None:
-        tables.append(maker.grid(measures.cost_of_run(price)))
-        if goal is not None:
-            tables.append(maker.grid(measures.cost_to_target(price, goal), _unreached(goal)))
-    tables += strategy_tables.tables(study, among, maker.prefix)
-    shown = tables if any(one.finished for one in among) else []
-    notes = [*_settings(study, among, goal, target is None), *maker.missing()]
-    return Section(f"{first.model} on {first.dataset}", shown, notes)
+        figures = [*measures.to_target(goal), *([measures.cost_to_target(price, goal)] if price is not None else [])]
+        title = f"To {goal * 100:.4g} % test accuracy"
+        specs.append(Spec("target", title, cells.columns(*figures, why=cells.unreached(goal)), every=True))
+    return [
+        *specs,
+        Spec(
+            "load", "Load", cells.columns(measures.utilisation("cpu"), measures.utilisation("gpu"), why=cells.unsampled)
+        ),
+        Spec("memory", "Peak memory of every worker (MiB)", cells.columns(*map(measures.memory_of_rank, ranks))),
+        Spec(
+            "bubble",
+            "Pipeline bubble: the share of the time in which a stage idles",
+            [cells.setting("Micro-batches", cells.micro_batches), *cells.columns(*measures.BUBBLE)],
+            ("Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long.",),
+        ),
+        Spec(
+            "staleness",
+            "Staleness: updates by other workers between reading the weights and applying the gradient",
+            [
+                cells.setting("Bound", cells.parameter("max_staleness")),
+                cells.setting("Weighting", cells.parameter("staleness_weighting")),
+                *cells.columns(measures.STALENESS),
+                Column(measures.MOST_STALE, cells.most_stale),
+            ],
+        ),
+    ]
 
 
-def _iteration(study: Study) -> Figure:
-    """Time per iteration; a column has a best one only where all its iterations are of as many images."""
-    same = study.hold == "global_batch"
-    return measures.ITERATION_TIME if same else dataclasses.replace(measures.ITERATION_TIME, better="")
+def _marked(
+    columns: Sequence[Column], rows: Sequence[tuple[Configuration, Sequence[Entry]]]
+) -> list[tuple[Configuration, list[Entry]]]:
+    """The rows with the best entry of every column marked, where there is one.
+
+    A mean over the lucky part of the runs is no candidate, and of equal values none is the best.
+    """
+    found = [(one, list(entries)) for one, entries in rows]
+    for at, column in enumerate(columns):
+        having = [one for one, entries in rows if entries[at].value is not None]
+        better = peers.better(column.figure, having)
+        known = [(e.value, e.n) for _, entries in rows if (e := entries[at]).value is not None and not e.partial]
+        values = [value for value, _ in known if value is not None]
+        if not better or len(set(values)) < 2:
+            continue
+        top = min(values) if better == "low" else max(values)
+        for _, entries in found:
+            if entries[at].value == top and not entries[at].partial:
+                entries[at] = replace(entries[at], best=True)
+    return found
 
 
-def _quality() -> list[Figure]:
-    names = ("Accuracy", "Precision", "Recall", "F1", "Specificity")
-    return [dataclasses.replace(figure, title=name) for figure, name in zip(measures.QUALITY, names)]
+def _table(group: Group, one: Filled) -> Table:
+    counts = {entry.n for _, entries in one.rows for entry in entries if entry.n}
+    runs = f"n = {min(counts)}" + (f" to {max(counts)}" if len(counts) > 1 else "")
+    several = any(entry.std is not None for _, entries in one.rows for entry in entries)
+    spread = ", means ± sample standard deviations over the seeds" if several else ""
+    notes = dict.fromkeys([column.figure.note for column in one.columns if column.figure.note])
+    first = group.among[0]
+    return Table(
+        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{one.spec.key}"),
+        one.spec.title,
+        ["Configuration", *(column.figure.title for column in one.columns)],
+        [(_label(group, configuration), entries) for configuration, entries in one.rows],
+        (f"{runs}{spread}.", *one.spec.notes, *notes),
+    )
 
 
-def _memory(among: Sequence[Configuration]) -> Figure:
-    """Of a GPU and of a process, memory is not the same thing, and so none is the best of both."""
-    several = len({one.device for one in among if one.finished}) > 1
-    return dataclasses.replace(measures.MEMORY, better="") if several else measures.MEMORY
+def _label(group: Group, one: Configuration) -> str:
+    status = "" if one.finished else f" ({', '.join(dict.fromkeys(trial.status for trial in one.trials))})"
+    return group.names.row(one) + status
 
 
-class _Maker:
-    """Makes the tables of one model on one data set."""
-
-    def __init__(self, study: Study, among: list[Configuration], prefix: str) -> None:
-        self._study, self.prefix = study, prefix
-        self._among = sorted(among, key=lambda one: (one.device, one.devices, one.nodes))
-        self._labels = list(dict.fromkeys(one.row for one in self._among))
-        self._batches = sorted({aggregate.column(study, one) for one in among})
-        self._places = {(one.row, aggregate.column(study, one)): one for one in self._among}
-
-    def grid(
-        self, figure: Figure, why_empty: Callable[[Trial], str] | None = None, also: Figure | None = None
-    ) -> Table:
-        """One figure by configuration and batch size."""
-
-        def cell(one: Configuration) -> Entry:
-            entry = measured(one, figure, why_empty or unrecorded)
-            more = one.statistic(also.measure) if also is not None and entry.text else None
-            notes = [entry.note, self._batch_note(one) if entry.text else ""]
-            if also is not None and more is not None:
-                notes.insert(0, f"{also.title.split(' (')[0]} {also.text(more)}")
-            return dataclasses.replace(entry, note="; ".join(filter(None, notes)))
-
-        return self._grid(figure, cell, figure.notes)
-
-    def scaling(self) -> list[Table]:
-        """Speed-up and scaling efficiency, from the images per second."""
-        if self._study.hold == "global_batch":
-            kind = "Strong scaling: the global batch stays, and each worker's share of it shrinks."
-        else:
-            kind = "Weak scaling: the batch per worker stays, and the global batch grows with the workers."
-        basis = "From the images per second, against the configuration with the fewest workers in the same column."
-
-        def cell(efficiency: bool) -> _Cell:
-            def make(one: Configuration) -> Entry:
-                found = scaling.ratio(self._study, one, self._among)
-                own = one.statistic(measures.IMAGES_PER_S.measure)
-                if found is None or own is None:
-                    return Entry(note=reasons(one) or "images per second were not recorded")
-                if found.reference is one and one.devices > 1:
-                    return Entry(note="nothing with fewer workers to compare with")
-                shown = _EFFICIENCY if efficiency else _SPEED_UP
-                value, std = (found.efficiency, found.efficiency_std) if efficiency else (found.speed_up, found.std)
-                scale = 100 if efficiency else 1
-                whole = Statistic(value * scale, None if std is None else std * scale, own.n, found.run_ids)
-                text = shown.text(whole) + (f" (n={own.n})" if std is None and own.n > 1 else "")
-                notes = [f"against {found.reference.row}", found.spread, self._batch_note(one)]
-                note = "; ".join(filter(None, notes))
-                return Entry(text, whole.mean, whole.std, whole.n, run_ids=whole.run_ids, note=note)
-
-            return make
-
-        if any(one.devices != one.world_size for one in self._among):
-            basis += " Where a worker drives several GPUs, they are counted in its place."
-        share = "Speed-up divided by how many times the workers are: 100 % is perfect."
-        return [
-            self._grid(of, cell(of is _EFFICIENCY), (kind, basis, *more))
-            for of, more in ((_SPEED_UP, ()), (_EFFICIENCY, (share,)))
-        ]
-
-    def rows(self, key: str, title: str, figures: Sequence[Figure]) -> Table:
-        """Several figures, one row for every configuration and batch size."""
-        rows = []
-        for one in sorted(self._places.values(), key=lambda one: aggregate.column(self._study, one)):
-            label = f"{one.row}, {self._batch(aggregate.column(self._study, one))}"
-            rows.append((label, [measured(one, figure, unrecorded) for figure in figures]))
-        columns = [_CORNER, *(figure.title for figure in figures)]
-        rows = marked(rows, [peers.better(figure, self._among) for figure in figures])
-        return Table(f"{self.prefix}_{key}", title, columns, rows)
-
-    def _grid(self, figure: Figure, cell: _Cell, notes: Sequence[str]) -> Table:
-        rows = [(row, [self._entry(cell, row, batch) for batch in self._batches]) for row in self._labels]
-        columns = [_CORNER, *(self._batch(batch) for batch in self._batches)]
-        groups = (
-            [one for one in self._among if aggregate.column(self._study, one) == batch] for batch in self._batches
-        )
-        rows = marked(rows, [peers.better(figure, group) for group in groups])
-        return Table(f"{self.prefix}_{figure.key}", figure.title, columns, rows, tuple(notes))
-
-    def _entry(self, cell: _Cell, row: str, batch: int) -> Entry:
-        one = self._places.get((row, batch))
-        return cell(one) if one is not None else Entry(note="not asked for")
-
-    def _batch(self, batch: int) -> str:
-        return f"global batch {batch}" if self._study.hold == "global_batch" else f"batch {batch} per worker"
-
-    def _batch_note(self, one: Configuration) -> str:
-        if self._study.hold == "global_batch":
-            return f"batch {one.batch_size} per worker"
-        return f"global batch {one.global_batch_size}"
-
-    def missing(self) -> list[str]:
-        """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
-        found = []
-        for one in self._among:
-            if lost := reasons(one):
-                found.append(f"{one.row}, {self._batch(aggregate.column(self._study, one))}: {lost}.")
-        return found
+def _goal(group: Group, target: float | None) -> float | None:
+    return target if target is not None else aggregate.default_target(group.among)
 
 
-def _unreached(target: float) -> Callable[[Trial], str]:
-    def why(trial: Trial) -> str:
-        best, epochs = aggregate.best_accuracy(trial), aggregate.epochs_to(target)(trial)
-        if epochs is not None:
-            return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-        if best is None:
-            return "not recorded"
-        if aggregate.reaches(best, target):
-            return f"reached, since the best epoch has {best:.2%}, but the epoch is not recorded"
-        return f"not reached: the best epoch has {best:.2%}"
-
-    return why
+def _target(group: Group, target: float | None) -> list[str]:
+    goal = _goal(group, target)
+    if goal is not None:
+        why = "as asked for" if target is not None else "the largest multiple of 5 % that the best epoch of all reaches"
+        return [f"Target accuracy: {goal * 100:.4g} %, {why}."]
+    if any(one.finished for one in group.among):
+        return ["There is no target accuracy: not all runs reach 5 %, or --target names another."]
+    return []
 
 
-def _settings(study: Study, among: Sequence[Configuration], goal: float | None, chosen: bool) -> list[str]:
-    """How all these runs were trained, where they agree, and what the target is."""
-    trials = [trial for one in among for trial in one.trials]
+def _settings(group: Group) -> list[str]:
+    """How all these runs were trained, where they agree."""
+    trials = [trial for one in group.among for trial in one.trials]
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
     for name in ("steps_per_epoch", *names):
@@ -212,20 +250,30 @@ def _settings(study: Study, among: Sequence[Configuration], goal: float | None, 
     hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})
     if hardware:
         notes.append(f"Hardware: {'; '.join(hardware)}.")
-    if unequal := peers.difference(among):
-        best = "seconds, costs and accuracies have a best only among those of equal work"
-        notes.append(f"{unequal[0].upper()}{unequal[1:]}: {best}.")
-    if goal is not None:
-        why = "the largest multiple of 5 % that every finished run's best epoch reaches" if chosen else "as asked for"
-        notes.append(f"Target accuracy: {goal * 100:.4g} %, {why}.")
-    elif any(one.finished for one in among):
-        notes.append("There is no target accuracy: not all runs reach 5 %, or --target names another.")
+    if len({one.devices for one in group.among}) > 1:
+        held = group.study.hold == "global_batch"
+        kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
+        counted = "" if scaling.unit(group.among) == "workers" else ", GPUs counted where a worker drives several"
+        notes.append(f"Scaling is {kind}; speed-up is in images/s, against the fewest workers{counted}.")
+    if unequal := peers.difference(group.among):
+        notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of seconds, costs and accuracies is marked.")
     return notes
+
+
+def _missing(group: Group) -> list[str]:
+    """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
+    lost = [(one, [outcome(trial) for trial in one.trials if not trial.finished]) for one in group.among]
+    return [f"{group.names.row(one)}: {'; '.join(outcomes)}." for one, outcomes in lost if outcomes]
+
+
+def outcome(trial: Trial) -> str:
+    """What became of a run, such as ``bs16 2x2 seed1 FAILED: out of memory``."""
+    return f"{trial.name} {trial.status}" + (f": {trial.reason.rstrip('.')}" if trial.reason else "")
 
 
 def runs_table(study: Study) -> Table:
     """One row for every run: what became of it, where it is, and what makes it again."""
-    columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Test accuracy", "Training time", "Command"]
+    columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Command"]
     rows = [(trial.name, _run_row(trial)) for trial in study.trials]
     return Table("runs", "Runs", columns, rows, ("A run's id leads to its page in MLflow, where the store has pages.",))
 
@@ -238,16 +286,10 @@ def _run_row(trial: Trial) -> list[Entry]:
     def words(text: str, note: str = "", link: str = "") -> Entry:
         return Entry(text, run_ids=ids if text else (), note=note, link=link)
 
-    def figure(of: Figure) -> Entry:
-        value = of.measure(trial)
-        return Entry() if value is None else Entry(f"{of.number(value)}{of.unit}", value, n=1, run_ids=ids)
-
     return [
         words(trial.status, trial.reason),
         words(trial.run_id, link=trial.page or ""),
         words(tags.get("mlflow.source.git.commit", "")),
         words(machine),
-        figure(measures.ACCURACY),
-        figure(measures.TRAINING_TIME),
         words(tags.get("cifar_ray.command", "")),
     ]

@@ -1,244 +1,259 @@
-"""What a study comes to, and what to beware of, in sentences made from its figures."""
+"""What a study comes to, in a few figures and sentences made from its runs."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, measures, peers, strategies, strategy_words
+from cifar_ray.reporting import aggregate, measures, peers, scaling
 from cifar_ray.reporting.aggregate import Configuration, Statistic
+from cifar_ray.reporting.contents import Finding, Highlight
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.entries import noise, outcome
-from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME, Figure
+from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tracking.study import Study
 
-_MOST_LISTED = 5
-_IMAGES_PER_S = replace(measures.IMAGES_PER_S, unit=" images/s")
-_Found = tuple[Configuration, Statistic]
+_TEST_IMAGES = aggregate.metric("test/images")
+_PARTS = (*measures.STEP_PARTS, measures.NOT_SPLIT)
+_MOSTLY = 0.5  # of a difference, so that one part accounts for it
+_MOST_NAMED = 3
 
 
-def summary(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
-    """What was found, model by model: the fastest, the most accurate, the cheapest, and what speed cost.
+class _Found(NamedTuple):
+    """A configuration and one of its figures."""
+
+    one: Configuration
+    value: Statistic
+
+
+class _Group(NamedTuple):
+    """Finished configurations of one model, data set and device, and what they are called."""
+
+    study: Study
+    among: Sequence[Configuration]
+    name: Callable[[Configuration], str]
+
+    def found(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[_Found]:
+        """Those that have a figure, the best first; of equal ones, in their order."""
+        known = [
+            _Found(one, value)
+            for one in (self.among if among is None else among)
+            if (value := one.statistic(figure.measure)) is not None
+        ]
+        return sorted(known, key=lambda found: found.value.mean, reverse=figure.better == "high")
+
+
+def findings(study: Study, price: Price | None) -> list[Finding]:
+    """What was found, by model, data set and device: what one device does faster than another is no finding.
 
     Args:
         study: the runs.
-        among: the study's configurations, as :func:`aggregate.configurations` has them.
         price: of one node; None leaves costs out.
     """
-    kinds = dict.fromkeys((one.model, one.dataset) for one in among)
-    sentences = []
-    for model, dataset in kinds:
-        of_kind = [one for one in among if (one.model, one.dataset) == (model, dataset)]
-        devices = list(dict.fromkeys(one.device for one in of_kind if one.finished))
-        if not devices:
-            sentences.append(f"{model} on {dataset}: no run has finished, so there is nothing to compare yet.")
-        for device in devices:  # what one device does faster than another is no matter of the configuration
-            title = f"{model} on {dataset}" + (f", {device}" if device and len(devices) > 1 else "")
-            of_device = [one for one in of_kind if one.device == device]
-            sentences += [f"{title}: {said}" for said in _about(study, of_device, price)]
-    return sentences
+    every = aggregate.configurations(study)
+    title = title_of(every)
+    groups: dict[str, list[Configuration]] = {}
+    for one in every:
+        groups.setdefault(title(one), []).append(one)
+    found = []
+    for heading, among in groups.items():
+        names = Names.of(study, among)
+        finished = [one for one in among if one.finished]
+        if finished:
+            found.append(_finding(heading, _Group(study, finished, names.words), price))
+        elif not any(one.finished for one in every if (one.model, one.dataset) == (among[0].model, among[0].dataset)):
+            found.append(Finding(heading, (), ("No run has finished, so there is nothing to compare yet.",)))
+    return found
 
 
-def _about(study: Study, among: Sequence[Configuration], price: Price | None) -> list[str]:
-    unequal = peers.difference(among)
-    speed = _IMAGES_PER_S if unequal else TRAINING_TIME
-    speeds, accuracies = _figures(among, speed), _figures(among, ACCURACY)
+def _finding(title: str, group: _Group, price: Price | None) -> Finding:
+    unequal = peers.difference(group.among)
+    speeds = group.found(IMAGES_PER_S if unequal else TRAINING_TIME)
+    accuracies = group.found(ACCURACY)
     if not speeds and not accuracies:
-        return ["runs have finished, but recorded neither training times nor accuracies."]
+        return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
+    fastest = speeds[0].one if speeds else None
     said = []
     if unequal:
-        why = "and a difference in accuracy may come from the amount of training"
-        said.append(f"{unequal}, so they are ranked by images/s, {why}.")
-    fastest = _best(speeds, speed)[0] if speeds else None
+        said.append(
+            f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s, "
+            "and a difference in accuracy may come from the amount of training."
+        )
+    if len(speeds) > 1:
+        said.append(_speed(group, speeds, IMAGES_PER_S if unequal else TRAINING_TIME))
+    if fastest is not None and len(accuracies) > 1 and not unequal:
+        said += _trade(group, fastest, accuracies)
+    said += _efficiencies(group)
+    said += _strategies(group)
+    return Finding(title, _highlights(group, speeds, _leading(accuracies, fastest), bool(unequal), price), said)
+
+
+def _highlights(
+    group: _Group, speeds: Sequence[_Found], accuracies: Sequence[_Found], unequal: bool, price: Price | None
+) -> list[Highlight]:
+    def highlight(title: str, found: _Found, figure: Figure) -> Highlight:
+        return Highlight(title, figure.text(found.value.mean), group.name(found.one))
+
+    shown = []
     if speeds:
-        said.append(_fastest(study, speeds, speed))
+        shown.append(highlight("Fastest", speeds[0], IMAGES_PER_S if unequal else TRAINING_TIME))
     if accuracies:
-        top = _top(accuracies, fastest)
-        said.append(f"most accurate is {_name(study, top[0])}, with {ACCURACY.text(top[1])} of the test images right.")
+        shown.append(highlight("Most accurate", accuracies[0], ACCURACY))
+    if ratios := _ratios(group):
+        one, ratio = max(ratios, key=lambda pair: pair[1].efficiency.mean)
+        what = f"{ratio.speed_up.mean:.2f} times with {one.devices} {scaling.unit([one])}"
+        shown.append(Highlight("Best speed-up for its workers", what, group.name(one)))
     if price is not None:
         cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
-        if costs := _figures(among, cost):
-            low = _best(costs, cost)
-            per = "per 1,000 images" if unequal else "a run"
-            said.append(f"cheapest is {_name(study, low[0])}, with {cost.text(low[1])} {per} on {price.machine}.")
-    if fastest is not None and len(accuracies) > 1 and not unequal:
-        said += _trade(study, fastest, accuracies)
-    return said + strategy_words.sentences(study, among)
+        shown += [highlight(f"Cheapest on {price.machine}", found, cost) for found in group.found(cost)[:1]]
+    return shown
 
 
-def _top(accuracies: Sequence[_Found], fastest: Configuration | None) -> _Found:
-    """The most accurate; of several that are equal, the fastest where it is one of them."""
-    most = max(found[1].mean for found in accuracies)
-    equal = [found for found in accuracies if math.isclose(found[1].mean, most, rel_tol=1e-9)]
-    return next((found for found in equal if found[0] is fastest), equal[0])
+def _leading(accuracies: Sequence[_Found], fastest: Configuration | None) -> list[_Found]:
+    """From the most accurate on; of several that are equal, the fastest first where it is one of them."""
+    if not accuracies:
+        return []
+    top = accuracies[0].value.mean
+    equal = [found for found in accuracies if math.isclose(found.value.mean, top, rel_tol=1e-9)]
+    return sorted(accuracies, key=lambda found: (found not in equal, found.one is not fastest))
 
 
-def _best(found: Sequence[_Found], figure: Figure) -> _Found:
-    return (max if figure.better == "high" else min)(found, key=lambda one: one[1].mean)
-
-
-def _figures(among: Sequence[Configuration], figure: Figure) -> list[_Found]:
-    return [(one, found) for one in among if (found := one.statistic(figure.measure)) is not None]
-
-
-def _name(study: Study, one: Configuration) -> str:
-    if study.hold == "global_batch":
-        return f"{one.row} with global batch {one.global_batch_size}"
-    return f"{one.row} with batch {one.batch_size} per worker (global batch {one.global_batch_size})"
-
-
-def _fastest(study: Study, speeds: Sequence[_Found], figure: Figure) -> str:
-    low, high = (pick(speeds, key=lambda found: found[1].mean) for pick in (min, max))
-    best, worst = (high, low) if figure.better == "high" else (low, high)
-    sentence = f"fastest is {_name(study, best[0])}, with {figure.text(best[1])}"
-    sentence += " of training" if figure is TRAINING_TIME else ""
-    if len(speeds) == 1 or low[1].mean <= 0:
-        return f"{sentence}."
-
-    def times(other: _Found) -> str:
-        slow, fast = sorted((other[1].mean, best[1].mean))
-        return f"{fast / slow:.2f} times as fast as"
-
-    sentence += f", {times(worst)} the slowest, {_name(study, worst[0])}"
-    place = aggregate.column(study, best[0])
+def _speed(group: _Group, speeds: Sequence[_Found], figure: Figure) -> str:
+    """The fastest beside a single worker with the same batch, else beside the slowest."""
+    best = speeds[0]
+    column = aggregate.column(group.study, best.one)
     alone = [
         found
-        for found in speeds
-        if found[0].devices == 1
-        and aggregate.column(study, found[0]) == place
-        and found[0].kind == best[0].kind
-        and strategies.may_be_base(found[0], best[0])
+        for found in speeds[1:]
+        if found.one.devices == 1
+        and aggregate.column(group.study, found.one) == column
+        and found.one.kind == best.one.kind
+        and scaling.may_be_base(found.one, best.one)
     ]
-    alone.sort(key=lambda found: found[0].others != best[0].others)
-    if alone and alone[0][0] not in (best[0], worst[0]):
-        of = strategies.strategy(alone[0][0]) if strategies.compared([one for one, _ in speeds]) else ""
-        sentence += f", and {times(alone[0])} 1x1"
-        sentence += f"{f' of {of}' if of else ''} with the same batch"
-    return f"{sentence}."
+    alone.sort(key=lambda found: found.one.others != best.one.others)
+    other = alone[0] if alone else speeds[-1]
+    figures = f"{figure.number(best.value.mean)} against {figure.text(other.value.mean)}"
+    sentence = f"{group.name(best.one)} is {_times(best, other)} {group.name(other.one)} ({figures})."
+    ties = [found for found in speeds[1:] if peers.distinct(best.value, found.value) is False]
+    return f"{sentence} {_tied(group, ties, 'speed')}".rstrip()
 
 
-def _trade(study: Study, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
-    """What the fastest configuration gave up in accuracy, and whether that can be told from noise."""
-    top = _top(accuracies, fastest)
-    own = next((found for found in accuracies if found[0] is fastest), None)
+def _times(fast: _Found, slow: _Found) -> str:
+    low, high = sorted((fast.value.mean, slow.value.mean))
+    times = f"{high / low:.2f}" if low > 0 else "many"
+    return "as fast as" if times == "1.00" else f"{times} times as fast as"
+
+
+def _tied(group: _Group, ties: Sequence[_Found], what: str) -> str:
+    """Names the configurations that chance does not tell from the best."""
+    if not ties:
+        return ""
+    more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
+    listed = "; ".join(group.name(found.one) for found in ties[:_MOST_NAMED])
+    return f"Its {what} is not distinguishable from that of {listed}{more} (Welch's t-test over the seeds, 5 %)."
+
+
+def _trade(group: _Group, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
+    """What the fastest gave up in accuracy, and whether that can be told from chance."""
+    top = _leading(accuracies, fastest)[0]
+    own = next((found for found in accuracies if found.one is fastest), None)
     if own is None:
         return []
-    if top[0] is fastest:
-        return ["the fastest is also the most accurate: its speed cost no accuracy."]
-    lost = top[1].mean - own[1].mean
-    figures = f"{ACCURACY.text(own[1])} against {ACCURACY.text(top[1])} of {_name(study, top[0])}"
-    return [
-        f"for its speed the fastest gives up {lost:.2f} percentage points of accuracy ({figures}); "
-        f"{noise(own[1], top[1], ACCURACY)}.",
-        _batches(fastest, top[0]),
-    ]
+    if top.one is fastest:
+        return ["No other is more accurate."]
+    figures = f"{ACCURACY.number(own.value.mean)} against {ACCURACY.text(top.value.mean)}"
+    distinct = peers.distinct(own.value, top.value, _test_images((own.one, top.one)))
+    if distinct is False:
+        return [
+            f"Its accuracy is not distinguishable from the best, that of {group.name(top.one)}: {figures} "
+            "(Welch's t-test over the seeds and the size of the test set, 5 %)."
+        ]
+    lost = top.value.mean - own.value.mean
+    chance = "" if distinct else " One run of each (n = 1) cannot tell that from chance."
+    sizes = ""
+    if own.one.global_batch_size != top.one.global_batch_size:
+        sizes = f" The global batch is {own.one.global_batch_size} there and {top.one.global_batch_size} here."
+    return [f"It loses {lost:.1f} points of accuracy against {group.name(top.one)}: {figures}.{chance}{sizes}"]
 
 
-def _batches(fastest: Configuration, top: Configuration) -> str:
-    low, high = top.global_batch_size, fastest.global_batch_size
-    if low == high:
-        return f"the global batch of both is the same, {high}."
-    settings = {key: _shared(key, (fastest, top)) for key in ("lr", "lr_scaling")}
-    rate = ", ".join(f"{key} {value}" for key, value in settings.items() if value)
-    rule = f" ({rate} for both)" if rate else ""
-    return f"the global batch is {high} images for the fastest and {low} for the most accurate{rule}."
+def _test_images(among: Sequence[Configuration]) -> float | None:
+    known = [images for one in among for trial in one.finished if (images := _TEST_IMAGES(trial)) is not None]
+    return min(known, default=None)
 
 
-def _shared(key: str, among: Sequence[Configuration]) -> str:
-    values = {trial.params.get(key, "") for one in among for trial in one.finished}
-    return values.pop() if len(values) == 1 else ""
+def _ratios(group: _Group) -> list[tuple[Configuration, scaling.Ratio]]:
+    """Those that scale over several workers, by how well."""
+    found = [(one, scaling.ratio(group.study, one, group.among)) for one in group.among]
+    return [(one, ratio) for one, ratio in found if ratio is not None and ratio.reference.devices < one.devices]
 
 
-def warnings(study: Study) -> list[str]:
-    """What a reader must know before believing a figure."""
-    return [
-        *study.cautions,
-        *_unfinished(study),
-        *_not_a_clusters(study),
-        *_side_by_side(study),
-        *_mixed(study),
-        *_outliers(study),
-        *_single(study),
-    ]
+def _efficiencies(group: _Group) -> list[str]:
+    """The range of the efficiency with the fewest and the most workers, over all batches and strategies."""
+    by_count: dict[int, list[float]] = {}
+    for one, ratio in _ratios(group):
+        by_count.setdefault(one.devices, []).append(ratio.efficiency.mean)
+    if not by_count:
+        return []
+
+    def told(count: int) -> str:
+        low, high = (f"{value:.0f}" for value in (min(by_count[count]), max(by_count[count])))
+        return f"{low} %" if low == high else f"{low} to {high} %"
+
+    least, most = min(by_count), max(by_count)
+    word = scaling.unit(group.among)
+    sentence = f"With {least} {word} the efficiency is {told(least)}"
+    return [f"{sentence}, with {most} it is {told(most)}." if most != least else f"{sentence}."]
 
 
-def _unfinished(study: Study) -> list[str]:
-    counts = Counter(trial.status for trial in study.trials)
-    done, asked = counts["FINISHED"], len(study.trials) - counts["SKIPPED"]
+def _strategies(group: _Group) -> list[str]:
+    """For every number of workers, the fastest strategy and the slowest, and what the split of their steps says."""
+    if not compared(group.among):
+        return []
+    rivals: dict[tuple[int, int], list[Configuration]] = {}
+    for one in sorted(group.among, key=lambda one: (one.devices, one.global_batch_size)):
+        if one.devices > 1:
+            rivals.setdefault((one.devices, one.global_batch_size), []).append(one)
     said = []
-    if study.run_id and study.status != "FINISHED":
-        state = "still runs" if study.status == "RUNNING" else f"has ended as {study.status}"
-        said.append(f"The sweep {state}: {done} of {asked} runs are finished.")
-    elif counts["PENDING"] or counts["RUNNING"]:
-        said.append(f"Not everything is done: {done} of {asked} runs are finished.")
-    for status, verb in (("FAILED", "failed"), ("KILLED", "were ended early"), ("SKIPPED", "were skipped")):
-        those = [trial for trial in study.trials if trial.status == status]
-        if those:
-            listed = "; ".join(outcome(trial) for trial in those[:_MOST_LISTED])
-            more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
-            said.append(f"{len(those)} of {len(study.trials)} runs {verb}: {listed}{more}.")
+    several = len({batch for _, batch in rivals}) > 1
+    for (count, batch), among in rivals.items():
+        times = [found for found in group.found(ITERATION_TIME, among) if found.value.mean > 0]
+        if compared([found.one for found in times]):
+            place = f"With {count} {scaling.unit(among)}" + (f" and global batch {batch}" if several else "")
+            said.append(f"{place}, {_rivals(group, times)}")
     return said
 
 
-def _not_a_clusters(study: Study) -> list[str]:
-    those = [trial for trial in study.trials if trial.finished and trial.tags.get("times_are_a_clusters") == "false"]
-    if not those:
-        return []
-    finished = sum(trial.finished for trial in study.trials)
-    share = "All times" if len(those) == finished else f"Times of {len(those)} of {finished} finished runs"
-    return [
-        f"{share} are not a cluster's: nodes or CPUs were only counted on one machine, "
-        "so workers shared what they would each have had."
-    ]
+def _rivals(group: _Group, times: Sequence[_Found]) -> str:
+    best, after, slowest = times[0], times[1], times[-1]
+
+    def told(found: _Found) -> str:
+        remark = ITERATION_TIME.remarks(found.one.finished)
+        return f"{ITERATION_TIME.text(found.value.mean)}{f', {remark}' if remark else ''}"
+
+    sentence = f"{group.name(best.one)} has the shortest iteration ({told(best)}), "
+    sentence += f"{_times(best, after)} {group.name(after.one)} ({told(after)})"
+    if slowest is not after:
+        sentence += f" and {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
+    tied = _tied(group, [found for found in times[1:] if peers.distinct(best.value, found.value) is False], "time")
+    return " ".join(filter(None, (f"{sentence}.", tied, _why(group, best.one, slowest.one))))
 
 
-def _side_by_side(study: Study) -> list[str]:
-    at_once = study.metrics.get("sweep/concurrency", 1.0)
-    if at_once <= 1:
-        return []
-    return [f"Up to {at_once:.0f} runs went on at the same time and may have slowed each other down."]
+def _why(group: _Group, best: Configuration, slowest: Configuration) -> str:
+    """Where most of the time goes that the slowest takes longer, where the split of the steps tells."""
+    whole = _gap(ITERATION_TIME, best, slowest) or 0.0
+    gaps = [(gap, part) for part in _PARTS if (gap := _gap(part, best, slowest)) is not None]
+    if not gaps or whole <= 0:
+        return ""
+    most, part = max(gaps, key=lambda pair: pair[0])
+    if part is measures.NOT_SPLIT or most < _MOSTLY * whole:
+        return ""
+    name = part.title.removesuffix(" (ms)").lower()
+    longer = ITERATION_TIME.number(most)
+    return f"{name.capitalize()} takes {longer} ms longer with {group.name(slowest)} than with {group.name(best)}."
 
 
-def _mixed(study: Study) -> list[str]:
-    """Figures side by side in one table that come from different programs or machines."""
-    said = []
-    finished = [trial for trial in study.trials if trial.finished]
-    for tag, what in (
-        ("mlflow.source.git.commit", "commits of the program"),
-        ("cifar_ray.machine", "machines"),
-        ("cifar_ray.hardware", "kinds of hardware"),
-        ("version.torch", "versions of PyTorch"),
-    ):
-        values = list(dict.fromkeys(trial.tags[tag] for trial in finished if tag in trial.tags))
-        if len(values) > 1:
-            said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
-    if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
-        said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
-    moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
-    if moved:
-        said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
-    return said
-
-
-def _outliers(study: Study) -> list[str]:
-    found = peers.outliers(study.trials)
-    said = [
-        f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
-        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its "
-        "settings and its loss curve, and train more seeds."
-        for one in found[:_MOST_LISTED]
-    ]
-    if (more := len(found) - _MOST_LISTED) > 0:
-        said.append(f"{more} more runs ended at an accuracy far below the median of theirs.")
-    return said
-
-
-def _single(study: Study) -> list[str]:
-    among = [one for one in aggregate.configurations(study) if one.finished]
-    single = sum(len(one.finished) == 1 for one in among)
-    if not single:
-        return []
-    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"
-    return [f"{share} run once (n=1): small differences may be chance, and there is no standard deviation."]
+def _gap(figure: Figure, best: Configuration, other: Configuration) -> float | None:
+    """By how much the other's figure is larger."""
+    low, high = best.statistic(figure.measure), other.statistic(figure.measure)
+    return None if low is None or high is None else high.mean - low.mean

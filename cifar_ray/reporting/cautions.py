@@ -1,0 +1,104 @@
+"""What a reader must know before believing a report's figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cifar_ray.reporting import aggregate, peers
+from cifar_ray.reporting.tables import outcome
+from cifar_ray.tracking.study import Study
+
+_MOST_LISTED = 5
+
+
+def cautions(study: Study) -> list[str]:
+    """What a reader must know before believing a figure."""
+    return [
+        *study.cautions,
+        *_unfinished(study),
+        *_not_a_clusters(study),
+        *_side_by_side(study),
+        *_mixed(study),
+        *_outliers(study),
+        *_single(study),
+    ]
+
+
+def _unfinished(study: Study) -> list[str]:
+    counts = Counter(trial.status for trial in study.trials)
+    done, asked = counts["FINISHED"], len(study.trials) - counts["SKIPPED"]
+    said = []
+    if study.run_id and study.status != "FINISHED":
+        state = "still runs" if study.status == "RUNNING" else f"has ended as {study.status}"
+        said.append(f"The sweep {state}: {done} of {asked} runs are finished.")
+    elif counts["PENDING"] or counts["RUNNING"]:
+        said.append(f"Not everything is done: {done} of {asked} runs are finished.")
+    for status, verb in (("FAILED", "failed"), ("KILLED", "were ended early"), ("SKIPPED", "were skipped")):
+        those = [trial for trial in study.trials if trial.status == status]
+        if those:
+            listed = "; ".join(outcome(trial) for trial in those[:_MOST_LISTED])
+            more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
+            said.append(f"{len(those)} of {len(study.trials)} runs {verb}: {listed}{more}.")
+    return said
+
+
+def _not_a_clusters(study: Study) -> list[str]:
+    those = [trial for trial in study.trials if trial.finished and trial.tags.get("times_are_a_clusters") == "false"]
+    if not those:
+        return []
+    finished = sum(trial.finished for trial in study.trials)
+    share = "All times" if len(those) == finished else f"Times of {len(those)} of {finished} finished runs"
+    return [
+        f"{share} are not a cluster's: nodes or CPUs were only counted on one machine, "
+        "so workers shared what they would each have had."
+    ]
+
+
+def _side_by_side(study: Study) -> list[str]:
+    at_once = study.metrics.get("sweep/concurrency", 1.0)
+    if at_once <= 1:
+        return []
+    return [f"Up to {at_once:.0f} runs went on at the same time and may have slowed each other down."]
+
+
+def _mixed(study: Study) -> list[str]:
+    """Figures side by side in one table that come from different programs or machines."""
+    said = []
+    finished = [trial for trial in study.trials if trial.finished]
+    for tag, what in (
+        ("mlflow.source.git.commit", "commits of the program"),
+        ("cifar_ray.machine", "machines"),
+        ("cifar_ray.hardware", "kinds of hardware"),
+        ("version.torch", "versions of PyTorch"),
+    ):
+        values = list(dict.fromkeys(trial.tags[tag] for trial in finished if tag in trial.tags))
+        if len(values) > 1:
+            said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
+    if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
+        said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
+    moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
+    if moved:
+        said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
+    return said
+
+
+def _outliers(study: Study) -> list[str]:
+    found = peers.outliers(study.trials)
+    said = [
+        f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
+        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its "
+        "settings and its loss curve, and train more seeds."
+        for one in found[:_MOST_LISTED]
+    ]
+    if (more := len(found) - _MOST_LISTED) > 0:
+        said.append(f"{more} more runs ended at an accuracy far below the median of theirs.")
+    return said
+
+
+def _single(study: Study) -> list[str]:
+    among = [one for one in aggregate.configurations(study) if one.finished]
+    single = sum(len(one.finished) == 1 for one in among)
+    if not single:
+        return []
+    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"
+    return [f"{share} run once (n=1): small differences may be chance, and there is no standard deviation."]
