@@ -102,6 +102,7 @@ def stacked(look: Look, names: Names, panels: Sequence[Panel], parts: Mapping[st
     shown = style.sheet(9.5, sum(_ROW * count + 0.75 for count in counts) + 0.9)
     rows = shown.add_gridspec(len(panels), 1, height_ratios=[count + 1.5 for count in counts])
     fills = [style.plainly(look) if name == "not split" else style.filled(look, at) for at, name in enumerate(parts)]
+    (unit,) = {figure.unit for figure in parts.values()}
     for number, panel in enumerate(panels):
         ax = shown.add_subplot(rows[number])
         ax.set_title(style.plain(panel.title), loc="left")
@@ -112,7 +113,7 @@ def stacked(look: Look, names: Names, panels: Sequence[Panel], parts: Mapping[st
                 if (found := one.statistic(figure.measure)) is not None:
                     ax.barh(at, found.mean, 0.7, ends[at], **fill)
                     ends[at] += found.mean
-            style.value(ax, ends[at], at, style.short(ends[at]))
+            style.value(ax, ends[at], at, f"{style.short(ends[at])}{unit}")
         ax.set_yticks(range(len(ends)), [style.plain(names.row(one)) for one in panel.configurations])
         ax.set_ylim(len(ends) - 0.4, -0.6)  # the first at the top
         ax.set_xlim(0, max(ends) * 1.1 or 1)

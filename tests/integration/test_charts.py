@@ -17,7 +17,11 @@ from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import studies
 
-EVERY = ["training_time", "accuracy", "scaling", "accuracy_by_time", "loss", "phases", "confusion"]
+EVERY = ["scaling", "accuracy", "training_time", "accuracy_by_time", "loss", "phases", "confusion"]
+STRATEGIES = [
+    *("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "data_parallel", "fsdp", "gpipe"),
+    *("one_f_one_b", "model_parallel", "parameter_server", "hogwild", "reproducible"),
+]
 PHASES = {"startup": 5.0, "data": 2.0, "training": 80.0, "evaluation": 8.0, "checkpoint": 1.0}
 
 
@@ -58,7 +62,7 @@ def full(models: tuple[str, ...] = ("simple_cnn", "resnet", "vit")) -> Study:
 
 
 def made(of: Study) -> dict[str, Chart]:
-    return {chart.key: chart for chart in charts.charts(of, None)}
+    return {chart.key: chart for chart in charts.charts(of)}
 
 
 def heights(axes: Any) -> list[float]:
@@ -76,7 +80,7 @@ def test_a_full_grid_has_every_chart_and_a_panel_for_every_model() -> None:
 def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
     axes = made(study(trial(seed=1), trial(seed=3)))["training_time"].draw("light").axes[0]
     assert heights(axes) == [82.0]
-    (spread,) = [c for c in axes.containers if not hasattr(c, "patches")]
+    spread = next(c for c in axes.containers if not hasattr(c, "patches"))
     (segment,) = spread.lines[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([82 - 2**0.5, 82 + 2**0.5])
 
@@ -84,23 +88,27 @@ def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
 def test_charts_of_unequal_work_say_so() -> None:
     def cautioned(of: Study) -> set[str]:
         told = " The runs trained on different numbers of images ("
-        return {chart.key for chart in charts.charts(of, None) if told in chart.caption}
+        return {chart.key for chart in charts.charts(of) if told in chart.caption}
 
     assert cautioned(studies.grid()) == set()
     less = replace(studies.grid(), trials=[*studies.grid().trials, studies.trial("1x4", images=20000)])
     assert cautioned(less) == {"training_time", "accuracy", "phases"}
-    of_all = [studies.of_strategy("ddp", "1x2"), studies.of_strategy("fsdp", "1x2", images=20 * 256)]
-    assert cautioned(studies.of_strategies(*of_all)) == {
-        *("training_time", "test_loss_by_rank", "test_accuracy_by_rank", "phases")
-    }
 
 
-def test_one_seed_has_no_error_bar() -> None:
-    chart = made(study(trial()))["accuracy"]
-    axes = chart.draw("light").axes[0]
-    assert heights(axes) == [50.0]
-    assert len(axes.containers) == 1
-    assert "error bars" not in chart.caption
+def test_accuracies_are_dots_on_an_axis_of_their_range_in_every_panel() -> None:
+    runs = [trial(m, seed=n, accuracy=a + n / 100) for m, a in (("vit", 0.9), ("resnet", 0.95)) for n in (0, 1)]
+    chart = made(study(*runs))["accuracy"]
+    first, second = chart.draw("light").axes
+    assert heights(first) == []
+    assert first.get_ylim() == second.get_ylim()
+    assert 85 < first.get_ylim()[0] < 90 < 96 < first.get_ylim()[1] < 100
+    (dot,) = first.containers
+    assert list(dot.lines[0].get_ydata()) == [90.5]
+    (segment,) = dot.lines[2][0].get_segments()
+    assert segment[:, 1] == pytest.approx([90.5 - 0.5**0.5, 90.5 + 0.5**0.5])
+    assert "not all from 0" in chart.caption
+    assert "error bars" in chart.caption
+    assert "error bars" not in made(study(trial()))["accuracy"].caption
 
 
 def test_unfinished_runs_and_figures_that_were_not_measured_are_left_out() -> None:
@@ -122,11 +130,21 @@ def test_there_is_no_chart_without_data() -> None:
     assert "scaling" not in made(study(trial(), trial(batch=64)))  # one number of workers: nothing scales
 
 
-def test_scaling_has_an_ideal_line_from_the_fewest_workers() -> None:
-    axes = made(study(trial(), trial(topology="2x2")))["scaling"].draw("light").axes[0]
-    ideal = next(line for line in axes.lines if line.get_linestyle() == ":")
-    assert list(ideal.get_xdata()) == [1, 4]
+def test_scaling_has_an_ideal_line_from_the_fewest_workers_and_a_spread() -> None:
+    fast = [
+        dataclasses.replace(trial(topology="2x2", seed=n), metrics={"images_per_s": s})
+        for n, s in ((1, 3000.0), (2, 3200.0))
+    ]
+    slow = dataclasses.replace(trial(topology="4x1"), metrics={"images_per_s": 100.0})
+    axes = made(study(trial(), slow, *fast))["scaling"].draw("light").axes[0]
+    line, ideal = axes.lines
+    assert list(line.get_xdata()) == list(ideal.get_xdata()) == [1, 4]
+    assert list(line.get_ydata()) == [1000, 3100]  # the fastest with four workers
+    assert ideal.get_linestyle() == ":"
     assert list(ideal.get_ydata()) == [1000, 4000]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n1x1", "4\n2x2\n4x1"]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert max(band[:, 1]) == pytest.approx(3100 + 20000**0.5)
 
 
 def test_accuracy_is_drawn_at_the_seconds_trained_until_then() -> None:
@@ -135,10 +153,17 @@ def test_accuracy_is_drawn_at_the_seconds_trained_until_then() -> None:
     assert list(line.get_ydata()) == [30, 50]
 
 
-def test_both_losses_of_a_model_have_the_same_range() -> None:
-    training, test = made(study(trial()))["loss"].draw("light").axes
-    assert (training.get_title(), test.get_title()) == ("resnet: training loss", "resnet: test loss")
-    assert training.get_ylim() == test.get_ylim()
+def test_losses_begin_at_the_first_epoch_and_are_not_flattened_by_it() -> None:
+    steep = {
+        name: [Point(n, n, value) for n, value in enumerate((90.0, 1.5, 1.0, 0.9), 1)]
+        for name in ("test/loss", "train/epoch_loss")
+    }
+    training, test = made(study(dataclasses.replace(trial(), history=steep)))["loss"].draw("light").axes
+    assert {training.get_title(), test.get_title()} == {"resnet: training loss", "resnet: test loss"}
+    assert training.get_ylim() == test.get_ylim() == pytest.approx((0.87, 1.53))
+    assert training.get_xlim()[0] == 1
+    short = made(study(trial()))["loss"].draw("light").axes[0]
+    assert short.get_ylim()[1] > 2.0
 
 
 def test_phases_stack_up_to_the_whole_time() -> None:
@@ -152,14 +177,52 @@ def test_series_differ_by_more_than_colour() -> None:
     grouped = made(full())["training_time"].draw("light").axes[0]
     assert len({container[0].get_hatch() for container in grouped.containers if hasattr(container, "patches")}) == 2
     lines = made(full(("vit",)))["accuracy_by_time"].draw("light").axes[0].lines
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 6
+    assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == 6
 
 
-@pytest.mark.parametrize("make", [full, lambda: study(trial()), lambda: study(*many())], ids=["grid", "one", "many"])
-def test_the_legend_covers_no_panel(make: Callable[[], Study]) -> None:
-    for chart in charts.charts(make(), None):
+def strategies() -> Study:
+    runs = []
+    for number, name in enumerate(STRATEGIES):
+        for top, workers in (("1x1", 1), ("1x2", 2), ("1x4", 4)):
+            seconds = (1 + number / 10) / workers
+            parts = [seconds / 6] * 5
+            runs.append(studies.of_strategy(name, top, seconds, parts=parts, accuracies=(0.1, 0.2)))
+    return studies.of_strategies(*runs)
+
+
+def test_thirteen_strategies_look_different_from_each_other() -> None:
+    found = made(strategies())
+    assert list(found) == ["scaling", "accuracy", "training_time", "iteration", "accuracy_by_time", "phases", "step"]
+    (axes,) = found["scaling"].draw("light").axes
+    lines = [line for line in axes.lines if line.get_marker() != "None"]
+    assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == len(lines) == 13
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()][:13] == STRATEGIES
+    by_time = found["accuracy_by_time"].draw("light")
+    assert [one.get_title() for one in by_time.axes] == ["vgg11, 1x1", "vgg11, 1x2", "vgg11, 1x4"]
+    assert [text.get_text() for text in by_time.legends[0].get_texts()] == STRATEGIES
+
+
+def test_a_steps_parts_are_stacked_up_to_the_iteration() -> None:
+    (axes,) = made(strategies())["step"].draw("light").axes
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["gather_scatter, 1x1", "send_recv, 1x1"]
+    first = [bar for container in axes.containers for bar in container if bar.get_y() < 0]
+    assert [bar.get_width() for bar in first] == pytest.approx([1000 / 6] * 6)
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in first}) == 6
+    assert axes.texts[0].get_text() == "1000 ms"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [full, lambda: study(trial()), lambda: study(*many()), strategies],
+    ids=["grid", "one", "many", "strategies"],
+)
+def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
+    for chart in charts.charts(make()):
         figure = chart.draw("light")
         figure.draw_without_rendering()
+        boxes = [axes.get_tightbbox() for axes in figure.axes]
+        covered = [(a, b) for a in boxes for b in boxes if a is not b and a.shrunk(0.98, 0.98).overlaps(b)]
+        assert not covered, chart.key
         for legend in figure.legends:
             box = legend.get_window_extent()
             assert not any(box.overlaps(axes.get_tightbbox()) for axes in figure.axes), chart.key

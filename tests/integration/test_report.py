@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -129,23 +129,23 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     words += ["--baseline", "rangoju_katneni_2025", "--price", "g4dn.xlarge"]
     assert main.main(words) == 0
     shown = capsys.readouterr().out
-    assert "fastest is 2x2 (4 CPU workers) with batch 16 per worker (global batch 64), with 100.00 s" in shown
+    assert "resnet: 2x2 is 4.00 times as fast as 1x1 (100.00 against 400.00 s)." in shown
     assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
     assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
     written = [file for file in out.rglob("*") if file.is_file() and file.name != ".report.json"]
     assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
-    for name in ("report.html", "report.md", "tables/runs.csv", "tables/resnet_cifar10_cost_of_run_usd.csv"):
-        assert (out / name).is_file()
     assert list((out / "charts").glob("*.png"))
     assert list((out / "charts").glob("*.svg"))
     assert list(out.rglob(".*")) == [out / ".report.json"]
-    with (out / "tables" / "resnet_cifar10_training_time_s.csv").open(newline="") as file:
-        rows = {row[0]: row[1] for row in csv.reader(file)}
-    assert rows["2x2 (4 CPU workers)"] == "100"
-    assert rows["1x2 (2 CPU workers)"] == ""
+    figures = pd.read_csv(out / "figures.csv")
+    training = figures[figures.figure == "training_s"].set_index("topology")
+    assert dict(training["mean"]) == {"1x1": 400.0, "2x2": 100.0}
+    runs = pd.read_csv(out / "runs.csv")
+    assert list(runs.status) == ["FINISHED", "FAILED", "FINISHED", "SKIPPED", "PENDING"]
+    assert runs.cost_usd[0] == pytest.approx(figures[figures.figure == "cost_usd"]["mean"].iloc[0])
     page = (out / "report.md").read_text()
     assert page.startswith("# scaling\n")
-    assert "| 2x2 (4 CPU workers) | **100.00 s** |" in page
+    assert "| 2x2 | 64 | **100.00** | **3,000.0** | **3.00** |" in page
     assert "## Beside Exploring Various Configurations" in page
     assert "cifar-ray sweep --name scaling" in page
 
@@ -153,23 +153,22 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
 def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: Path) -> None:
     words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
     assert main.main([*words, "--price", "g4dn.xlarge"]) == 0
-    cost = tmp_path / "tables" / "resnet_cifar10_cost_of_run_usd.csv"
-    own = [tmp_path / "tables" / "own.csv", tmp_path / "charts" / "own.png", tmp_path / "own.csv"]
+    chart = tmp_path / "charts" / "old.png"
+    own = [tmp_path / "charts" / "own.png", tmp_path / "own.csv"]
     for file in own:
         file.write_text("mine")
-    assert cost.exists()
+    chart.write_text("of an earlier report")
     manifest = tmp_path / ".report.json"
     listed = json.loads(manifest.read_text())
-    assert "tables/resnet_cifar10_cost_of_run_usd.csv" in listed["files"]
-    listed["files"] += ["own.csv", "tables/../own.csv", str(own[2]), 7]
+    assert "charts/accuracy.png" in listed["files"]
+    listed["files"] += ["charts/old.png", "own.csv", "charts/../own.csv", str(own[1]), 7]
     manifest.write_text(json.dumps(listed))
     assert main.main(words) == 0
-    assert not cost.exists()
+    assert not chart.exists()
     assert all(file.read_text() == "mine" for file in own)
-    assert (tmp_path / "tables" / "runs.csv").exists()
     manifest.write_text("damaged")
     assert main.main(words) == 0
-    assert "tables/runs.csv" in json.loads(manifest.read_text())["files"]
+    assert "charts/accuracy.png" in json.loads(manifest.read_text())["files"]
 
 
 def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
@@ -239,7 +238,7 @@ def test_a_sweep_without_a_finished_run_has_a_report(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["report", "nothing", "--out", str(tmp_path), "--tracking-uri", uri]) == 0
-    assert "no run has finished, so there is nothing to compare yet" in capsys.readouterr().out
+    assert "No run has finished, so there is nothing to compare yet" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists()
 
 
@@ -275,12 +274,24 @@ def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture
         main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
         == 0
     )
+    rows = _rows(capsys.readouterr().out)
+    assert rows["topology"] == ["1x1", "2x2"]
+    assert rows["Training (s)"] == ["400.00", "100.00*"]
+    assert rows["Cost (USD)"][1].endswith("*") != rows["Cost (USD)"][0].endswith("*")
+    assert main.main(["compare", name, run_id, "--tracking-uri", uri, "--target", "0.65", "--full"]) == 0
     shown = capsys.readouterr().out
-    assert "Training time to 65 % test accuracy (s)\n" in shown
-    lines = [line for line in shown.splitlines() if line.startswith("2x2 (4 CPU workers)")]
-    assert lines[0].split() == ["2x2", "(4", "CPU", "workers)", "100.00", "s*"]
+    assert "To 65 % test accuracy" in shown.splitlines()
     assert shown.count(run_id) == 1
-    assert shown.count("One machine of that type for each node of the topology") == 1
+
+
+def test_a_report_may_be_json(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path / "out"), "--format", "json"]
+    assert main.main(words) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["study"], whole["status"], len(whole["runs"])) == ("scaling", "RUNNING", 5)
+    assert whole["findings"][0]["highlights"][0] == {"title": "Fastest", "figure": "100.00 s", "configuration": "2x2"}
+    assert {row["mean"] for row in whole["figures"] if row["figure"] == "training_s"} == {400.0, 100.0}
+    assert not (tmp_path / "out").exists()
 
 
 def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,29 +309,36 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
     for run in runs:
         for name in cells[0].metrics:
             client.log_metric(run.run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step
-    assert main.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address]) == 0
+    assert main.main(["compare", *(cell.name for cell in cells), "--tracking-uri", address, "--full"]) == 0
     shown = _tables(capsys.readouterr().out)
 
     # Title of a table and place of a column -> the metric, and how it is shown.
     figures: dict[tuple[str, int], tuple[str, float, str]] = {
-        ("Training time (s)", 0): ("time/training_s", 1, "{:,.2f} s"),
-        ("Training time per epoch (s)", 0): ("time/epoch_mean_s", 1, "{:,.3f} s"),
-        ("Time per iteration (ms)", 0): ("time/iteration_mean_s", 1000, "{:,.2f} ms"),
-        ("Images per second", 0): ("images_per_s", 1, "{:,.1f}/s"),
-        ("Peak memory of one worker (MiB)", 0): ("peak_memory_mib", 1, "{:,.0f} MiB"),
-        ("Test accuracy after the last epoch (%)", 0): ("test/accuracy", 100, "{:,.2f} %"),
+        ("Time, speed and accuracy", 1): ("time/training_s", 1, "{:,.2f}"),
+        ("Time, speed and accuracy", 2): ("images_per_s", 1, "{:,.1f}"),
+        ("Time, speed and accuracy", 5): ("test/accuracy", 100, "{:,.2f}"),
+        ("Time, speed and accuracy", 6): ("test/f1", 100, "{:,.2f}"),
+        ("Time, speed and accuracy", 7): ("peak_memory_mib", 1, "{:,.0f}"),
+        ("Where the time went", 7): ("time/epoch_mean_s", 1, "{:,.3f}"),
+        ("Where a step's time goes", 0): ("time/iteration_mean_s", 1000, "{:,.0f}"),
     }
-    together = "Test metrics (%), precision to specificity as macro averages"
-    for place, name in enumerate(("accuracy", "precision", "recall", "f1", "specificity")):
-        figures[together, place] = (f"test/{name}", 100, "{:,.2f} %")
+    together = "Test metrics, precision to specificity as macro averages"
+    for place, name in enumerate(("precision", "recall", "f1", "specificity")):
+        figures[together, place] = (f"test/{name}", 100, "{:,.2f}")
     for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint", "other", "wall")):
-        figures["Where the time went (s)", place] = (f"time/{name}_s", 1, "{:,.2f} s")
-    for row, run in zip(("1x1 (1 CPU worker)", "1x2 (2 CPU workers)"), runs):
+        figures["Where the time went", place] = (f"time/{name}_s", 1, "{:,.2f}")
+    for row, run in zip(("1x1", "1x2"), runs):
         of_mlflow = client.get_run(run.run_id).data.metrics
         assert 0.987 not in of_mlflow.values()
         for (title, column), (name, scale, form) in figures.items():
-            label = next(label for label in shown[title] if label.startswith(row))
-            assert shown[title][label][column] == form.format(scale * of_mlflow[name]), (title, name)
+            assert shown[title][row][column] == form.format(scale * of_mlflow[name]), (title, name)
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    """The one table of a comparison: the entries of each row by its name."""
+    lines = text.splitlines()
+    split = (re.split(r"\s{2,}", line) for line in lines[lines.index("Side by side") + 3 : -1])
+    return {label: entries for label, *entries in split}
 
 
 def _tables(text: str) -> dict[str, dict[str, list[str]]]:

@@ -7,15 +7,17 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cifar_ray.reporting import charts, html
-from cifar_ray.reporting.contents import Report, Section
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting import cost, html
+from cifar_ray.reporting import report as reports
+from cifar_ray.reporting.contents import Entry, Report, Section, Table
 from tests.integration.test_charts import full
+from tests.support.studies import grid
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
@@ -25,7 +27,7 @@ LONG = "a_name_without_any_place_to_break_" * 6
 
 # The page lets no script run but its own, so what looks at it sits in a page around it.
 AROUND = """<!DOCTYPE html><title>around</title><body>
-<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>
+<iframe src="page.html" style="width: %dpx; height: 800px; border: 0"></iframe>
 <pre id="answer"></pre>
 <script>
 document.querySelector("iframe").addEventListener("load", () => {
@@ -64,8 +66,9 @@ def report() -> Report:
     wide = Table("wide", "Wide", [f"a long heading {n}" for n in range(20)], [(LONG, [Entry(LONG, note=LONG)] * 19)])
     runs = Table("runs", "Runs", ["Run", "Command"], [("one", [Entry(f"cifar-ray train --experiment {LONG}")])])
     study = type(study)(LONG, study.trials, f"file:///{LONG}", f"cifar-ray sweep --name {LONG}", study.hold, study.axes)
-    sections = [Section(LONG, [table, wide], [LONG])]
-    return Report(study, [LONG], [LONG], sections, runs, None, charts.charts(study, None), "1", "2026-01-31 12:00 UTC")
+    sections = [Section(LONG, [table, wide], notes=[LONG])]
+    whole = reports.build(study)
+    return replace(whole, cautions=[LONG], sections=sections, runs=runs)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +88,10 @@ def browse(path: Path, *flags: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def ask(folder: Path, script: str, *flags: str) -> Any:
-    """What a script answers that sees the page, in a frame as wide as a phone, as ``page``."""
+def ask(folder: Path, script: str, *flags: str, width: int = 420) -> Any:
+    """What a script answers that sees the page, in a frame of some width, as ``page``."""
     around = folder / "around.html"
-    around.write_text(AROUND % script, encoding="utf-8")
+    around.write_text(AROUND % (width, script), encoding="utf-8")
     dom, said = browse(around, *flags)
     assert said == []
     answer = re.search(r'<pre id="answer">(.+?)</pre>', dom, re.DOTALL)
@@ -132,18 +135,46 @@ def test_words_sort_as_people_count(folder: Path) -> None:
     assert words == [["c9", "b9", "c10", "none 2", "none 1"], [None, None, "ascending"]]
 
 
-def test_the_page_does_not_scroll_sideways_on_a_phone(folder: Path) -> None:
-    width, view, wide = ask(
+def test_wide_tables_scroll_in_themselves_on_a_phone(folder: Path) -> None:
+    width, wide = ask(
         folder,
         "const box = page.querySelector('#table-1-2 + .scroll');"
-        "return [page.documentElement.scrollWidth, view.innerWidth, box.scrollWidth > box.clientWidth];",
+        "return [page.documentElement.scrollWidth, box.scrollWidth > box.clientWidth];",
     )
-    assert view == 390
-    assert width <= 390
+    assert width <= 420
     assert wide  # the table has more than that, and scrolls by itself
 
 
-@pytest.mark.parametrize(("flags", "dark"), [((), False), (("--blink-settings=preferredColorScheme=0",), True)])
+DARK = "--blink-settings=preferredColorScheme=0"
+FITS = """
+const page_width = page.documentElement.clientWidth;
+const tables = Array.from(page.querySelectorAll(".scroll")).filter((box) => box.offsetParent !== null);
+const inside = (node) => tables.some((box) => box !== node && box.contains(node));
+const seen = Array.from(page.querySelectorAll("main *")).filter((node) => !inside(node) && node.getClientRects().length);
+const wide = seen.filter((node) => node.getBoundingClientRect().right > page_width + 1).map((node) => node.tagName);
+const drawn = Array.from(page.querySelectorAll(".plot svg")).filter((svg) => svg.getClientRects().length);
+const first = drawn[0].getBoundingClientRect();
+return [wide, tables.filter((box) => box.scrollWidth > box.clientWidth + 1).length, first.top,
+        drawn.every((svg) => svg.getBoundingClientRect().width > 100), page.documentElement.scrollWidth];"""
+
+
+@pytest.mark.parametrize("flags", [(), (DARK,)], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1300, 420])
+def test_a_whole_report_fits_the_page_and_begins_with_a_chart(
+    tmp_path: Path, width: int, flags: tuple[str, ...]
+) -> None:
+    whole = reports.build(grid(), "rangoju_katneni_2025", cost.find("g4dn.xlarge"))
+    (tmp_path / "page.html").write_text(html.page(whole), encoding="utf-8")
+    wide, scrolling, top, drawn, whole_width = ask(tmp_path, FITS, *flags, width=width)
+    assert wide == []
+    assert whole_width <= width
+    assert drawn
+    if width == 1300:
+        assert scrolling == 0
+        assert top < 800  # the first screen
+
+
+@pytest.mark.parametrize(("flags", "dark"), [((), False), ((DARK,), True)])
 def test_charts_have_the_pages_theme(folder: Path, flags: tuple[str, ...], dark: bool) -> None:
     system, other = [not dark, dark], [dark, not dark]
     assert ask(folder, SHOWN, *flags) == [system, other, system, False]

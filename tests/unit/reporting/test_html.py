@@ -11,8 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from cifar_ray.reporting import html
-from cifar_ray.reporting.contents import Chart, Report, Section
-from cifar_ray.reporting.table import Entry, Table
+from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Report, Section, Table
 from cifar_ray.tracking.study import Study
 
 EVIL = "<script>alert('x')</script>"
@@ -57,21 +56,24 @@ def draw(theme: str) -> Figure:
 
 def report() -> Report:
     rows = [
-        ("1x1", [Entry("9.00 s", 9.0, n=1, run_ids=("a" * 32,)), Entry("", note="failed: out of memory")]),
-        (
-            "2x2",
-            [Entry("3.00 s", 3.0, n=2, best=True, note="global batch 64"), Entry("", note="failed: out of memory")],
-        ),
+        ("1x1", [Entry("9.00", 9.0, n=1, run_ids=("a" * 32,)), Entry("", note="failed: out of memory")]),
+        ("2x2", [Entry("3.00", 3.0, n=2, best=True, note="global batch 64"), Entry("", note="failed: out of memory")]),
     ]
-    times = Table("times", "Training time (s)", ["Configuration", "batch 16", "batch 64"], rows, ["Of training alone."])
+    times = Table("times", "Training time", ["Configuration", "batch 16", "batch 64"], rows, ["Of training alone."])
     run = [Entry("b" * 32, link="http://mlflow:5000/#/runs/b"), Entry("cifar-ray train --experiment 'a b'")]
-    runs = Table("runs", "Runs", ["Run", "Run id", "Command"], [(EVIL, run)], ["Runs in the grid's order."])
-    paper = Section("Beside a study", [dataclasses.replace(times, key="paper")], ["Other hardware."])
-    study = Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid")
-    sections = [Section("resnet on cifar10", [times], ["All of them: sgd."])]
-    charts = [Chart("one", "First chart", "What it shows.", draw), Chart("two", "Second chart", "More.", draw)]
-    words = ["2 of 3 runs finished.", "One failed."]
-    return Report(study, words, [f"{EVIL} failed"], sections, runs, paper, charts, "1.2.3", "2026-01-31 12:00 UTC")
+    charts = [Chart(key, f"{key} chart", "What it shows.", draw) for key in ("first", "second", "third")]
+    return Report(
+        study=Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid"),
+        findings=[Finding("resnet", [Highlight("Fastest", "3.00 s", "2x2")], ["2x2 is the fastest."])],
+        cautions=[f"{EVIL} failed"],
+        sections=[Section("resnet on cifar10", [times], [dataclasses.replace(times, title="More")], ["All: sgd."])],
+        runs=Table("runs", "Runs", ["Run", "Run id", "Command"], [(EVIL, run)], ["Runs in the grid's order."]),
+        comparison=Section("Beside a study", [times], notes=["Other hardware."]),
+        charts=charts,
+        data={},
+        version="1.2.3",
+        written="2026-01-31 12:00 UTC",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +121,17 @@ def test_ids_are_unique_and_every_anchor_has_its_place(page: Page) -> None:
     assert named <= set(ids)
 
 
-def test_contents_stand_in_order(text: str) -> None:
-    marks = ["Written 2026-01-31 12:00 UTC", "failed</li>", "2 of 3 runs finished.", 'id="contents"', 'id="charts"']
-    marks += ['id="section-1"', 'id="comparison"', 'id="runs"', "cifar-ray sweep --name grid", "Runs in the grid"]
+def test_what_answers_comes_first(text: str) -> None:
+    marks = ["Written 2026-01-31 12:00 UTC", "3.00 s", 'id="chart-first"', 'id="chart-second"', "2x2 is the fastest."]
+    marks += ["failed</li>", 'id="section-1"', 'id="section-2"', 'id="chart-third"', 'id="runs"', "Runs in the grid"]
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
     assert "cifar-ray 1.2.3" in text
+
+
+def test_only_the_main_tables_are_open(text: str) -> None:
+    folded = re.findall(r"<details>\s*<summary[^>]*>([^<]+)</summary>", text)
+    assert folded == ["More", "0 runs with their commits, machines and commands"]
 
 
 def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page) -> None:
@@ -132,14 +139,14 @@ def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page
     assert [found.get("data-value") for found in cells[:4]] == ["9.0", None, "3.0", None]
     assert cells[0]["title"] == "run aaaaaaaa"
     assert "best" in (cells[2]["class"] or "").split()
-    assert page.words["span"].count("best") == 2  # in the section and in the comparison
+    assert page.words["span"].count("best:") == 3  # in each of the three tables
 
 
 def test_equal_notes_share_a_footnote(page: Page) -> None:
     notes = [found["href"] for found in page.all("a") if found.get("aria-label")]
-    first = ["#table-1-1-note-1", "#table-1-1-note-2", "#table-1-1-note-1"]
-    assert notes == first + [note.replace("table-1-1", "comparison-1") for note in first]
-    assert page.words["li"].count("failed: out of memory") == 2
+    tables = ("table-1-1", "folded-1-1", "table-2-1")
+    assert notes == [f"#{name}-note-{number}" for name in tables for number in (1, 2, 1)]
+    assert page.words["li"].count("failed: out of memory") == 3
 
 
 def test_commands_are_code_with_a_button(page: Page) -> None:
@@ -149,7 +156,7 @@ def test_commands_are_code_with_a_button(page: Page) -> None:
 
 def test_headings_are_buttons(page: Page) -> None:
     sorters = [found for found in page.all("button") if found.get("class") == "sort"]
-    assert len(sorters) == 9
+    assert len(sorters) == 12
     assert all(found["type"] == "button" for found in page.all("button"))
 
 
@@ -162,20 +169,20 @@ def test_only_web_addresses_become_links(address: str) -> None:
 
 def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
     drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(drawings) == 4
+    assert len(drawings) == 6
     for drawing in drawings:
         ElementTree.fromstring(drawing)
     labels = [found["aria-label"] for found in page.all("div") if found.get("role") == "img"]
-    assert labels == ["First chart. What it shows.", "Second chart. More."]
+    assert labels == [f"{key} chart. What it shows." for key in ("first", "second", "third")]
     assert "<?xml" not in text
     assert "<metadata" not in text
 
 
-def test_a_report_without_charts_warnings_and_comparison_has_no_empty_parts() -> None:
-    bare = dataclasses.replace(report(), charts=[], warnings=[], comparison=None, sections=[])
+def test_a_report_without_charts_cautions_and_comparison_has_no_empty_parts() -> None:
+    bare = dataclasses.replace(report(), charts=[], cautions=[], comparison=None, sections=[])
     ids = {found.get("id") for _, found in Page(html.page(bare)).elements}
-    assert ids & {"warnings", "charts", "comparison", "section-1"} == set()
-    assert {"summary", "contents", "runs"} <= ids
+    assert ids & {"cautions", "charts", "section-1"} == set()
+    assert {"findings", "runs"} <= ids
 
 
 def contrast(one: str, other: str) -> float:
@@ -198,5 +205,4 @@ def test_words_stand_out_from_their_background(text: str) -> None:
         for background, words in {"page": ("text", "soft", "link"), "band": ("text", "soft", "link")}.items():
             assert all(contrast(colours[background], colours[word]) >= 4.5 for word in words)
         assert contrast(colours["warn"], colours["text"]) >= 4.5
-        assert contrast(colours["best"], colours["best-text"]) >= 4.5
         assert contrast(colours["best"], colours["text"]) >= 4.5

@@ -1,0 +1,294 @@
+"""Figures of runs and configurations, each beside a value that was reckoned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cifar_ray.reporting import aggregate, measures, pace, peers, scaling
+from cifar_ray.reporting.aggregate import Statistic
+from cifar_ray.tracking.study import Point, Study
+from tests.support.studies import of_strategies, of_strategy, study, trial
+
+
+def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
+    runs = [trial(seed=n, training_s=10.0 * n) for n in (1, 2, 3)]
+    failed = replace(trial(seed=4, training_s=1.0), status="FAILED")
+    bare = replace(trial(seed=5), metrics={})
+    (one,) = aggregate.configurations(study(*runs, failed, bare))
+    ids = tuple(f"id-bs16-1x1-seed{n}" for n in (1, 2, 3))
+    assert one.statistic(measures.TRAINING_TIME.measure) == Statistic(20.0, 10.0, 3, ids)  # the sample's: n - 1
+    assert one.statistic(aggregate.metric("bubble/measured")) is None
+    (alone,) = aggregate.configurations(study(runs[0]))
+    assert alone.statistic(aggregate.metric("time/training_s", 1000)) == Statistic(10000.0, None, 1, ids[:1])
+
+
+def others(of: Study) -> list[tuple[tuple[str, str], ...]]:
+    return [one.others for one in aggregate.configurations(of)]
+
+
+def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_are_kept() -> None:
+    pair = study(
+        trial(params={"storage": "/a", "run_name": "a"}),
+        trial(params={"storage": "/b", "run_name": "b", "strategy": "other"}),
+        axes=(),
+        hold="",
+    )
+    assert others(pair) == [(("strategy", "ddp"),), (("strategy", "other"),)]
+    machines = study(trial(), trial(tags={"cifar_ray.hardware": "NVIDIA H200"}), axes=(), hold="")
+    assert others(machines) == [(("hardware", "AMD EPYC 9754"),), (("hardware", "NVIDIA H200"),)]
+    swept = study(*(trial(params={"log_every": n}) for n in ("1", "50")), axes=("log_every", "seed"))
+    assert others(swept) == [(("log_every", "1"),), (("log_every", "50"),)]
+
+
+def test_compared_runs_that_are_alike_in_everything_stay_apart() -> None:
+    twins = (trial(name="a", run_id="1" * 32), trial(name="b", run_id="2" * 32))
+    assert others(study(*twins, axes=(), hold="")) == [(("run", "a"),), (("run", "b"),)]
+    of_one_name = study(*(replace(one, name="a") for one in twins), axes=(), hold="")
+    assert others(of_one_name) == [(("run", "a 11111111"),), (("run", "a 22222222"),)]
+    assert others(study(trial(seed=0), trial(seed=1), axes=(), hold="")) == [()]
+
+
+def test_a_device_that_is_not_known_is_that_of_the_runs_beside_it() -> None:
+    unknown = replace(trial("1x2"), params={**trial("1x2").params, "device": "auto"})
+    found = aggregate.configurations(study(trial("1x1", params={"device": "cuda"}), unknown))
+    assert [(one.device, one.devices) for one in found] == [("cuda", 1), ("cuda", 2)]
+    mixed = study(trial("1x1", params={"device": "cuda"}), trial("1x1", 64), unknown)
+    assert [one.device for one in aggregate.configurations(mixed)] == ["cuda", "cpu", ""]
+    many = trial("1x2", params={"device": "cuda", "gpus_per_worker": "4"})
+    assert aggregate.configurations(study(many))[0].devices == 8
+
+
+def test_the_way_to_a_target_ends_with_the_first_epoch_that_has_it() -> None:
+    run = trial(training_s=90.0, accuracies=(0.3, 0.5999999, 0.5))  # a store keeps 0.6 in 32 bits
+    assert aggregate.epochs_to(0.6)(run) == 2
+    assert aggregate.seconds_to(0.6)(run) == pytest.approx(60.0)
+    assert aggregate.images_to(0.6)(run) == pytest.approx(100000)
+    assert aggregate.images_trained(run) == 150000
+    assert aggregate.seconds_to(0.7)(run) is aggregate.images_to(0.7)(run) is None
+
+
+def test_an_epoch_recorded_twice_counts_once_and_one_that_was_lost_leaves_no_time() -> None:
+    run = trial(training_s=90.0)
+    epochs = [*run.history["epoch_s"][:1], *run.history["epoch_s"]]
+    assert aggregate.seconds_to(0.5)(replace(run, history={**run.history, "epoch_s": epochs})) == pytest.approx(60.0)
+    lost = replace(run, history={**run.history, "epoch_s": run.history["epoch_s"][1:]})
+    assert aggregate.seconds_to(0.5)(lost) is None
+
+
+@pytest.mark.parametrize(("bests", "target"), [((0.8, 0.649), 0.6), ((0.65, 0.7), 0.65), ((0.9, 0.04), None)])
+def test_the_default_target_is_one_that_all_reach(bests: tuple[float, float], target: float | None) -> None:
+    runs = study(trial(accuracies=(bests[0], 0.1)), trial("1x2", accuracies=(bests[1],)))
+    assert aggregate.default_target(aggregate.configurations(runs)) == target
+
+
+def test_utilisation_is_the_mean_of_the_samples_within_the_training() -> None:
+    run = trial()  # its epochs end after 1, 2 and 3 s
+    samples = [Point(0, 500, 1.0), Point(1, 1000, 40.0), Point(2, 2500, 60.0), Point(3, 3000, 50.0), Point(4, 9000, 2)]
+    of_gpus = {f"system/0123abcd/gpu_{n}_utilization_percentage": [Point(1, 1500, 10.0 + n)] for n in (0, 1)}
+    history = {**run.history, "system/0123abcd/cpu_utilization_percentage": samples, **of_gpus}
+    assert aggregate.utilisation("cpu")(replace(run, history=history)) == pytest.approx(50.0)
+    assert aggregate.utilisation("gpu")(replace(run, history=history)) == pytest.approx(10.5)
+    assert aggregate.utilisation("gpu")(run) is None
+    without = {name: points for name, points in history.items() if name != "epoch_s"}
+    assert aggregate.utilisation("cpu")(replace(run, history=without)) is None
+
+
+def test_the_total_is_the_wall_time_or_the_sum_of_all_phases() -> None:
+    run = trial()
+    assert aggregate.total_seconds(run) == 140.0
+    assert aggregate.total_seconds(replace(run, metrics={**run.metrics, "time/wall_s": 143.5})) == 143.5
+    partly = {name: value for name, value in run.metrics.items() if name != "time/data_s"}
+    assert aggregate.total_seconds(replace(run, metrics=partly)) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "rest"),
+    [
+        ((0.1, 0.1, 0.1, 0.1, 0.05), 50.0),
+        ((0.1, 0.2, 0.1, 0.1, 0.0), 0.0),
+        ((0.1, 0.1), 300.0),
+        ((0.6,), None),
+        ((0.5000005,), 0.0),  # rounding
+        ((0.500002,), None),
+    ],
+)
+def test_what_is_not_split_is_the_iteration_without_its_parts(parts: tuple[float, ...], rest: float | None) -> None:
+    found = pace.unsplit_ms(of_strategy("ddp", "1x2", 0.5, parts=parts))
+    assert found == (None if rest is None else pytest.approx(rest, abs=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "own"),
+    [("hogwild", "1x2", True), ("hogwild", "1x1", False), ("parameter_server", "1x4", True), ("ddp", "1x2", False)],
+)
+def test_ranks_with_a_pace_each_have_the_iteration_of_all(strategy: str, topology: str, own: bool) -> None:
+    run = of_strategy(strategy, topology, 0.5, parts=(0.4,), images_per_s=1024.0)
+    assert pace.own_paces(run) is own
+    assert pace.iteration(1000)(run) == (250.0 if own else 500.0)  # 256 images at 1,024 a second
+    assert pace.iteration_p95_ms(run) == (None if own else 250.0)
+    assert (pace.unsplit_ms(run) is None) is own
+
+
+def ratios(of: Study) -> dict[str, tuple[str, float, float]]:
+    every = aggregate.configurations(of)
+    found = {f"{one.strategy} {one.topology}": scaling.ratio(of, one, every) for one in every}
+    return {
+        name: (ratio.reference.topology, round(ratio.speed_up.mean, 6), round(ratio.efficiency.mean, 6))
+        for name, ratio in found.items()
+        if ratio is not None
+    }
+
+
+def test_a_speed_up_is_held_against_the_fewest_workers_on_the_fewest_nodes() -> None:
+    runs = [trial("2x1", images_per_s=100.0), trial("1x2", images_per_s=160.0), trial("2x2", images_per_s=240.0)]
+    assert ratios(study(*runs)) == {
+        "ddp 2x1": ("1x2", 0.625, 62.5),
+        "ddp 1x2": ("1x2", 1.0, 100.0),
+        "ddp 2x2": ("1x2", 1.5, 75.0),
+    }
+    unlike = replace(runs[0], metrics={})
+    assert ratios(study(trial("1x1", 64, images_per_s=10.0), unlike, trial("2x2", images_per_s=0.0))) == {
+        "ddp 1x1": ("1x1", 1.0, 100.0)
+    }
+    gpus = [trial(top, images_per_s=s, params={"device": "cuda", "gpus_per_worker": n}) for top, s, n in (("1x1", 100, "1"), ("1x1", 300, "4"))]  # fmt: skip
+    held = study(*gpus, axes=("gpus_per_worker",))
+    assert [
+        scaling.ratio(held, one, aggregate.configurations(held)) is not None for one in aggregate.configurations(held)
+    ]
+    several = scaling.ratio(held, aggregate.configurations(held)[1], aggregate.configurations(held))
+    assert several is not None
+    assert (several.speed_up.mean, several.efficiency.mean) == (3.0, 75.0)
+
+
+def test_a_speed_up_is_held_against_a_worker_of_the_same_strategy_where_there_is_one() -> None:
+    runs = [("ddp", "1x1", 0.5), ("all_reduce", "1x1", 0.4), ("ddp", "1x2", 0.2), ("all_reduce", "1x2", 0.2)]
+    assert ratios(of_strategies(*(of_strategy(*run) for run in runs))) == {
+        "ddp 1x1": ("1x1", 1.0, 100.0),
+        "all_reduce 1x1": ("1x1", 1.0, 100.0),
+        "ddp 1x2": ("1x1", 2.5, 125.0),
+        "all_reduce 1x2": ("1x1", 2.0, 100.0),
+    }
+    alone = of_strategies(*(of_strategy(*run) for run in (runs[0], runs[3])))
+    assert ratios(alone)["all_reduce 1x2"] == ("1x1", 2.5, 125.0)
+    pipeline = of_strategies(of_strategy("gpipe", "1x2", 0.4), of_strategy("reproducible", "1x1", 0.4))
+    assert ratios(pipeline)["gpipe 1x2"] == ("1x2", 1.0, 100.0)  # a single worker that does not train plainly
+
+
+def test_speed_ups_over_seeds_have_a_spread() -> None:
+    slow = [trial("1x1", seed=n, images_per_s=100.0 + n) for n in (-1, 0, 1)]
+    fast = [trial("1x2", seed=n, images_per_s=150.0 + 3 * n) for n in (-1, 0, 1)]
+    runs = study(*slow, *fast)
+    first, second = aggregate.configurations(runs)
+    ratio, base = (scaling.ratio(runs, one, (first, second)) for one in (second, first))
+    assert ratio is not None
+    assert base is not None
+    spread = 1.5 * (0.01**2 + 0.02**2) ** 0.5
+    ids = (*second.statistic(measures.IMAGES_PER_S.measure).run_ids, *(one.run_id for one in slow))  # type: ignore[union-attr]
+    assert ratio.speed_up == Statistic(1.5, pytest.approx(spread), 3, ids)
+    assert ratio.efficiency == Statistic(75.0, pytest.approx(50 * spread), 3, ids)
+    assert (base.speed_up.std, base.speed_up.n) == (None, 3)
+
+
+def test_a_single_worker_does_the_same_work() -> None:
+    every = aggregate.configurations(
+        of_strategies(
+            of_strategy("ddp", "1x1"),
+            of_strategy("all_reduce", "1x1"),
+            of_strategy("all_reduce", "1x2"),
+            of_strategy("gpipe", "1x2"),
+            trial("1x1", 64, params={"model": "vgg11", "strategy": "ddp"}),
+        )
+    )
+    ddp, all_reduce, wide, pipeline, _ = every
+    measure = measures.ITERATION_TIME.measure
+    assert scaling.single_worker(wide, every, measure) is all_reduce
+    assert scaling.single_worker(pipeline, every, measure) is ddp
+    assert scaling.single_worker(pipeline, every[3:], measure) is None
+
+
+STATISTIC = Statistic(50.0, 1.0, 3, ())
+
+
+@pytest.mark.parametrize(
+    ("other", "images", "distinct"),
+    [
+        (Statistic(50.5, 1.0, 3, ()), None, False),  # t = 0.61
+        (Statistic(53.0, 1.0, 3, ()), None, True),  # t = 3.67 with 4 degrees of freedom: p = 0.021
+        (Statistic(52.0, 1.0, 3, ()), None, False),  # t = 2.45: p = 0.07
+        (Statistic(53.0, None, 1, ()), None, None),
+        (Statistic(53.0, 1.0, 3, ()), 1000, False),  # two standard errors are 4.5 points
+        (Statistic(53.0, 1.0, 3, ()), 10000, True),  # 1.4 points
+    ],
+)
+def test_a_difference_is_told_from_chance(other: Statistic, images: int | None, distinct: bool | None) -> None:
+    assert peers.distinct(STATISTIC, other, images) is distinct
+    assert peers.distinct(other, STATISTIC, images) is distinct
+
+
+def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
+    """Two of 360 images, twice."""
+    one, other = (Statistic(value, 0.0, 2, ()) for value in (98.61, 99.17))
+    assert peers.distinct(one, other, 360) is False
+    assert peers.distinct(one, other) is True
+    assert peers.distinct(one, one) is False
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.00012345, "0.000123"), (0.5, "0.500"), (12.345, "12.3"), (1234.5, "1,234"), (0.0, "0.00")]
+)
+def test_amounts_show_three_digits(value: float, text: str) -> None:
+    figure = measures.Figure("k", "K", lambda _: None, " USD", None, "low")
+    assert figure.number(value) == text
+    assert figure.text(value) == f"{text} USD"
+
+
+def test_cells_have_the_spread_in_the_means_digits_and_the_count_where_runs_lack_it() -> None:
+    figure = measures.Figure("k", "K", lambda _: None, "", None)
+    assert figure.cell(Statistic(12.345, 0.0123, 3, ())) == "12.3 ± 0.0"
+    assert figure.cell(Statistic(12.345, None, 1, ()), 3) == "12.3 (n=1 of 3)"
+    assert figure.cell(Statistic(12.345, None, 1, ()), 1) == "12.3"
+
+
+def outliers(*accuracies: float, images: int = 50000) -> list[str]:
+    runs = [trial(seed=seed, accuracies=(one,), images=images) for seed, one in enumerate(accuracies)]
+    return [one.trial.name for one in peers.outliers(runs)]
+
+
+def test_an_outlier_is_far_below_a_group_that_is_close_together() -> None:
+    (found,) = peers.outliers([trial(seed=n, accuracies=(a,)) for n, a in enumerate((0.6, 0.59, 0.58, 0.4))])
+    assert (found.trial.seed, found.peers) == (3, 4)
+    assert (found.accuracy, found.below) == (pytest.approx(40.0), pytest.approx(18.5))
+    assert outliers(0.6, 0.59, 0.58, 0.56) == []
+    assert outliers(0.6, 0.5) == []  # of two none is one
+    assert outliers(0.6, 0.6, 0.6, 0.56) == []  # fewer than 5 points
+    assert outliers(0.6, 0.6, 0.6, 0.54) == ["bs16 1x1 seed3"]
+    assert outliers(0.6, 0.5, 0.4, 0.3) == []  # wide apart as they are
+
+
+def test_an_outlier_is_one_of_runs_that_did_as_much() -> None:
+    alike = [trial(seed=seed, accuracies=(0.6,)) for seed in range(4)]
+    strange = [
+        trial("1x2", accuracies=(0.3,), images=5000),
+        trial("1x2", seed=1, accuracies=(0.3,), params={"model": "vit"}),
+        replace(trial("1x2", seed=2, accuracies=(0.3,)), status="FAILED"),
+    ]
+    assert peers.outliers([*alike, *strange]) == []
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ((49984, 49152), ""),  # what does not fill a global batch is left out
+        ((50000, 48000), "the runs trained on different numbers of images (144,000 to 150,000)"),
+        ((50000, None), "not every run has recorded how many images it trained on"),
+    ],
+)
+def test_work_is_equal_but_for_two_percent(images: tuple[int, int | None], told: str) -> None:
+    runs = [trial(top, images=count or 1) for top, count in zip(("1x1", "1x2"), images)]
+    runs = [
+        one if count else replace(one, metrics={k: v for k, v in one.metrics.items() if k != "epoch_images_per_s"})
+        for one, count in zip(runs, images)
+    ]
+    assert peers.difference(aggregate.configurations(study(*runs))) == told
