@@ -156,7 +156,7 @@ class Pipeline(Base):
         Rank 0 begins and ends every schedule, so that its times are the schedule's. The theory has stages of equal
         cost and no communication (GPipe, section 2.3).
         """
-        own = torch.tensor(self._watch.read(), dtype=torch.float64, device=self.context.worker.device)
+        own = torch.tensor(self._watch.read(), device=self.context.worker.device)
         every = gather(own)
         waits = self.world_size - 1
         figures = {"bubble/theory": waits / (self._count + waits)}

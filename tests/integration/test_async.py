@@ -195,16 +195,6 @@ def refusal(done: subprocess.CompletedProcess[str], person: Person) -> str:
     return done.stderr
 
 
-def test_hogwild_is_for_the_cpus_of_one_node(resident: Person) -> None:
-    words = ["train", *LEARNED, "--strategy", "hogwild"]
-    assert refusal(resident.runs(*words, "--topology", "2x1", "--local-nodes", "2"), resident) == (
-        "error: --topology must be on one node (1xWORKERS) for hogwild, got 2x1\n"
-    )
-    assert refusal(resident.runs(*words, "--device", "cuda"), resident) == (
-        "error: --device must be cpu for hogwild, whose workers share the node's memory\n"
-    )
-
-
 def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cifar_ray.training", *LEARNED, "--strategy", "parameter_server"],

@@ -22,7 +22,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data, models, strategies
@@ -205,11 +204,6 @@ def weights_on_ranks(config: TrainConfig, folder: Path) -> list[list[str]]:
 def evaluate_on_ranks(config: TrainConfig) -> list[Evaluation]:
     """The evaluation of the initial weights, in one process per worker of ``config``."""
     return _on_ranks(config, _evaluate)
-
-
-def exchanges_on_ranks(config: TrainConfig) -> list[list[int]]:
-    """Gradient buckets exchanged in each micro-batch of one step, of every rank."""
-    return _on_ranks(config, _exchanges)
 
 
 @dataclass(frozen=True)
@@ -442,26 +436,6 @@ def _ready(config: TrainConfig, worker: Worker) -> tuple[strategies.Strategy, Tr
     model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
     loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
     return built(config, model, worker), loader
-
-
-def _exchanges(config: TrainConfig, worker: Worker) -> list[int]:
-    """Buckets exchanged in each micro-batch of one step."""
-    strategy, loader = _ready(config, worker)
-    counts: list[int] = []
-
-    def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
-        counts[-1] += 1
-        return allreduce_hook(None, bucket)
-
-    strategy._replica.register_comm_hook(None, counting)  # type: ignore[attr-defined]
-
-    def told() -> Iterator[MicroBatch]:
-        for micro_batch in loader.micro_batches(0, 0):
-            counts.append(0)
-            yield micro_batch
-
-    strategy.gradients(told())
-    return counts
 
 
 def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
@@ -84,6 +85,28 @@ def test_every_rank_has_the_mean_gradient_of_the_whole_batch(strategy: str, work
         torch.testing.assert_close(found, backward()[1], rtol=1e-4, atol=1e-6)
         assert all(map(torch.equal, found, results[0][0]))
         assert losses == results[0][1] == pytest.approx(each, rel=1e-4)
+
+
+def test_ddp_exchanges_accumulated_gradients_once_per_step() -> None:
+    wanted = of("ddp", 2, accumulate=4)
+
+    def one(worker: Worker) -> list[int]:
+        made, counts = built(wanted, model(), worker), []
+
+        def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
+            counts[-1] += 1
+            return allreduce_hook(None, bucket)
+
+        def batches() -> Iterator[MicroBatch]:
+            for micro_batch in micro_batches(wanted, worker, 0):
+                counts.append(0)
+                yield micro_batch
+
+        made._replica.register_comm_hook(None, counting)
+        made.gradients(batches())
+        return counts
+
+    assert on_threads(2, one) == [[0, 0, 0, 1]] * 2
 
 
 @pytest.mark.parametrize("strategy", EXCHANGING)
@@ -338,16 +361,16 @@ def test_staleness_counts_the_steps_of_others_while_a_gradient_was_computed() ->
         made = built(wanted, model(), worker)
         made.load(model().state_dict(), None)
         assert made.figures() == {}
-        for turns in ((0, 1), (1, 0)):
-            made.gradients(micro_batches(wanted, worker, 0))
+        for step in range(2):
+            made.gradients(micro_batches(wanted, worker, step))
             made.barrier()
-            for turn in turns:
+            for turn in range(2):
                 if worker.rank == turn:
                     made.step()
                 made.barrier()
         return made.figures()
 
-    # Each rank is once the second of both.
+    # Rank 1 is the second of both each time.
     assert on_threads(2, one) == [{"staleness/mean": 2 / 4, "staleness/max": 1.0}] * 2
 
 

@@ -36,7 +36,7 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
     ("strategy", "values", "bubble"),
     [
         ("model_parallel", {}, 1 / 2),
-        ("model_parallel", RESNET, 1 / 2),
+        ("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2),
         ("gpipe", {"micro_batches": 4}, 1 / 5),
         ("one_f_one_b", {"micro_batches": 2, **ADAM}, 1 / 3),
         ("fsdp", {}, None),

@@ -30,16 +30,17 @@ def test_every_file_opens_with_what_it_promises(name: str) -> None:
 
 
 def test_an_opening_is_read_into_its_parts() -> None:
-    assert strategies.about("all_reduce") == strategies.About(
-        summary="One all-reduce for every parameter after the backward pass, and the sum divided by the world size.",
-        label="close",
-        condition="The mean gradient is that of one worker with the whole global batch, added up in another order; "
-        "batch-norm statistics are those of each worker's own images unless ``--sync-batchnorm``",
-        source='part 2b of the group report "Distributed Training of VGG-11 on CIFAR-10".',
-        messages="P",
-        bytes="G",
-        cost="Each rank hands every one of P gradients, G bytes in all, to a collective; a ring sends 2 (W - 1) / W "
-        "times that.",
+    assert strategies.about("local_sgd") == strategies.About(
+        summary="Every rank takes optimizer steps of its own, and every few steps the replicas are averaged.",
+        label="different",
+        condition="Between two averages the replicas drift apart; the fewer the averages, the less is sent",
+        source='Lin et al. 2018, "Don\'t Use Large Mini-Batches, Use Local SGD" (without its start of synchronous '
+        "steps); Yu, Jin and Yang 2019 for averaging the momentum too.",
+        messages="1 / N",
+        bytes="(G + O + B) / N",
+        cost="One all-reduce every ``--sync-every`` N steps: of all weights, which are as large as the gradients "
+        "(G bytes), of the optimizer's state (O bytes: G for SGD's momentum, twice that for AdamW) and of batch norm's "
+        "running statistics (B bytes).",
     )
     assert {name: strategies.about(name).label for name in strategies.NAMES if name not in CLOSE} == {
         **dict.fromkeys(("model_parallel", "reproducible"), "exact"),
