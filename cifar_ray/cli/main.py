@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
 from cifar_ray.cli import cluster
-from cifar_ray.config import errors, flags, runtext
+from cifar_ray.config import command_line, errors, flags
 from cifar_ray.config.commands import (
     CompareCommand,
     DoctorCommand,
@@ -32,7 +32,7 @@ _OBJECTS_PER_LOOK = 100_000
 
 def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
-    config = runtext.train(words)
+    config = command_line.train(words)
     from cifar_ray.orchestration.run.driver import train as run
 
     run(config, begun=IMPORTED_AT)
@@ -41,7 +41,7 @@ def train(words: Sequence[str]) -> int:
 
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
-    run, changes = runtext.resume(words)
+    run, changes = command_line.resume(words)
     from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
@@ -51,7 +51,7 @@ def resume(words: Sequence[str]) -> int:
 
 def sweep(words: Sequence[str]) -> int:
     """``cifar-ray sweep``."""
-    asked = runtext.sweep(words)
+    asked = command_line.sweep(words)
     from cifar_ray.display.run import Console
 
     if asked.config is None:
@@ -202,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"cifar-ray {__version__}")
         return 0
     try:
-        runtext.greet()
+        command_line.greet()
         if words[0] not in COMMANDS:
             raise ConfigError("", f"unknown command {words[0]!r}; it may be {errors.one_of(COMMANDS)}")
         return COMMANDS[words[0]][0](words[1:])

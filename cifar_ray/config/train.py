@@ -6,25 +6,18 @@ YAML file, and of the parameters that MLflow shows.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import unquote
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, schema
+from cifar_ray.config import addresses, errors
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
-
-CONFIG_VERSION = 2
-"""The version of the YAML files written here. It changes when an old file would mean something else."""
 
 DEFAULT_GLOBAL_BATCH = 128
 """Images per optimizer step over all workers when neither batch size is given. It stays when the workers change, and
@@ -414,46 +407,6 @@ LEARNING = (
 )
 """What decides the weights of a resolved config; a run keeps it from its first step to its last."""
 
-_INSTEAD = {
-    "tracking_uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
-    "for a server; a database has a way of its own, such as ~/.pgpass",
-    "storage": "keys belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS",
-    "address": "Ray reads its token from RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token",
-}
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_USER = re.compile(r"[^/?#]*@")
-_PASSWORD = re.compile(r"[^/?#@]*:(?!\d+([/#][^@?]*)?(\?|$)).*@", re.DOTALL)  # a port is none, unless an @ follows
-_SECRET_OPTION = re.compile(r"(passw|passphrase|pwd|token|secret|credential|api_?key|access_?key)\w*=", re.IGNORECASE)
-
-
-def check_address(key: str, address: str | None) -> None:
-    """Refuse an address with a secret in it, without repeating it: addresses are shown, recorded, and seen by ``ps``.
-
-    A database's may name a user; in any other, a user may be a token.
-
-    Args:
-        key: ``tracking_uri``, ``storage`` or ``address``.
-        address: a URI or a path.
-
-    Raises:
-        ConfigError: saying where the secret belongs.
-    """
-    scheme, separator, rest = (address or "").partition("://")
-    if not separator:
-        if key != "address":
-            return  # a path
-        scheme, rest = "", scheme
-    named = re.split("[?#]", rest, maxsplit=1)
-    options = unquote(named[1]) if len(named) > 1 else ""
-    if scheme.partition("+")[0] in _DATABASES:
-        secret = _SECRET_OPTION.search(options) is not None
-    else:
-        secret = bool(_USER.match(rest))
-        if options and not secret:
-            raise ConfigError(key, f"must not have a ? or #, after which there may be a secret; {_INSTEAD[key]}")
-    if secret or _PASSWORD.match(rest):
-        raise ConfigError(key, f"must not have a user, password or token in it; {_INSTEAD[key]}")
-
 
 def _check(config: TrainConfig) -> None:
     """Refuse values that do not go together, each in a sentence that names a field and what it may be."""
@@ -463,8 +416,8 @@ def _check(config: TrainConfig) -> None:
         )
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
-    for key in _INSTEAD:
-        check_address(key, getattr(config, key))
+    for key in addresses.KEYS:
+        addresses.check(key, getattr(config, key))
     if not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
     if config.local_nodes > 1 and config.address is not None:
@@ -504,100 +457,3 @@ def _check_batch(config: TrainConfig) -> None:
             f"({config.batch_size} x {config.world_size} x {config.accumulate} = {config.batch_size * ways}), "
             f"got {config.global_batch_size}; give one of the two",
         )
-
-
-def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """``base`` with ``values`` (as from flags) on top.
-
-    The two ways to give the batch exclude each other: the one given last counts.
-    """
-    values = dict(values)
-    for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
-        if given in values and other not in values:
-            values[other] = None
-    return _built(schema.overlay(schema.to_plain(base), values))
-
-
-def load(path: str | Path) -> TrainConfig:
-    """Read a YAML file; keys that it lacks keep their defaults.
-
-    Raises:
-        ConfigError: when it cannot be read, is not a mapping, has an unknown or a repeated key, a wrong type
-            or an impossible value, or was written by another version. The sentence names the file.
-    """
-    from cifar_ray.config import yaml  # PyYAML is not needed by the training code
-
-    values = yaml.read(path)
-    try:
-        return from_mapping(values)
-    except ConfigError as error:
-        raise ConfigError("", f"{path}: {error}") from None
-
-
-def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
-    """A config from what :func:`to_mapping` made, or a part of it.
-
-    Raises:
-        ConfigError: as :func:`load`.
-    """
-    return _built(_of_this_version(values))
-
-
-def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
-    """A resolved config from what :func:`to_mapping` made of one.
-
-    Raises:
-        ConfigError: as :func:`load`, and when it was not resolved.
-    """
-    config: ResolvedConfig = schema.build(ResolvedConfig, _of_this_version(values))
-    return config
-
-
-def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(values)
-    version = values.pop("version", CONFIG_VERSION)
-    if version != CONFIG_VERSION:
-        raise ConfigError(
-            "version",
-            f"must be {CONFIG_VERSION}, got {errors.brief(version)}: "
-            "the file was written by another version of cifar_ray",
-        )
-    return values
-
-
-def _built(values: Mapping[str, Any]) -> TrainConfig:
-    config: TrainConfig = schema.build(TrainConfig, values)
-    return config
-
-
-def to_mapping(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, with the version that reads it."""
-    return {"version": CONFIG_VERSION, **schema.to_plain(config)}
-
-
-def _own(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without the options of other models and strategies."""
-    others = options_of_others(config.model, config.strategy)
-    return {name: value for name, value in to_mapping(config).items() if name not in others}
-
-
-def to_yaml(config: TrainConfig) -> str:
-    """The config as a YAML file that starts the same run again.
-
-    The run's name is left out, since every run has its own, and so are the options of other models and strategies.
-    """
-    from cifar_ray.config import yaml  # PyYAML is not needed by the training code
-
-    values = _own(dataclasses.replace(config, run_name=None))
-    del values["run_name"]
-    return yaml.dump(values)
-
-
-def params(config: ResolvedConfig) -> dict[str, str]:
-    """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
-    flat = schema.flatten(_own(config))
-    flat["world_size"] = config.world_size
-    flat["nodes"] = config.placement.nodes
-    flat["workers_per_node"] = config.placement.workers_per_node
-    flat["global_batch_size"] = config.images_per_step
-    return {key: str(value) for key, value in flat.items() if value is not None}

@@ -11,7 +11,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.tracking import store
@@ -86,7 +86,7 @@ class SweepRecord:
             experiment = store.experiment_id(client, sweep.base.experiment)
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
-        text = sweeptext.to_yaml(sweep)
+        text = sweepfile.to_yaml(sweep)
         record._sink.call(lambda client, run_id: client.log_text(run_id, text, "sweep.yaml"))
         return record
 

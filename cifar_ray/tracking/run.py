@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, store
@@ -85,7 +85,7 @@ class RunRecord:
                     raise
                 run = found
         record = cls(client, run, session)
-        record._sink.params({k: v for k, v in configs.params(config).items() if k not in ("precision", "device")})
+        record._sink.params({k: v for k, v in runfile.params(config).items() if k not in ("precision", "device")})
         record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
         record.config_file(config)
         return record
@@ -120,7 +120,7 @@ class RunRecord:
 
     def config_file(self, config: ResolvedConfig) -> None:
         """Log the config as an artifact that starts the same run again."""
-        text = configs.to_yaml(recipe.widest(config))
+        text = runfile.to_yaml(recipe.widest(config))
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
 
     def moved(self, config: ResolvedConfig) -> None:

@@ -19,8 +19,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import check_address
 
 Client: TypeAlias = MlflowClient
 """What speaks to a store."""
@@ -68,7 +68,7 @@ def resolve_uri(given: str | None) -> str:
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
-    check_address("tracking_uri", uri)
+    addresses.check("tracking_uri", uri)
     scheme = uri.split(":", 1)[0] if "://" in uri else ""
     if not scheme or scheme == "file" or (scheme.startswith("sqlite") and _sqlite_path(uri) is None):
         raise ConfigError(

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from cifar_ray import IMPORTED_AT, data, strategies
-from cifar_ray.config import errors, files, flags
-from cifar_ray.config import train as configs
+from cifar_ray.config import errors, files, flags, runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe
@@ -77,7 +76,7 @@ def main(words: list[str], begun: float) -> Outcome:
                 key, "is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"
             )
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
-    config = recipe.resolve(configs.merge(TrainConfig(), values))
+    config = recipe.resolve(runfile.merge(TrainConfig(), values))
     if strategies.of(config).needs_server:
         raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
     device = _device(config, local_rank, local_world_size)

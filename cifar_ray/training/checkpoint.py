@@ -23,9 +23,8 @@ from filelock import FileLock, Timeout
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray.config import errors
-from cifar_ray.config import train as configs
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config import errors, runfile
+from cifar_ray.config.train import LEARNING, ResolvedConfig
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
@@ -148,14 +147,14 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
 
 def to_bytes(snapshot: Snapshot) -> bytes:
     """A snapshot for another process of the same run, in the format of ``state.pt``."""
-    config, history = configs.to_mapping(snapshot.config), [asdict(row) for row in snapshot.history]
+    config, history = runfile.to_mapping(snapshot.config), [asdict(row) for row in snapshot.history]
     return _packed({**vars(snapshot), "config": config, "history": history})
 
 
 def from_bytes(content: bytes) -> Snapshot:
     """What :func:`to_bytes` has made, on the CPU."""
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    state["config"] = configs.resolved_from_mapping(state["config"])
+    state["config"] = runfile.resolved_from_mapping(state["config"])
     state["history"] = [Row(**row) for row in state["history"]]
     return Snapshot(**state)
 
@@ -183,7 +182,7 @@ def _row(values: Any) -> Row:
 
 def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise."""
-    for name in configs.LEARNING:
+    for name in LEARNING:
         was, wanted = getattr(made, name), getattr(record, name)
         undecided = name == "precision" and wanted == "auto"
         if was != wanted and not undecided:

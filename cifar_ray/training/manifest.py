@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, files, schema
-from cifar_ray.config import train as configs
+from cifar_ray.config import errors, files, runfile, schema
 from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training.errors import CheckpointError
@@ -61,7 +60,7 @@ def write(manifest: Manifest, folder: Path) -> None:
         "epoch": manifest.epoch,
         "accuracy": manifest.accuracy,
         "class_names": list(manifest.class_names),
-        "config": configs.to_mapping(manifest.config),
+        "config": runfile.to_mapping(manifest.config),
         "files": {WEIGHTS: vars(manifest.weights), STATE: vars(manifest.state)},
     }
     (folder / MANIFEST).write_text(json.dumps({**values, "sha256": _digest(values)}, indent=1), encoding="utf-8")
@@ -127,7 +126,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
-    config = configs.resolved_from_mapping({**values["config"]})
+    config = runfile.resolved_from_mapping({**values["config"]})
     own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
     made: Manifest = schema.build(
         Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from cifar_ray import models, strategies
-from cifar_ray.config import errors, schema, topology
-from cifar_ray.config import train as configs
+from cifar_ray.config import errors, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
+from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, order
 
 LONGEST_WARMUP = 0.25
@@ -85,7 +84,7 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
 
 def _share(config: TrainConfig) -> int:
     """Images per worker and micro-batch of a config that has no batch size, or a global one."""
-    images, ways = config.global_batch_size or configs.DEFAULT_GLOBAL_BATCH, config.world_size * config.accumulate
+    images, ways = config.global_batch_size or DEFAULT_GLOBAL_BATCH, config.world_size * config.accumulate
     if images % ways:
         example = max(images // ways, 1)
         raise ConfigError(
@@ -104,7 +103,7 @@ def at(config: ResolvedConfig, wanted: Topology) -> ResolvedConfig:
         ConfigError: when the workers cannot share the global batch.
     """
     values = {"topology": str(wanted), "global_batch_size": config.images_per_step}
-    return resolve(configs.merge(config, values))
+    return resolve(runfile.merge(config, values))
 
 
 def widest(config: ResolvedConfig) -> ResolvedConfig:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data
-from cifar_ray.config import flags
-from cifar_ray.config import train as configs
+from cifar_ray.config import flags, runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support.helpers import train_here
@@ -133,7 +132,7 @@ def iterations(user: Person, name: str) -> list[int]:
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one worker that was never disturbed, without Ray."""
     given = flags.given(TrainConfig, LONG[1:], "cifar-ray train")
-    config = recipe.resolve(configs.merge(TrainConfig(), given))
+    config = recipe.resolve(runfile.merge(TrainConfig(), given))
     return train_here(config, data.load("digits"), tmp_path_factory.mktemp("one")).weights_sha256
 
 

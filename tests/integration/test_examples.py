@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray.config import runfile, sweepfile, yaml
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweeptext, yaml
-from cifar_ray.config import train as configs
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support.person import Person
 
@@ -25,13 +25,13 @@ FILES = [file for file in YAML if file not in SWEEPS]
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_is_a_run_that_can_be_started(file: Path) -> None:
-    config = recipe.resolve(configs.load(file))
-    assert config != recipe.resolve(configs.TrainConfig())
+    config = recipe.resolve(runfile.load(file))
+    assert config != recipe.resolve(TrainConfig())
 
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
-    sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file), {}, str(file)))
+    sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file), {}, str(file)))
     cells = sweeps.cells(sweep, sweeps.combinations(sweep))
     assert len(cells) > 1
     assert all(recipe.resolve(cell.config) for cell in cells if cell.config)

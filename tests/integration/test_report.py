@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.reporting import report
@@ -210,13 +210,13 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
-    held = sweeptext.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
+    held = sweepfile.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
     (cell,) = sweeps.cells(held, sweeps.combinations(held))
     known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
     assert (known["global_batch_size"], known["topology"]) == ("32", "1x2")
     assert "batch_size" not in known
     assert "None" not in known.values()
-    of_all = sweeptext.from_mapping(
+    of_all = sweepfile.from_mapping(
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))

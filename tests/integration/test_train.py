@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from PIL import Image
 
 from cifar_ray import data
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.training import checkpoint, manifest
 from tests.support.person import Person
 
@@ -234,7 +234,7 @@ def test_a_name_is_used_once(run: Run, resident: Person) -> None:
 def test_the_stored_config_starts_the_same_run_again(run: Run, resident: Person) -> None:
     """And the loop under torchrun comes to the same weights as under Ray."""
     stored = artifact(resident, run, "config.yaml")
-    config = configs.load(stored)
+    config = runfile.load(stored)
     assert (config.precision, config.device) == (run.data.params["precision"], "cpu")
     done = resident.runs("train", "--config", str(stored), "--run-name", "second", "--verbose")
     assert done.returncode == 0, done.stderr

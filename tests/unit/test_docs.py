@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import models
-from cifar_ray.config import cluster_commands, commands, errors, flags, runtext, schema, sweeptext
+from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -58,7 +58,7 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words == ["--help"]:
             continue
-        file, given = runtext.config_file(words)
+        file, given = command_line.config_file(words)
         assert file is None or (ROOT / file).is_file()
         schema.build(TrainConfig, flags.given(TrainConfig, given, "cifar-ray train"))
 
@@ -71,7 +71,7 @@ def test_sweep_commands_are_read(page: Path) -> None:
         file = given.pop("file", None)
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
-        sweep = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(ROOT / file) if file else {}, given, file))
+        sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(ROOT / file) if file else {}, given, file))
         if sweep.search == "grid":
             assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
 

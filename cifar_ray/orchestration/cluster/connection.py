@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from cifar_ray.config import train as configs
+from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -58,7 +58,7 @@ def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
 def address(config: TrainConfig) -> str | None:
     """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``."""
     chosen = config.address or os.environ.get("RAY_ADDRESS")
-    configs.check_address("address", chosen)
+    addresses.check("address", chosen)
     return None if chosen in (None, "", "local") else chosen
 
 

@@ -22,7 +22,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from cifar_ray import __version__
-from cifar_ray.config import runtext
+from cifar_ray.config import command_line
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
@@ -140,7 +140,7 @@ def submit(words: Sequence[str], command: SubmitCommand) -> int:
         _check_same(server, name, jobs[name], asked)
         console.line(f"job {name} is already running; nothing was submitted")
     else:
-        variables = {runtext.SUBMITTED_WITH: __version__, _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S)}
+        variables = {command_line.SUBMITTED_WITH: __version__, _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S)}
         with packing.packed(root, asked.file, console.line) as environment:
             server.submit_job(
                 submission_id=name,
@@ -223,7 +223,7 @@ def _wait_for_start(server: JobServer, name: str) -> None:
     while True:
         ended = (job := server.job(name)).status.is_terminal()  # before its log, so that the log is complete
         log = server.get_job_logs(name)
-        if runtext.greeting() in log:
+        if command_line.greeting() in log:
             return
         if ended:
             break

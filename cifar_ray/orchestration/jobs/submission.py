@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cifar_ray.config import errors, runtext, sweep, sweeptext
-from cifar_ray.config import train as configs
+from cifar_ray.config import command_line, errors, runfile, sweep, sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import NAME, TrainConfig
 from cifar_ray.orchestration.cluster import connection
@@ -70,10 +69,10 @@ def read(words: Sequence[str], name: str | None) -> Submission:
 
 
 def _train(words: Sequence[str], name: str | None) -> Submission:
-    config = runtext.train(words)
-    file, given = runtext.config_file(words)
+    config = command_line.train(words)
+    file, given = command_line.config_file(words)
     _check(config)
-    identity = _hash(configs.to_yaml(recipe.resolve(config)))
+    identity = _hash(runfile.to_yaml(recipe.resolve(config)))
     name = name or config.run_name or f"train-{identity[:8]}"
     named = [] if config.run_name else ["--run-name", name]
     words = ["train", *(["--config", file] if file else []), *given, *named]
@@ -81,8 +80,8 @@ def _train(words: Sequence[str], name: str | None) -> Submission:
 
 
 def _resume(words: Sequence[str], name: str | None) -> Submission:
-    run, changes = runtext.resume(words)
-    _check(configs.merge(TrainConfig(), changes))
+    run, changes = command_line.resume(words)
+    _check(runfile.merge(TrainConfig(), changes))
     identity = _hash(f"resume {run} {sorted(changes.items())}")
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", run)  # MLflow takes any name, a job does not
     words = ["resume", *words]
@@ -90,7 +89,7 @@ def _resume(words: Sequence[str], name: str | None) -> Submission:
 
 
 def _sweep(words: Sequence[str], name: str | None) -> Submission:
-    asked = runtext.sweep(words)
+    asked = command_line.sweep(words)
     again, words = f"sweep --resume {asked.name}", ("sweep", *words)
     if asked.config is None:
         name, numbered = name or f"resume-{asked.name}", name is None
@@ -99,7 +98,7 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
     from cifar_ray.orchestration.sweep import planner  # loads Ray Tune and MLflow
 
     planner.refuse(asked.config, planner.plan(sweep.cells(asked.config, planner.draw(asked.config))))
-    return Submission(name or asked.name, words, _hash(sweeptext.to_yaml(asked.config)), again, asked.file)
+    return Submission(name or asked.name, words, _hash(sweepfile.to_yaml(asked.config)), again, asked.file)
 
 
 def _check(config: TrainConfig) -> None:

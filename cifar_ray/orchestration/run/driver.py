@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from cifar_ray import data, tracking
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -197,4 +197,4 @@ def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig
     """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
     images = config.images_per_step
     named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}
-    return recipe.resolve(configs.merge(config, {**changes, **named}))
+    return recipe.resolve(runfile.merge(config, {**changes, **named}))

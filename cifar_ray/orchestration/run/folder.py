@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifar_ray import storage
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints
@@ -78,13 +78,13 @@ class RunFolder:
         """
         try:
             with self.folder.on_disk(_CONFIG) as path:
-                return recipe.resolve(configs.load(path))  # as it was written
+                return recipe.resolve(runfile.load(path))  # as it was written
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 
     def write_config(self, config: TrainConfig) -> None:
         """Write the config; the file starts the same run again."""
-        self.folder.write(_CONFIG, configs.to_yaml(config))
+        self.folder.write(_CONFIG, runfile.to_yaml(config))
 
     def lock(self) -> Lock:
         """Make this driver the only one that works on the run.
@@ -105,7 +105,7 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
     above = storage.at(config.storage)
     name = config.run_name or _name(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
-    contents = {_CONFIG: configs.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
+    contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     taken = ConfigError(
         "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
     )

@@ -14,9 +14,8 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import storage
-from cifar_ray.config import schema, sweeptext
+from cifar_ray.config import runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -100,7 +99,7 @@ class Trial:
             "name": self.cell.name,
             "state": "SKIPPED" if self.state == boards.SKIPPED else "RUN",
             "reason": self.reason if self.state == boards.SKIPPED else "",
-            "params": configs.params(self.config) if self.config else self._wished(sweep),
+            "params": runfile.params(self.config) if self.config else self._wished(sweep),
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
@@ -177,7 +176,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     with storage.refusing(above):
         if known is not None and not folder.exists():
             raise _taken(config.name, client.tracking_uri)
-        contents = {_CONFIG: sweeptext.to_yaml(config)}
+        contents = {_CONFIG: sweepfile.to_yaml(config)}
         return folder, storage.claim(folder, contents, _taken(config.name, above.address), _busy(config.name))
 
 
@@ -204,7 +203,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     try:
         kept = json.loads(folder.read(_CELLS))
         with folder.on_disk(_CONFIG) as path:
-            config = sweeptext.from_mapping(sweeptext.load(path))
+            config = sweepfile.from_mapping(sweepfile.load(path))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []

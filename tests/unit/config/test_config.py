@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cifar_ray import data, models, strategies
-from cifar_ray.config import flags
+from cifar_ray.config import flags, runfile
 from cifar_ray.config import train as configs
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
@@ -63,7 +63,7 @@ FLAGS_OTHERS_RELY_ON = [
 )
 def test_an_address_with_a_secret_is_refused_and_not_repeated(key: str, address: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"{key}: '{address}'\n")
-    for make in (lambda: TrainConfig(**{key: address}), lambda: configs.load(tmp_path / "run.yaml")):
+    for make in (lambda: TrainConfig(**{key: address}), lambda: runfile.load(tmp_path / "run.yaml")):
         with pytest.raises(ConfigError, match=f"{key} must not have a ") as caught:
             make()
         assert not re.search("SEC/?RET(?!_ACCESS)", str(caught.value))
@@ -97,7 +97,7 @@ def test_what_excludes_each_other_is_taken_alone() -> None:
 @pytest.mark.parametrize(("strategy", "told"), [("ddp", False), ("reproducible", True)])
 def test_a_config_tells_the_options_of_its_own_strategy_and_model(strategy: str, told: bool) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", model="vit", strategy=strategy))
-    for shown in (configs.params(config), yaml.safe_load(configs.to_yaml(config))):
+    for shown in (runfile.params(config), yaml.safe_load(runfile.to_yaml(config))):
         assert ("shards" in shown) is told
         assert any(name.startswith("vit") for name in shown)
         assert not any(name.startswith("resnet") for name in shown)
@@ -152,7 +152,7 @@ def test_a_shape_is_checked_by_itself_and_within_the_config() -> None:
     with pytest.raises(ConfigError, match=r"^blocks must be at least 1, got 0$"):
         ResNetOptions(blocks=(1, 0))
     with pytest.raises(ConfigError, match=r"^resnet.blocks must be at least 1, got 0$"):
-        configs.from_mapping({"resnet": {"blocks": [1, 0]}})
+        runfile.from_mapping({"resnet": {"blocks": [1, 0]}})
 
 
 def test_a_mistake_is_spelled_as_a_flag_for_the_command_line() -> None:
@@ -213,7 +213,7 @@ def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
 def test_the_command_repeats_the_run(topology: str) -> None:
     given = TrainConfig(topology=topology, epochs=1, optimizer="adamw", batch_size=8, seed=3)
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = configs.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
+    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -228,7 +228,7 @@ def test_the_command_repeats_the_run(topology: str) -> None:
 )
 def test_the_command_tells_what_the_runs_own_recipe_would_change(given: TrainConfig) -> None:
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = configs.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
+    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -287,12 +287,12 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
         TrainConfig(model="vit", vit=ViTOptions(depth=3), topology="1x2", seed=7, run_name="mine", lr=3e-4)
     )
     path = tmp_path / "config.yaml"
-    path.write_text(configs.to_yaml(config))
-    assert recipe.resolve(configs.load(path)) == replace(config, run_name=None)
-    stored = configs.to_mapping(config)
-    assert configs.resolved_from_mapping(stored) == config
+    path.write_text(runfile.to_yaml(config))
+    assert recipe.resolve(runfile.load(path)) == replace(config, run_name=None)
+    stored = runfile.to_mapping(config)
+    assert runfile.resolved_from_mapping(stored) == config
     with pytest.raises(ConfigError, match="batch_size must be a whole number, got None"):
-        configs.resolved_from_mapping({**stored, "batch_size": None})
+        runfile.resolved_from_mapping({**stored, "batch_size": None})
     assert "resnet" not in path.read_text()
 
 
@@ -311,7 +311,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str)
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        configs.load(path)
+        runfile.load(path)
     assert str(path) in str(caught.value)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -324,7 +324,7 @@ def test_a_file_that_yaml_itself_cannot_make_sense_of_is_refused_by_name(tmp_pat
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        configs.load(path)
+        runfile.load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -366,24 +366,24 @@ def test_what_decides_the_weights_is_named_among_the_fields() -> None:
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"cannot read config file /no/such.yaml: No such file"):
-        configs.load("/no/such.yaml")
+        runfile.load("/no/such.yaml")
 
 
 def test_numbers_in_a_file_may_be_written_in_any_usual_way(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("lr: 1e-3\nweight_decay: 0\nmodel: resnet\nresnet: {blocks: [2, 2]}\n")
-    config = configs.load(path)
+    config = runfile.load(path)
     assert (config.lr, config.weight_decay, config.resnet.blocks) == (1e-3, 0, (2, 2))
 
 
 def test_the_batch_given_last_counts() -> None:
     file = TrainConfig(batch_size=64, topology="1x2")
-    assert configs.merge(file, {"global_batch_size": 32}).batch_size is None
-    assert configs.merge(TrainConfig(global_batch_size=64), {"batch_size": 8}).global_batch_size is None
+    assert runfile.merge(file, {"global_batch_size": 32}).batch_size is None
+    assert runfile.merge(TrainConfig(global_batch_size=64), {"batch_size": 8}).global_batch_size is None
 
 
 def test_params_are_flat_and_belong_to_the_model() -> None:
-    params = configs.params(recipe.resolve(TrainConfig(model="vit", topology="2x2", batch_size=8)))
+    params = runfile.params(recipe.resolve(TrainConfig(model="vit", topology="2x2", batch_size=8)))
     assert params["vit.depth"] == "6"
     assert params["world_size"] == "4"
     assert params["global_batch_size"] == "32"

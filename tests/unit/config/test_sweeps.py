@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.training import recipe
 
 
 def cells_of(**values: Any) -> list[Cell]:
-    sweep = sweeptext.from_mapping({"name": "s", **values})
+    sweep = sweepfile.from_mapping({"name": "s", **values})
     return sweeps.cells(sweep, sweeps.combinations(sweep))
 
 
@@ -98,7 +98,7 @@ def test_a_global_batch_that_is_held_is_that_of_one_worker() -> None:
 
 
 def test_a_global_batch_on_an_axis_is_held() -> None:
-    sweep = sweeptext.from_mapping({"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x1", "1x2"]}})
+    sweep = sweepfile.from_mapping({"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x1", "1x2"]}})
     assert sweep.held == "global_batch"
 
 
@@ -109,7 +109,7 @@ def test_a_held_global_batch_has_every_micro_batch_in_it() -> None:
 
 
 def test_where_no_batch_is_named_the_global_batch_is_held() -> None:
-    sweep = sweeptext.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}})
+    sweep = sweepfile.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}})
     assert sweep.held == "global_batch"
     sizes = [recipe.resolve(cell.config).images_per_step for cell in cells_of(grid=PLACES) if cell.config]
     assert sizes == [128, 128]
@@ -174,7 +174,7 @@ def test_bad_input_is_one_sentence(values: dict[str, Any], sentence: str) -> Non
 
 
 def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
-    sweep = sweeptext.from_mapping(
+    sweep = sweepfile.from_mapping(
         {
             "name": "s",
             "grid": [{"lr": {"loguniform": [0.01, 0.1]}, "resnet": {"blocks": [[1, 1], [2, 2]]}}, {"epochs": 2}],
@@ -185,12 +185,12 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
     )
     assert sweep.grid[0]["lr"] == Range("loguniform", 0.01, 0.1)
     assert sweep.grid[0]["resnet.blocks"] == [(1, 1), (2, 2)]
-    (tmp_path / "s.yaml").write_text(sweeptext.to_yaml(sweep))
-    assert sweeptext.from_mapping(sweeptext.load(tmp_path / "s.yaml")) == sweep
+    (tmp_path / "s.yaml").write_text(sweepfile.to_yaml(sweep))
+    assert sweepfile.from_mapping(sweepfile.load(tmp_path / "s.yaml")) == sweep
 
 
 def test_words_of_the_command_line() -> None:
-    assert sweeptext.read_axes(["batch_size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3"]) == {
+    assert sweepfile.read_axes(["batch_size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3"]) == {
         "batch_size": ["16", "64"],
         "vit.depth": ["2"],
         "lr": {"loguniform": ["0.01", "0.3"]},
@@ -200,28 +200,28 @@ def test_words_of_the_command_line() -> None:
         (["lr=1", "lr=2"], "--grid must name every field once, and lr comes twice"),
     ):
         with pytest.raises(ConfigError) as caught:
-            sweeptext.read_axes(words)
+            sweepfile.read_axes(words)
         assert caught.value.as_flag() == sentence
 
 
 def test_flags_lie_on_top_of_a_file() -> None:
     base = {"grid": {"lr": [0.1]}, "train": {"epochs": 5, "batch_size": 16}, "seeds": 2}
     flags = {"epochs": "1", "global_batch_size": "32", "seeds": "1", "vit": {"depth": "2"}}
-    merged = sweeptext.merge(base, flags, "folder/lrs.yaml")
+    merged = sweepfile.merge(base, flags, "folder/lrs.yaml")
     assert merged == {
         "grid": {"lr": [0.1]},
         "name": "lrs",
         "seeds": "1",
         "train": {"epochs": 5, "global_batch_size": "32", "vit": {"depth": "2"}} | {"epochs": "1"},
     }
-    sweep = sweeptext.from_mapping(merged)
+    sweep = sweepfile.from_mapping(merged)
     assert isinstance(sweep, SweepConfig)
     assert sweep.train["epochs"] == 1
 
 
 def test_a_file_whose_shared_options_are_no_mapping() -> None:
     with pytest.raises(ConfigError, match="train must be a mapping of fields to values, got 'fast'"):
-        sweeptext.merge({"train": "fast"}, {}, None)
+        sweepfile.merge({"train": "fast"}, {}, None)
 
 
 def test_a_batch_that_is_left_open_is_no_mistake() -> None:
@@ -230,7 +230,7 @@ def test_a_batch_that_is_left_open_is_no_mistake() -> None:
 
 
 def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
-    sweep = sweeptext.from_mapping(
+    sweep = sweepfile.from_mapping(
         {
             "name": "s",
             "grid": [{"weight_decay": 0.1, "batch_size": [16]}, {"weight_decay": 0.2, "batch_size": [16]}],

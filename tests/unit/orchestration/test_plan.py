@@ -9,7 +9,7 @@ import pytest
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as board
@@ -18,7 +18,7 @@ from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 
 
 def made(**values: object) -> SweepConfig:
-    return sweeptext.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
+    return sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
 def test_a_random_search_draws_each_combination_once() -> None:
@@ -79,7 +79,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
     trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
     plans.refuse(sweep, trials)
-    (tmp_path / "sweep.yaml").write_text(sweeptext.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), trials)
     again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert again == sweep

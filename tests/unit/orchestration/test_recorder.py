@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.run.events import Mailbox, Progress
@@ -33,7 +33,7 @@ class Filled(Mailbox):
 
 def recorder(scheduler: str = "none") -> SweepRecorder:
     values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}}
-    config = sweeptext.from_mapping({**values, "scheduler": scheduler})
+    config = sweepfile.from_mapping({**values, "scheduler": scheduler})
     trials = planner.plan(sweeps.cells(config, planner.draw(config)))
     for trial in trials:
         trial.state = boards.RUNNING

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
@@ -61,12 +61,12 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
-    forge(newest, config=configs.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
+    forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
     continued, kept = driver._existing(folder)
     assert continued == replace(config, run_name=None)
     assert [saved.path for saved in kept] == [older, newest]
     assert (Path(folder.address) / "config.yaml").read_bytes() == written
-    forge(older, config=configs.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
+    forge(older, config=runfile.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
         driver._existing(folder)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, run, store
@@ -78,12 +78,12 @@ def test_a_run_says_from_its_beginning_what_it_is(
     packages = {"cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow", "python"}
     assert {name.removeprefix("version.") for name in tags if name.startswith("version.")} == packages
     assert "not installed" not in [tags[f"version.{name}"] for name in packages - {"cifar-ray"}]
-    params = configs.params(CONFIG)
+    params = runfile.params(CONFIG)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest) == ("digits", digits.digest)
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
-    assert text(client, record.run_id, "config.yaml") == configs.to_yaml(CONFIG)
+    assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG)
 
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.config import sweeptext
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -21,7 +21,7 @@ from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from tests.support.mlflow_store import alter, files, only_run, points, refuse, steps, text, value
 
-SWEEP = sweeptext.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
+SWEEP = sweepfile.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", topology="1x2"))
 
 
@@ -60,7 +60,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert expected.items() <= found.data.tags.items()
     assert "version.torch" in found.data.tags
     assert files(client, record.run_id) == {"sweep.yaml", "cells.json"}
-    assert text(client, record.run_id, "sweep.yaml") == sweeptext.to_yaml(SWEEP)
+    assert text(client, record.run_id, "sweep.yaml") == sweepfile.to_yaml(SWEEP)
     assert value(client, record.run_id, "cells.json") == {"cells": [{"name": "one"}]}
     assert [(name, step, figure) for name, step, _, figure in points(client, record.run_id)] == [
         ("sweep/updates", 1, 1.0), ("sweep/updates", 2, 2.0), ("sweep/wall_s", 1, 1.0), ("sweep/wall_s", 2, 2.0),

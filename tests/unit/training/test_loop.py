@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import train as configs
+from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_was_given_another_rate_is_passed_over(
     with pytest.raises(Stopped):
         train_here(config, digits, tmp_path / "parts", Recorder(stop_after=13))
     newest = checkpoint.every(tmp_path / "parts")[-1]
-    forge(newest, config=configs.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
+    forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
     parts = train_here(config, digits, tmp_path / "parts", recorder := Recorder())
     (begun,) = recorder.begun
     assert begun.step == 11

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray import __version__
-from cifar_ray.config import flags, schema, sweeptext
-from cifar_ray.config import train as configs
+from cifar_ray.config import addresses, flags, runfile, schema, sweepfile
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
@@ -67,7 +66,7 @@ def train(words: Sequence[str]) -> TrainConfig:
     """
     file, rest = config_file(words)
     given = flags.given(TrainCommand, rest, "cifar-ray train")
-    return configs.merge(configs.load(file) if file else TrainConfig(), given)
+    return runfile.merge(runfile.load(file) if file else TrainConfig(), given)
 
 
 def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -109,7 +108,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         other = next((key for key in schema.flatten(given) if key not in alone), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
-        configs.check_address("tracking_uri", given.get("tracking_uri"))
+        addresses.check("tracking_uri", given.get("tracking_uri"))
         return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"))
-    config = sweeptext.from_mapping(sweeptext.merge(sweeptext.load(file) if file else {}, given, file))
+    config = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file) if file else {}, given, file))
     return SweepRequest(config, config.name, file)

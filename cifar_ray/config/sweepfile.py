@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, schema, yaml
+from cifar_ray.config import errors, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import BATCHES, RANGES, Axes, Range, SweepConfig, check_field
 from cifar_ray.config.train import TrainConfig
-
-SWEEP_VERSION = 2
-"""The version of the YAML files written here. It changes when an old file would mean something else."""
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -23,11 +20,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: when it cannot be read, or was written by another version. The sentence names the file.
     """
-    values = yaml.read(path)
-    version = values.pop("version", SWEEP_VERSION)
-    if version != SWEEP_VERSION:
-        raise ConfigError("", f"{path}: version must be {SWEEP_VERSION}, got {errors.brief(version)}")
-    return values
+    return runfile.read(path)
 
 
 _OF_SWEEP = ("name", "seeds", "hold", "search", "samples", "scheduler", "skip_infeasible", "max_concurrent")
@@ -51,10 +44,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared = merged.get("train") or {}
-    if not isinstance(shared, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
-    shared = schema.flatten(shared)
+    shared = schema.flatten(_shared(merged))
     flat = schema.flatten(flags)
     for given, other in (BATCHES, BATCHES[::-1]):
         if given in flat and other not in flat:  # the one given last counts
@@ -69,19 +59,25 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type or an impossible value.
     """
-    grids, shared = values.get("grid", {}), values.get("train", {})
+    grids, shared = values.get("grid", {}), _shared(values)
     grids = [grids] if isinstance(grids, Mapping) else grids
     if not isinstance(grids, list) or not all(isinstance(axes, Mapping) for axes in grids):
         raise ConfigError(
             "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(grids)}"
         )
-    if not isinstance(shared, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
     if "name" not in values:
         raise ConfigError("name", "must be given")
     typed = {"grid": tuple(_axes(axes) for axes in grids), "train": _typed(shared)}
     sweep: SweepConfig = schema.build(SweepConfig, {**values, **typed})
     return sweep
+
+
+def _shared(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What all runs share."""
+    shared = values.get("train") or {}
+    if not isinstance(shared, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
+    return shared
 
 
 def _axes(axes: Mapping[str, Any]) -> Axes:
@@ -153,7 +149,7 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
 
 def to_yaml(sweep: SweepConfig) -> str:
     """The sweep as a YAML file that makes the same runs again."""
-    values: dict[str, Any] = {"version": SWEEP_VERSION, **dataclasses.asdict(sweep)}
+    values: dict[str, Any] = {"version": runfile.VERSION, **dataclasses.asdict(sweep)}
     values["grid"] = [
         {
             name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else schema.plain(item)

@@ -1,0 +1,120 @@
+"""How a run is written: as a YAML file, as the record of a checkpoint, and as MLflow parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cifar_ray.config import errors, schema, yaml
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig, options_of_others
+
+VERSION = 2
+"""The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
+
+
+def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """``base`` with ``values`` (as from flags) on top.
+
+    The two ways to give the batch exclude each other: the one given last counts.
+    """
+    values = dict(values)
+    for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
+        if given in values and other not in values:
+            values[other] = None
+    return _built(schema.overlay(schema.to_plain(base), values))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The values in a YAML file of a run or of a sweep.
+
+    Raises:
+        ConfigError: when it cannot be read, is not a mapping, has a repeated key, or was written by another version.
+            The sentence names the file.
+    """
+    values = yaml.read(path)
+    try:
+        return _of_this_version(values)
+    except ConfigError as error:
+        raise ConfigError("", f"{path}: {error}") from None
+
+
+def load(path: str | Path) -> TrainConfig:
+    """Read a YAML file; keys that it lacks keep their defaults.
+
+    Raises:
+        ConfigError: as :func:`read`, and on an unknown key, a wrong type or an impossible value.
+    """
+    values = read(path)
+    try:
+        return _built(values)
+    except ConfigError as error:
+        raise ConfigError("", f"{path}: {error}") from None
+
+
+def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
+    """A config from what :func:`to_mapping` made, or a part of it.
+
+    Raises:
+        ConfigError: on an unknown key, a wrong type, an impossible value, or another version.
+    """
+    return _built(_of_this_version(values))
+
+
+def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
+    """A resolved config from what :func:`to_mapping` made of one.
+
+    Raises:
+        ConfigError: as :func:`from_mapping`, and when it was not resolved.
+    """
+    config: ResolvedConfig = schema.build(ResolvedConfig, _of_this_version(values))
+    return config
+
+
+def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(values)
+    version = values.pop("version", VERSION)
+    if version != VERSION:
+        raise ConfigError(
+            "version",
+            f"must be {VERSION}, got {errors.brief(version)}: the file was written by another version of cifar_ray",
+        )
+    return values
+
+
+def _built(values: Mapping[str, Any]) -> TrainConfig:
+    config: TrainConfig = schema.build(TrainConfig, values)
+    return config
+
+
+def to_mapping(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, with the version that reads it."""
+    return {"version": VERSION, **schema.to_plain(config)}
+
+
+def _own(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, without the options of other models and strategies."""
+    others = options_of_others(config.model, config.strategy)
+    return {name: value for name, value in to_mapping(config).items() if name not in others}
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The config as a YAML file that starts the same run again.
+
+    The run's name is left out, since every run has its own, and so are the options of other models and strategies.
+    """
+    values = _own(dataclasses.replace(config, run_name=None))
+    del values["run_name"]
+    return yaml.dump(values)
+
+
+def params(config: ResolvedConfig) -> dict[str, str]:
+    """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
+    flat = schema.flatten(_own(config))
+    flat["world_size"] = config.world_size
+    flat["nodes"] = config.placement.nodes
+    flat["workers_per_node"] = config.placement.workers_per_node
+    flat["global_batch_size"] = config.images_per_step
+    return {key: str(value) for key, value in flat.items() if value is not None}
