@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -13,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console as Terminal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cifar_ray.display.terminal import Display
 
 if TYPE_CHECKING:
     from cifar_ray.strategies import About
@@ -54,59 +53,28 @@ class View(Protocol):
         """An epoch has ended."""
 
 
-class Output(Terminal):
-    """Standard output; when its reader, such as ``head``, has gone, the run goes on without a display."""
-
-    def on_broken_pipe(self) -> None:
-        """Discard all further output."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class Console:
+class Console(Display):
     """Displays one run on standard output."""
 
     def __init__(self) -> None:
-        self._terminal = Output(highlight=False, soft_wrap=True)
-        self._live: Progress | None = None
-        self._task: TaskID | None = None
+        super().__init__()
+        self.live: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[figures]}"),
+            console=self.terminal,
+            transient=True,
+            expand=True,
+        )
+        self._task = self.live.add_task("starting", total=None, figures="")
         self._epochs = 0
         self._steps_per_epoch = 0
         self._loss: float | None = None
         self._begun = (time.perf_counter(), 0)
 
-    def __enter__(self) -> Console:
-        if self._terminal.is_terminal:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[figures]}"),
-                console=self._terminal,
-                transient=True,
-                expand=True,
-            )
-            self._live.start()
-            self._task = self._live.add_task("starting", total=None, figures="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end_live()
-
-    def _end_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def line(self, text: str) -> None:
-        """A plain line, above the live one if there is one."""
-        self._terminal.print(text, markup=False)
-
-    def doing(self, text: str) -> None:
-        """What is going on before the first step."""
-        if self._live is not None and self._task is not None:
-            self._live.update(self._task, description=text, figures="")
-        else:
-            self.line(text)
+    def show_doing(self, text: str) -> None:
+        """Have the live line say what is going on."""
+        self.live.update(self._task, description=text, figures="")
 
     def waiting(self, found: int, wanted: int, waited_s: float, limit_s: float) -> None:
         """The run waits for nodes."""
@@ -116,22 +84,20 @@ class Console:
     def aside(self, text: str) -> Iterator[None]:
         """Context manager: leave the terminal to another progress bar."""
         self.line(text)
-        if self._live is not None:
-            self._live.stop()
+        if self.is_live:
+            self.live.stop()
         try:
             yield
         finally:
-            if self._live is not None:
-                self._live.start()
+            if self.is_live:
+                self.live.start()
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """Training starts after ``step``."""
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._begun = (time.perf_counter(), step)
-        if self._live is not None and self._task is not None:
-            epoch = min(step // steps_per_epoch + 1, epochs)
-            total = epochs * steps_per_epoch
-            self._live.update(self._task, description=f"epoch {epoch}/{epochs}", total=total, completed=step)
+        epoch, total = min(step // steps_per_epoch + 1, epochs), epochs * steps_per_epoch
+        self.live.update(self._task, description=f"epoch {epoch}/{epochs}", total=total, completed=step)
 
     def loss(self, value: float) -> None:
         """The latest mean loss."""
@@ -139,13 +105,11 @@ class Console:
 
     def progress(self, epoch: int, step: int, images_per_s: float) -> None:
         """The current step; the time left is estimated from the speed of this process."""
-        if self._live is None or self._task is None:
-            return
         begun, first = self._begun
         pace = (time.perf_counter() - begun) / max(step - first, 1)
         left = duration(pace * (self._epochs * self._steps_per_epoch - step))
         loss = "" if self._loss is None else f"loss {self._loss:.3f}  "
-        self._live.update(
+        self.live.update(
             self._task,
             completed=step,
             description=f"epoch {epoch + 1}/{self._epochs}",
@@ -176,7 +140,7 @@ class Console:
             rows.append(("throughput", f"{times['images_per_s']:,.0f} images/s"))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
         rows.append(("", ""))
-        self._end_live()
+        self.end_live()
         self._table([*rows, *places])
 
     def scores(

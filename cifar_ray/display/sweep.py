@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cifar_ray.display.run import Output, duration
+from cifar_ray.display.run import duration
+from cifar_ray.display.terminal import Display
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
 _MOST_ROWS = 30
@@ -40,37 +41,20 @@ class RowState:
     resumed: bool = False
 
 
-class Board:
+class Board(Display):
     """Displays a sweep on standard output."""
 
     def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
         self.rows = [RowState(name) for name in names]
-        self._terminal = Output(highlight=False, soft_wrap=True)
-        self._live: Live | None = None
         self._at_once = 1
         self._begun = time.monotonic()
         self._doing = ""
+        self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> Board:
-        if self._terminal.is_terminal:
-            self._live = Live(console=self._terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def line(self, text: str) -> None:
-        """A plain line, above the live table if there is one."""
-        self._terminal.print(text, markup=False)
-
-    def doing(self, text: str) -> None:
-        """What is going on before the first run starts."""
+    def show_doing(self, text: str) -> None:
+        """Have the last line of the table say what is going on."""
         self._doing = text
-        if self._live is None:
-            self.line(text)
 
     def start(self, at_once: int) -> None:
         """Runs start, at most ``at_once`` at a time."""
@@ -80,7 +64,7 @@ class Board:
         """A run has started."""
         row = self.rows[index]
         row.state, row.begun, row.note = RUNNING, time.monotonic(), "starting the workers"
-        if self._live is None:
+        if not self.is_live:
             begun = sum(row.begun > 0 for row in self.rows)
             self.line(f"{row.name}: begins, run {begun} of {self._total()}")
 
@@ -109,11 +93,6 @@ class Board:
         waiting = usual * sum(row.state == WAITING for row in self.rows)
         return (running + waiting) / self._at_once
 
-    @property
-    def is_live(self) -> bool:
-        """Whether there is a live table."""
-        return self._live is not None
-
     def _ended(self) -> int:
         return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
 
@@ -140,7 +119,7 @@ class Board:
 
     def _shown(self) -> Sequence[RowState]:
         """All rows, or as many as fit on the screen around the first that runs."""
-        most = min(_MOST_ROWS, max(self._terminal.height - 3, 3))
+        most = min(_MOST_ROWS, max(self.terminal.height - 3, 3))
         if len(self.rows) <= most:
             return self.rows
         now = next((i for i, row in enumerate(self.rows) if row.state in (RUNNING, WAITING)), len(self.rows) - 1)

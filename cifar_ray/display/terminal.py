@@ -1,0 +1,70 @@
+"""Standard output with a part that is drawn anew: the live line of a run, the live table of a sweep."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from rich.console import Console as Terminal
+from rich.live import Live
+from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Output(Terminal):
+    """Standard output; when its reader, such as ``head``, has gone, the run goes on without a display."""
+
+    def on_broken_pipe(self) -> None:
+        """Discard all further output."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Display(ABC):
+    """Plain lines, above a live part in a terminal.
+
+    Attributes:
+        terminal: standard output.
+        live: the live part; a subclass sets it.
+        is_live: whether it is on the screen.
+    """
+
+    live: Live | Progress
+
+    def __init__(self) -> None:
+        self.terminal = Output(highlight=False, soft_wrap=True)
+        self.is_live = False
+
+    def __enter__(self) -> Self:
+        if self.terminal.is_terminal:
+            self.live.start()
+            self.is_live = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_live()
+
+    def end_live(self) -> None:
+        """Clear the live part; what follows is plain lines."""
+        if self.is_live:
+            self.live.stop()
+            self.is_live = False
+
+    def line(self, text: str) -> None:
+        """A plain line, above the live part if there is one."""
+        self.terminal.print(text, markup=False)
+
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+        if self.is_live:
+            self.show_doing(text)
+        else:
+            self.line(text)
+
+    @abstractmethod
+    def show_doing(self, text: str) -> None:
+        """Have the live part say what is going on."""
