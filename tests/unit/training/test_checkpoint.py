@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from cifar_ray.training import checkpoint, classifier, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
-from cifar_ray.training.observer import Row
+from cifar_ray.training.observer import Row, SavedCheckpoint
 from tests.support.helpers import forge, seal
 
 TENSORS = {
@@ -46,16 +48,23 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
     )
 
 
-def newest_but_one(folder: Path) -> str:
+@pytest.fixture
+def newest(tmp_path: Path) -> Path:
+    """The second of two checkpoints."""
+    checkpoint.save(snapshot(10), tmp_path)
+    return checkpoint.save(snapshot(20), tmp_path).path
+
+
+def passed_over(newest: Path) -> str:
     """What is said of the newest of two checkpoints, of which the older one is taken."""
-    found = checkpoint.latest(folder)
+    found = checkpoint.latest(newest.parent)
     assert found is not None
     assert found[1].step == 10
-    assert [saved.step for saved in checkpoint.existing(folder)] in ([10], [10, 20])
+    assert [saved.step for saved in checkpoint.existing(newest.parent)] in ([10], [10, 20])
     (problem,) = found[2]
-    assert str(folder / "step-00000020") in problem
+    assert str(newest) in problem
     assert len(problem.splitlines()) == 1
-    return problem.replace(str(folder), "")
+    return problem.replace(str(newest), "NEWEST")
 
 
 def test_every_kind_of_tensor_comes_back_from_a_file_of_the_librarys(tmp_path: Path) -> None:
@@ -73,38 +82,25 @@ def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
     assert one.weights_sha256 == two.weights_sha256
 
 
-def weights_file(header: object, content: bytes = b"") -> bytes:
-    encoded = (header if isinstance(header, str) else json.dumps(header)).encode()
-    return len(encoded).to_bytes(8, "little") + encoded + content
+def weights_file(header: str, content: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode() + content
 
 
-def entry(begin: float, end: float, *shape: float, dtype: str = "F32") -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
+TENSOR = '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, %s]}}'
 NO_WEIGHTS = {
     "empty": b"",
-    "too short": b"1234567",
     "a header longer than the file": b"\xff" * 8 + b"{}",
-    "a list": weights_file([]),
-    "no json": weights_file("no json"),
+    "a list": weights_file("[]"),
     "deep": weights_file("[" * 100_000),
-    "cut off": weights_file({"w": entry(0, 16, 4)}, bytes(8)),
-    "an endless tensor": weights_file({"w": entry(0, float("inf"), 4)}, bytes(16)),
-    "an endless shape": weights_file({"w": entry(0, 16, float("inf"))}, bytes(16)),
-    "twice the same bytes": weights_file({"w": entry(0, 16, 4), "v": entry(0, 16, 4)}, bytes(16)),
-    "overlap": weights_file({"w": entry(0, 16, 4), "v": entry(8, 24, 4)}, bytes(24)),
-    "backwards": weights_file({"w": entry(16, 0, -4)}, bytes(16)),
-    "an unknown type": weights_file({"w": entry(0, 16, 4, dtype="F31")}, bytes(16)),
-    "a number for a tensor": weights_file({"w": 3}),
+    "cut off": weights_file(TENSOR % 16, bytes(8)),
+    "endless": weights_file(TENSOR % "Infinity", bytes(16)),
 }
 
 
 @pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS.keys())
-def test_weights_that_are_none_are_passed_over(tmp_path: Path, content: bytes) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    forge(checkpoint.save(snapshot(20), tmp_path).path, WEIGHTS, content)
-    assert newest_but_one(tmp_path).startswith("checkpoint /step-00000020 cannot be read: ")
+def test_weights_that_are_none_are_passed_over(newest: Path, content: bytes) -> None:
+    forge(newest, WEIGHTS, content)
+    assert passed_over(newest).startswith("checkpoint NEWEST cannot be read: ")
 
 
 def state_file(folder: Path, changes: object) -> bytes:
@@ -131,11 +127,9 @@ def state_file(folder: Path, changes: object) -> bytes:
         {"history": [{"kind": "epoch", "step": 1, "timestamp_ms": 1, "metrics": {"test/accuracy": "high"}}]},
     ],
 )
-def test_a_state_that_is_none_is_passed_over(tmp_path: Path, changes: object) -> None:
-    content = changes if isinstance(changes, bytes) else state_file(tmp_path, changes)
-    checkpoint.save(snapshot(10), tmp_path)
-    forge(checkpoint.save(snapshot(20), tmp_path).path, STATE, content)
-    assert newest_but_one(tmp_path).startswith("checkpoint /step-00000020 cannot be read: ")
+def test_a_state_that_is_none_is_passed_over(newest: Path, tmp_path: Path, changes: object) -> None:
+    forge(newest, STATE, changes if isinstance(changes, bytes) else state_file(tmp_path, changes))
+    assert passed_over(newest).startswith("checkpoint NEWEST cannot be read: ")
 
 
 @pytest.mark.parametrize(
@@ -163,70 +157,76 @@ def test_a_state_that_is_none_is_passed_over(tmp_path: Path, changes: object) ->
         {"files": {WEIGHTS: 3, STATE: 4}},
     ],
 )
-def test_a_manifest_with_a_wrong_value_is_passed_over(changes: dict[str, object], tmp_path: Path) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    forge(checkpoint.save(snapshot(20, accuracy=0.5), tmp_path).path, **changes)
-    assert MANIFEST in newest_but_one(tmp_path)
-    assert checkpoint.best(tmp_path) is None
+def test_a_manifest_with_a_wrong_value_is_passed_over(changes: dict[str, object], newest: Path) -> None:
+    forge(newest, **{"accuracy": 0.5, **changes})
+    assert MANIFEST in passed_over(newest)
+    assert checkpoint.best(newest.parent) is None
 
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000, '{"format": ' + "[" * 100_000, "\udcff"])
-def test_a_manifest_that_is_none_is_passed_over(text: str, tmp_path: Path) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    path = checkpoint.save(snapshot(20), tmp_path).path
-    (path / MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
-    assert newest_but_one(tmp_path) == f"checkpoint /step-00000020 has no readable {MANIFEST}"
+def test_a_manifest_that_is_none_is_passed_over(text: str, newest: Path) -> None:
+    (newest / MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
+    assert passed_over(newest) == f"checkpoint NEWEST has no readable {MANIFEST}"
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "accuracy", "class_names", "config", "files"])
-def test_a_manifest_that_lacks_something_is_passed_over(name: str, tmp_path: Path) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    path = checkpoint.save(snapshot(20), tmp_path).path
-    values = json.loads((path / MANIFEST).read_text())
+def test_a_manifest_that_lacks_something_is_passed_over(name: str, newest: Path) -> None:
+    values = json.loads((newest / MANIFEST).read_text())
     del values[name]
-    seal(path, values)
-    assert newest_but_one(tmp_path) == f"checkpoint /step-00000020 has a {MANIFEST} that cannot be used: '{name}'"
+    seal(newest, values)
+    assert passed_over(newest) == f"checkpoint NEWEST has a {MANIFEST} that cannot be used: '{name}'"
 
 
-def test_an_edited_manifest_is_passed_over(tmp_path: Path) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    path = checkpoint.save(snapshot(20), tmp_path).path
-    values = json.loads((path / MANIFEST).read_text())
+def test_an_edited_manifest_is_passed_over(newest: Path) -> None:
+    values = json.loads((newest / MANIFEST).read_text())
     for changes in ({"config": {**values["config"], "lr": 0.15}}, {"epoch": 3}, {"sha256": None}):
-        (path / MANIFEST).write_text(json.dumps({**values, **changes}))
-        assert newest_but_one(tmp_path) == (
-            f"checkpoint /step-00000020 is damaged: its {MANIFEST} is not what was written"
-        )
-    (path / MANIFEST).write_text(json.dumps(values))  # laid out otherwise
-    assert checkpoint.load(path).step == 20
+        (newest / MANIFEST).write_text(json.dumps({**values, **changes}))
+        assert passed_over(newest) == f"checkpoint NEWEST is damaged: its {MANIFEST} is not what was written"
+    (newest / MANIFEST).write_text(json.dumps(values))  # laid out otherwise
+    assert checkpoint.load(newest).step == 20
 
 
-def test_a_checkpoint_of_a_run_that_learns_otherwise_is_passed_over(tmp_path: Path) -> None:
-    record = snapshot(0, lr=0.05).config
-    checkpoint.save(snapshot(10, lr=0.05), tmp_path)
-    path = checkpoint.save(snapshot(20, lr=0.05), tmp_path).path
+@pytest.mark.parametrize("file", [WEIGHTS, STATE])
+def test_a_damaged_or_missing_file_is_passed_over(newest: Path, file: str) -> None:
+    content = bytearray((newest / file).read_bytes())
+    (newest / file).write_bytes(content[:-7])
+    damaged = f"checkpoint file NEWEST/{file} is damaged: its SHA-256 is not the manifest's"
+    assert passed_over(newest) == damaged
+    content[len(content) // 2] ^= 1
+    (newest / file).write_bytes(content)
+    assert passed_over(newest) == damaged
+    (newest / file).unlink()
+    assert passed_over(newest) == f"checkpoint file NEWEST/{file} cannot be read: No such file or directory"
+
+
+def test_a_checkpoint_of_a_run_that_learns_otherwise_is_passed_over(newest: Path) -> None:
+    record = snapshot(0).config
     for moved in (record, replace(record, topology="1x2", batch_size=64, precision="auto")):
-        newest = checkpoint.latest(tmp_path, moved)  # where it goes on is not what it learns
-        assert newest is not None
-        assert newest[0] == path
-    forge(path, config={**json.loads((path / MANIFEST).read_text())["config"], "lr": 0.15})
-    found = checkpoint.latest(tmp_path, record)
+        found = checkpoint.latest(newest.parent, moved)  # where it goes on is not what it learns
+        assert found is not None
+        assert found[0] == newest
+    forge(newest, config={**json.loads((newest / MANIFEST).read_text())["config"], "lr": 0.15})
+    found = checkpoint.latest(newest.parent, record)
     assert found is not None
     assert found[1].step == 10
-    assert found[2] == (f"checkpoint {path} was made with lr 0.15, and this run has 0.05; take another run name",)
+    assert found[2] == (f"checkpoint {newest} was made with lr 0.15, and this run has 0.05; take another run name",)
 
 
 def test_a_checkpoint_gives_back_everything(tmp_path: Path) -> None:
     written = snapshot(20, accuracy=0.5)
     saved = checkpoint.save(written, tmp_path)
-    read = checkpoint.load(saved.path)
-    assert saved.path.name == "step-00000020"
-    assert saved.best
-    assert torch.equal(read.weights["w"], written.weights["w"])
-    assert torch.equal(read.optimizer["state"][0]["momentum_buffer"], torch.ones(3))
-    assert torch.equal(read.clock["iterations"], written.clock["iterations"])
-    assert (read.config, read.step, read.epoch, read.accuracy) == (written.config, 20, 2, 0.5)
-    assert (read.history, read.epoch_loss, read.class_names) == (written.history, 2.5, ("0", "1"))
+    digest = hashlib.sha256((tmp_path / "step-00000020" / WEIGHTS).read_bytes()).hexdigest()
+    assert saved == SavedCheckpoint(tmp_path / "step-00000020", 20, 2, digest, 0.5, best=True)
+    assert checkpoint.existing(tmp_path) == [saved]
+    for read in (checkpoint.load(saved.path), checkpoint.from_bytes(checkpoint.to_bytes(written))):
+        tensors = (read.weights["w"], read.optimizer["state"][0]["momentum_buffer"], read.clock["iterations"])
+        assert [tensor.tolist() for tensor in tensors] == [[[20, 20], [20, 20]], [1, 1, 1], pytest.approx([0.1, 0.2])]
+        assert (read.optimizer["param_groups"], read.clock["seconds"]) == (
+            [{"lr": 0.1, "params": [0]}],
+            {"training": 1.5},
+        )
+        own = replace(read, weights={}, optimizer={}, clock={})
+        assert own == replace(written, weights={}, optimizer={}, clock={})
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -236,27 +236,6 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
     best = checkpoint.best(tmp_path)
     assert best is not None
     assert best.name == "step-00000020"  # the earlier of equals
-
-
-@pytest.mark.parametrize("victim", [WEIGHTS, STATE])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, victim: str, damage: str) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
-    path = checkpoint.save(snapshot(20), tmp_path).path / victim
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    if damage == "flip":
-        path.write_bytes(content)
-    elif damage == "truncate":
-        path.write_bytes(content[:-7])
-    else:
-        path.unlink()
-    newest = checkpoint.latest(tmp_path)
-    assert newest is not None
-    found, read, problems = newest
-    assert (found.name, read.step) == ("step-00000010", 10)
-    assert len(problems) == 1
-    assert str(path) in problems[0]
 
 
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:
@@ -291,33 +270,47 @@ def test_loading_executes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".step-00000005.partial").mkdir()
-    checkpoint.save(snapshot(10), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
-
-
-def test_a_damaged_newer_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
-    for step in (10, 30):
-        checkpoint.save(replace(snapshot(step), accuracy=None), tmp_path)
-    only = replace(snapshot(20), accuracy=None, config=replace(snapshot(20).config, keep_checkpoints=1))
-    checkpoint.save(only, tmp_path)
-    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000020", "step-00000030"]
-
-
-def test_a_write_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
-    checkpoint.save(snapshot(10), tmp_path)
+def test_only_what_is_whole_and_newest_is_there_after_a_save(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000005.partial").mkdir()  # of a process that was killed
+    path = checkpoint.save(snapshot(10), tmp_path).path
+    (path / WEIGHTS).write_bytes(b"")
+    checkpoint.save(snapshot(10), tmp_path)  # in place of the damaged one
+    assert checkpoint.load(path).step == 10
     broken = replace(snapshot(20), weights={"w": torch.zeros(2, device="meta")})
     with pytest.raises(NotImplementedError):
         checkpoint.save(broken, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
 
 
-def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    path = checkpoint.save(snapshot(10), tmp_path).path
-    (path / WEIGHTS).write_bytes(b"")
+def test_no_room_is_said_and_leaves_the_earlier_ones(tmp_path: Path) -> None:
     checkpoint.save(snapshot(10), tmp_path)
-    assert checkpoint.load(path).step == 10
+    large = replace(snapshot(20), weights={"w": torch.zeros(50_000)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(large, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == f"checkpoint {tmp_path}/step-00000020 cannot be written: File too large"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+
+
+def test_a_folder_is_one_processs_alone_and_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_LOCK_WAIT_S", 0.1)
+    with checkpoint.lock(tmp_path / "new" / "run") as held:
+        assert held.is_locked
+        with pytest.raises(CheckpointError, match=f"^another process is training into {tmp_path}/new/run$"):
+            checkpoint.lock(tmp_path / "new" / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=f"^checkpoints cannot be written to {tmp_path}/file: File exists$"):
+        checkpoint.lock(tmp_path / "file")
+
+
+def test_a_damaged_newer_checkpoint_does_not_count_among_those_kept(tmp_path: Path) -> None:
+    for step in (10, 30, 20):
+        checkpoint.save(snapshot(step, keep_checkpoints=1 if step == 20 else 2), tmp_path)
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000020", "step-00000030"]
 
 
 def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Path) -> None:
