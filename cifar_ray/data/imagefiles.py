@@ -60,7 +60,7 @@ def check(source: Path) -> None:
 
 
 def read(source: Path | BinaryIO) -> Image.Image:
-    """The decoded image, the first one if there are several, as grey (``L``, ``1``) or ``RGB``.
+    """The decoded image, the first one if there are several, as ``RGB``, or grey (``L``) if it has 16 bits.
 
     Raises:
         ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
@@ -73,7 +73,7 @@ def read(source: Path | BinaryIO) -> Image.Image:
             return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
             raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
-        return image.copy() if image.mode in ("1", "L") else image.convert("RGB")
+        return image.convert("RGB")
 
 
 def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:

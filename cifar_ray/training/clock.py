@@ -124,7 +124,7 @@ class Clock:
         """The state that :meth:`restore` continues from."""
         return {
             "seconds": dict(self.seconds),
-            "iterations": torch.tensor(self._iterations, dtype=torch.float32),
+            "iterations": torch.tensor(self._iterations),
             "parts": dict(self._parts),
             "pauses": self._pauses,
             "wall_s": time.time() - self.begun,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
@@ -38,8 +37,8 @@ def evaluate(state: TrainingState, own: Own | None) -> Evaluation:
         return shared
     names = ("loss", "accuracy")
     mine = [shared.metrics[name] for name in names]
-    if _differ(state, own):
-        kept = {name: tensor.clone() for name, tensor in _own(state).items()}
+    kept = {name: tensor.clone() for name, tensor in _own(state).items()}
+    if any(not torch.equal(own[name], tensor) for name, tensor in kept.items()):
         state.model.load_state_dict(own, strict=False)
         mine = list(state.evaluator.alone(state.model))
         state.model.load_state_dict(kept, strict=False)
@@ -52,12 +51,3 @@ def _own(state: TrainingState) -> Own:
     """The part of the model that may differ between ranks."""
     kinds = {"nothing": {}, "statistics": dict(state.model.named_buffers()), "weights": state.model.state_dict()}
     return kinds[state.strategy.differs]
-
-
-def _differ(state: TrainingState, own: Own) -> bool:
-    """Whether any rank's own state differs from the shared model."""
-    mine = any(not torch.equal(own[name], tensor) for name, tensor in _own(state).items())
-    anywhere = torch.tensor(int(mine), device=state.worker.device)
-    if state.worker.world_size > 1:
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-    return bool(anywhere.item())
