@@ -102,8 +102,8 @@ def _highlights(
         shown.append(highlight("Most accurate", accuracies[0], ACCURACY))
     if ratios := _ratios(group):
         one, ratio = max(ratios, key=lambda pair: pair[1].efficiency.mean)
-        what = f"{ratio.speed_up.mean:.2f} times with {one.devices} {scaling.unit([one])}"
-        shown.append(Highlight("Best speed-up for its workers", what, group.name(one)))
+        times = f"{ratio.speed_up.mean:.2f} times"
+        shown.append(Highlight("Best speed-up for its workers", times, group.name(one)))
     if price is not None:
         cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
         shown += [highlight(f"Cheapest on {price.machine}", found, cost) for found in group.found(cost)[:1]]
