@@ -1,18 +1,16 @@
-"""The charts of a report: which there are data for, and how they become files and parts of a page."""
+"""The charts of a report: which there are data for."""
 
 from __future__ import annotations
 
-import io
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from cifar_ray.reporting import aggregate, draw, measures, peers, scaling, style
 from cifar_ray.reporting.aggregate import Configuration, Measure
-from cifar_ray.reporting.contents import Chart, Theme
+from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.draw import Line, Panel
 from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.names import Names, compared, title_of
@@ -20,8 +18,6 @@ from cifar_ray.tracking.study import Study, Trial
 
 Curve = list[tuple[float, float]]
 Read = Callable[[Trial], Curve]
-_DOTS_PER_INCH = 160
-_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
 
 
@@ -277,41 +273,3 @@ def _confusion(study: Study) -> Chart | None:
         f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
     )
     return _chart("confusion", "Confusion matrix of the most accurate run", caption, draw.confusion, best)
-
-
-def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write ``KEY.png`` (160 dots per inch) and ``KEY.svg``, both on white, with the title in the picture.
-
-    Returns:
-        The two paths.
-    """
-    figure = chart.draw("light")
-    look = style.LOOKS["light"]
-    paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
-    with style.settings(look):
-        figure.suptitle(style.plain(chart.title), fontsize=12)
-        figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
-        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
-    return paths
-
-
-def svg(chart: Chart, theme: Theme) -> str:
-    """The chart as an ``svg`` element for a page of this theme.
-
-    Its ids begin with the chart's key and the theme, so that several can stand in one page.
-    """
-    figure = chart.draw(theme)
-    written = io.StringIO()
-    with style.settings(style.LOOKS[theme]):
-        figure.savefig(written, format="svg", metadata=_NO_METADATA)
-    text = written.getvalue()
-    text = text[text.index("<svg") :]  # a page has no place for the XML heading
-    # A style element would hold for the whole page; these two properties are inherited instead.
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
-    text = text.replace("<svg ", '<svg style="stroke-linejoin: round; stroke-linecap: butt" ', 1)
-    # Only within tags: the same characters may stand in a text, where they are no id.
-    return re.sub(r"<[^>]+>", lambda tag: _prefixed(tag[0], f"{chart.key}-{theme}-"), text).strip()
-
-
-def _prefixed(tag: str, prefix: str) -> str:
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cifar_ray.reporting import charts
+from cifar_ray.reporting import pictures
 from cifar_ray.reporting.contents import Chart, Entry, Report, Table
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -80,7 +80,7 @@ def page(report: Report) -> str:
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         report=report,
-        pictures=[_Picture(one, charts.svg(one, "light"), charts.svg(one, "dark")) for one in report.charts],
+        pictures=[_Picture(one, pictures.svg(one, "light"), pictures.svg(one, "dark")) for one in report.charts],
         sections=[
             (section, _sheets(section.tables), _sheets(section.folded))
             for section in (*report.sections, *([report.comparison] if report.comparison else []))

@@ -84,7 +84,7 @@ def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
     Raises:
         ConfigError: when the folder cannot be written to.
     """
-    from cifar_ray.reporting import charts, html
+    from cifar_ray.reporting import html, pictures
 
     try:
         _remove_earlier(out)
@@ -93,7 +93,7 @@ def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
         drawn: list[Path] = []
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
-            drawn += charts.save(chart, out / "charts")
+            drawn += pictures.save(chart, out / "charts")
         note("pages")
         texts = {out / "report.html": html.page(report), out / "report.md": markdown.text(report)}
         texts |= {out / f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}

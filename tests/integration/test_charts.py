@@ -12,7 +12,7 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from cifar_ray.reporting import charts
+from cifar_ray.reporting import charts, pictures
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import studies
@@ -247,14 +247,14 @@ def test_text_has_the_colour_of_the_theme_and_the_page_shines_through() -> None:
 
 def test_save_writes_the_same_two_files_every_time(tmp_path: Path) -> None:
     chart = made(full(("vit",)))["scaling"]
-    paths = charts.save(chart, tmp_path)
+    paths = pictures.save(chart, tmp_path)
     assert [path.name for path in paths] == ["scaling.png", "scaling.svg"]
     with Image.open(paths[0]) as picture:
         assert picture.info["dpi"] == pytest.approx((160, 160), abs=0.1)
     text = paths[1].read_text()
     assert "<text" in text
     assert "<dc:date>" not in text
-    charts.save(chart, tmp_path)
+    pictures.save(chart, tmp_path)
     assert paths[1].read_text() == text
 
 
@@ -262,7 +262,7 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
     chart = made(full(("vit",)))["phases"]
     ids: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
-        text = charts.svg(chart, theme)  # type: ignore[arg-type]
+        text = pictures.svg(chart, theme)  # type: ignore[arg-type]
         tree = ElementTree.fromstring(text)
         ids[theme] = [found for element in tree.iter() if (found := element.get("id"))]
         wanted = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text)
@@ -270,12 +270,12 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
         assert {"".join(one) for one in wanted} <= set(ids[theme])
         assert len(set(ids[theme])) == len(ids[theme])
         assert "<style" not in text
-        assert text == charts.svg(chart, theme)  # type: ignore[arg-type]
+        assert text == pictures.svg(chart, theme)  # type: ignore[arg-type]
     assert not set(ids["light"]) & set(ids["dark"])
 
 
 def test_names_are_no_formulas() -> None:
     strange = dataclasses.replace(trial(), class_names=("$x", "_y $z$"))
-    text = charts.svg(made(study(strange))["confusion"], "light")
+    text = pictures.svg(made(study(strange))["confusion"], "light")
     assert "$x" in text
     assert "_y $z$" in text
