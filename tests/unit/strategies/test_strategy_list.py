@@ -11,7 +11,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import STRATEGY_OPTIONS, TrainConfig
 from cifar_ray.data.loader import DataShard
 from cifar_ray.reporting import pace
-from cifar_ray.reporting import strategies as reported
+from cifar_ray.reporting import scaling as reported
 from cifar_ray.strategies import reproducible
 from cifar_ray.strategies.worker import Worker, seed
 from cifar_ray.training import clock, recipe
