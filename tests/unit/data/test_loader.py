@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from cifar_ray import data
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, datasets, loader, order, published
+from cifar_ray.data import Dataset, loader, order, published
 from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
@@ -36,11 +35,6 @@ def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_ru
         assert seeds(digits, rank, 0, 2) == [
             [micro_batch[step] for micro_batch in of_rank] for step in (*range(11), *range(22, 33))
         ]
-
-
-def test_no_dropout_is_drawn_twice(digits: Dataset) -> None:
-    every = [seed for rank in (0, 1) for step in seeds(digits, rank, 0, 1, 2) for seed in step]
-    assert len(set(every)) == 2 * 3 * 33
 
 
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
@@ -99,10 +93,3 @@ def test_a_data_set_is_there_when_all_its_files_are(name: str, files: list[str],
 
 def test_digits_are_always_there(tmp_path: Path) -> None:
     assert data.present("digits", str(tmp_path))
-
-
-def test_the_loader_leaves_other_warnings_alone(digits: Dataset, recwarn: pytest.WarningsRecorder) -> None:
-    locked = replace(digits.test, images=digits.test.images.copy())
-    locked.images.flags.writeable = False
-    datasets.as_tensors(locked)
-    assert not recwarn

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, order
-from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.data import order
 
 
 def test_hash_is_splitmix64() -> None:
@@ -75,24 +73,3 @@ def test_step_seeds_differ_by_seed_step_and_rank() -> None:
     assert len(set(seeds)) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert order.step_seeds(0, range(95, 100), 1) == order.step_seeds(0, range(100), 1)[95:]
-
-
-def test_every_piece_of_every_step_on_every_rank_has_a_dropout_seed_of_its_own(
-    small: TrainConfig, digits: Dataset
-) -> None:
-    """They do not depend on the order in which the loader is asked."""
-
-    def seeds(rank: int, epochs: tuple[int, ...]) -> dict[tuple[int, int, int], int]:
-        loader = TrainLoader(small, digits, DataShard(rank, shares=2, micro_batches=2), torch.device("cpu"))
-        return {
-            (epoch, step, 2 * rank + micro_batch): given.seed
-            for epoch in epochs
-            for step in (0, 1, 10)
-            for micro_batch, given in enumerate(loader.micro_batches(epoch, step))
-        }
-
-    every = {**seeds(0, (0, 1, 2)), **seeds(1, (0, 1, 2))}
-    assert len(every) == len(set(every.values())) == 3 * 3 * 4
-    assert every == {**seeds(0, (2, 0, 1)), **seeds(1, (1, 2, 0))}
-    for (epoch, step, micro_batch), seed in every.items():
-        assert seed == order.step_seeds(small.seed, range(11 * epoch + step, 11 * epoch + step + 1), micro_batch)[0]
