@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ from cifar_ray.config import flags, runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support.helpers import train_here
-from tests.support.nodes import TOKEN, Head
+from tests.support.nodes import Head
 from tests.support.person import Person, Started
 
 pytestmark = pytest.mark.cluster
@@ -34,11 +32,7 @@ LOGGED = list(range(5, EPOCHS * 22 + 1, 5))
 
 @pytest.fixture(scope="module")
 def user(resident: Person) -> Person:
-    resident.environment |= {
-        "RAY_AUTH_TOKEN": TOKEN,
-        "RAY_AUTH_MODE": "token",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-    }
+    resident.environment |= {**Head.VARIABLES, "RAY_AUTH_MODE": "token"}
     return resident
 
 
@@ -123,11 +117,6 @@ def weights(user: Person, name: str) -> str:
     return run.data.tags["cifar_ray.weights_sha256"]
 
 
-def iterations(user: Person, name: str) -> list[int]:
-    points = user.mlflow.get_metric_history(user.run_named(name).info.run_id, "train/loss")
-    return [point.step for point in points]
-
-
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one worker that was never disturbed, without Ray."""
@@ -160,7 +149,7 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
     assert tags["cifar_ray.earlier.topology"] == "1x1, 2x1"
     assert [segment.split()[0] for segment in tags["cifar_ray.segments"].split(", ")] == ["1x1", "2x1", "1x1"]
     assert "--elastic 1x1:2x2" in tags["cifar_ray.command"]
-    assert iterations(user, "elastic") == LOGGED
+    assert user.steps("elastic", "train/loss") == LOGGED
 
 
 @pytest.mark.extended
@@ -197,30 +186,23 @@ def test_a_run_on_a_node_that_is_taken_away_goes_on_on_another(user: Person, hea
     assert len(after) == 2
     assert weights(user, "spot") == one_worker
     assert user.run_named("spot").data.tags["cifar_ray.preemptions"] == "1"
-    assert iterations(user, "spot") == LOGGED
+    assert user.steps("spot", "train/loss") == LOGGED
 
 
 def placement(user: Person, name: str) -> set[object]:
-    run_id = user.run_named(name).info.run_id
-    return {
-        one["node_id"] for one in json.loads(Path(user.mlflow.download_artifacts(run_id, "placement.json")).read_text())
-    }
+    return {worker["node_id"] for worker in user.placement(name)}
 
 
 @pytest.mark.extended
 def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> None:
     with contextlib.closing(Head(user, {"worker": {"resources": {"CPU": 1}, "max_workers": 1}})) as head:
         head.until_nodes(1)
-        refused = user.runs(*SMALL, "--topology", "4x1", "--address", head.address, timeout=PATIENCE_S)
-        assert refused.returncode == 2, refused.stdout
-        assert refused.stderr.startswith(
-            "error: --topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node"
-        )
-        assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in refused.stderr
+        sentence = user.refused(*SMALL, "--topology", "4x1", "--address", head.address, timeout=PATIENCE_S)
+        assert sentence.startswith("--topology 4x1 needs 4 nodes with 1 CPUs each, but the cluster has 1 node")
+        assert "its autoscaler cannot bring more: its node types or max_workers do not allow it" in sentence
         # A node that counted as idle while it trains would be gone before the end.
         words = [*LONG, "--epochs", "4", "--topology", "2x1", "--max-failures", "0", "--address", head.address]
-        done = user.runs(*words, "--run-name", "waited", timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stderr
+        done = user.succeeds(*words, "--run-name", "waited", timeout=PATIENCE_S)
         assert "waiting for nodes: 1 of 2, 0 s of at most 15 min 00 s" in done.stdout
         assert len(placement(user, "waited")) == 2
         head.until_nodes(1)  # nothing is asked for any more
@@ -228,17 +210,9 @@ def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> No
 
 def test_a_watch_without_service_cluster_or_node_says_so(user: Person, head: Head) -> None:
     with contextlib.closing(Metadata()) as service:
-        for words, sentence in (
-            (["--metadata-url", "169.254.169.254"], "--metadata-url must be an address such as http://169.254.169.254"),
-            (
-                ["--metadata-url", "http://127.0.0.1:9"],
-                "--metadata-url must lead to the metadata service of AWS or GCP",
-            ),
-            (
-                ["--metadata-url", service.url, "--address", "127.0.0.1:9"],
-                "--address must be that of a running Ray head",
-            ),
+        for url, words, sentence in (
+            ("169.254.169.254", [], "--metadata-url must be an address such as http://169.254.169.254"),
+            ("http://127.0.0.1:9", [], "--metadata-url must lead to the metadata service of AWS or GCP"),
+            (service.url, ["--address", "127.0.0.1:9"], "--address must be that of a running Ray head"),
         ):
-            done: subprocess.CompletedProcess[str] = user.runs("cluster", "watch", *words)
-            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-            assert done.stderr.startswith(f"error: {sentence}")
+            assert user.refused("cluster", "watch", "--metadata-url", url, *words).startswith(sentence)

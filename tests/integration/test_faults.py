@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import random
 import re
@@ -10,41 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
+from tests.support import stores
 from tests.support.person import Person
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.fault
 
 # About 8 s of training on one worker per CPU, with something to lose at any moment.
-LONG = [
-    "train",
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet",
-    "--resnet.blocks",
-    "1",
-    "1",
-    "--epochs",
-    "30",
-    "--batch-size",
-    "32",
-    "--topology",
-    "1x2",
-    "--checkpoint-every",
-    "7",
-    "--log-every",
-    "5",
-    "--run-name",
-    "victim",
-]
+LONG = ["train", "--dataset", "digits", "--model", "resnet", "--resnet.blocks", "1", "1", "--epochs", "30"]
+LONG += ["--batch-size", "32", "--topology", "1x2"]
+LONG += ["--checkpoint-every", "7", "--log-every", "5", "--run-name", "victim"]
 EPOCHS = list(range(1, 31))
 ITERATIONS = list(range(5, 30 * 22 + 1, 5))
 
@@ -53,16 +33,11 @@ def digest(person: Person, name: str) -> str:
     return person.run_named(name).data.tags["cifar_ray.weights_sha256"]
 
 
-def steps(client: MlflowClient, run_id: str, name: str) -> list[int]:
-    return [point.step for point in client.get_metric_history(run_id, name)]
-
-
 def assert_complete(person: Person, name: str = "victim") -> None:
     """The run is finished, and every figure is there exactly once."""
-    run = person.run_named(name)
-    assert run.info.status == "FINISHED"
-    assert steps(person.mlflow, run.info.run_id, "test/accuracy") == EPOCHS
-    assert steps(person.mlflow, run.info.run_id, "train/loss") == ITERATIONS
+    assert person.run_named(name).info.status == "FINISHED"
+    assert person.steps(name, "test/accuracy") == EPOCHS
+    assert person.steps(name, "train/loss") == ITERATIONS
 
 
 def wait_for_status(person: Person, status: str, name: str = "victim") -> None:
@@ -83,8 +58,7 @@ def wait_for_nothing_left(person: Person) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(resident: Person) -> str:
     """SHA-256 of the weights of a run that nothing has happened to."""
-    done = resident.runs(*LONG[:-1], "calm")
-    assert done.returncode == 0, done.stderr
+    resident.succeeds(*LONG[:-1], "calm")
     assert_complete(resident, "calm")
     return digest(resident, "calm")
 
@@ -129,22 +103,19 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: 
         assert "Traceback" not in run.output
     assert person.run_named("victim").info.status == "KILLED"
     wait_for_nothing_left(person)
-    done = person.runs("resume", person.run_named("victim").info.run_id)
-    assert done.returncode == 0, done.stderr
-    assert "continuing after step " in done.stdout
+    resumed = person.succeeds("resume", person.run_named("victim").info.run_id)
+    assert "continuing after step " in resumed.stdout
     assert digest(person, "victim") == undisturbed
     assert_complete(person)
 
 
 def worker_pids(person: Person) -> list[int]:
-    client = person.mlflow
     run_id = person.run_named("victim").info.run_id
     end = time.monotonic() + 60
-    while not any(file.path == "placement.json" for file in client.list_artifacts(run_id)):
+    while not any(file.path == "placement.json" for file in person.mlflow.list_artifacts(run_id)):
         assert time.monotonic() < end, "no placement.json"
         time.sleep(0.1)
-    workers = json.loads(Path(client.download_artifacts(run_id, "placement.json")).read_text())
-    return [worker["pid"] for worker in workers]
+    return [worker["pid"] for worker in person.placement("victim")]
 
 
 def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -> None:
@@ -179,7 +150,7 @@ def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(pers
     run_now = person.run_named("victim")
     assert run_now.info.status == "FAILED"
     assert "rank 0" in run_now.data.tags["cifar_ray.failure"]
-    assert max(steps(person.mlflow, run_now.info.run_id, "test/accuracy")) >= 2
+    assert max(person.steps("victim", "test/accuracy")) >= 2
     wait_for_nothing_left(person)
 
 
@@ -240,9 +211,7 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_once(person: Person) -> None
 def test_a_run_under_way_is_not_resumed_beside_itself(person: Person) -> None:
     with person.starts(*LONG, "--epochs", "100000") as run:
         run.until("epoch 1/")
-        done = person.runs("resume", "victim")
-        assert done.returncode == 2
-        assert done.stderr == "error: run 'victim' is being trained by another process\n"
+        assert person.refused("resume", "victim") == "run 'victim' is being trained by another process"
         assert run.process.poll() is None
         assert person.run_named("victim").info.status == "RUNNING"
 
@@ -280,20 +249,15 @@ def test_damaged_checkpoints_are_passed_over_and_said_when_none_is_left(person: 
     *_, newest = sorted(folder.glob("step-*"))
     kept = (newest / "weights.safetensors").read_bytes()
     (newest / "weights.safetensors").write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    scored = person.runs("evaluate", "victim")
-    assert scored.returncode == 0, scored.stderr
+    scored = person.succeeds("evaluate", "victim")
     assert scored.stderr.startswith(f"note: passed over: checkpoint file {newest}/weights.safetensors is damaged")
     manifests = {path: (path / "manifest.json").read_bytes() for path in folder.glob("step-*")}
     for path in manifests:
         (path / "manifest.json").write_text("{")
-    done = person.runs("resume", "victim")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: no usable checkpoint in {folder}: checkpoint ")
-    assert done.stderr.count("\n") == 1
+    assert person.refused("resume", "victim").startswith(f"no usable checkpoint in {folder}: checkpoint ")
     for path, manifest in manifests.items():
         (path / "manifest.json").write_bytes(manifest)
-    done = person.runs("resume", "victim")
-    assert done.returncode == 0, done.stderr
+    done = person.succeeds("resume", "victim")
     assert f"passed over: checkpoint file {newest}/weights.safetensors is damaged" in done.stdout
     assert digest(person, "victim") == undisturbed
     assert_complete(person)
@@ -303,35 +267,18 @@ class Server:
     """A real MLflow server on a port of its own, to be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        port = free_port()
+        self.uri = f"http://127.0.0.1:{port}"
+        self._words = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+        self._words += ["--backend-store-uri", f"sqlite:///{folder}/m.db", "--artifacts-destination", f"{folder}/a"]
+        self._running = contextlib.ExitStack()
 
     def start(self) -> None:
-        words = ["server", "--backend-store-uri", f"sqlite:///{self._folder}/m.db", "--port", str(self.port)]
-        words += ["--artifacts-destination", f"{self._folder}/artifacts", "--workers", "1"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        )
-        end = time.monotonic() + 90
-        while time.monotonic() < end:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.3)
-        raise TimeoutError(self.uri)
+        jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self._running.enter_context(stores.serving(self._words, f"{self.uri}/health", jobs))
 
     def kill(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        self._running.close()
 
 
 @pytest.fixture
@@ -370,10 +317,8 @@ def test_a_database_that_is_deleted_does_not_stop_training_and_the_run_is_record
         assert f" {undisturbed}\n" in run.output
         assert "`cifar-ray resume victim` writes it when the store is back" in run.output
         assert "Traceback" not in run.output
-    scored = person.runs("evaluate", "victim")
-    assert scored.returncode == 0, scored.stderr
+    scored = person.succeeds("evaluate", "victim")
     assert "does not have run 'victim', which is in " in scored.stderr
-    done = person.runs("resume", "victim")
-    assert done.returncode == 0, done.stderr
+    person.succeeds("resume", "victim")
     assert_complete(person)
     assert digest(person, "victim") == undisturbed

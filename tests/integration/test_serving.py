@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -41,17 +42,15 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 60
-
-
 NO_MODEL = "it was trained with --log-models none, or MLflow did not take it"
 
 
 @pytest.fixture(scope="module")
 def trained(resident: Person) -> Person:
-    """A person with a finished run named ``first``."""
-    words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "2", "--run-name", "first"]
-    done = resident.runs("train", *words)
-    assert done.returncode == 0, done.stderr
+    """A person with a finished run named ``first``, which has told all."""
+    words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "2", "--run-name", "first", "--verbose"]
+    done = resident.succeeds("train", *words)
+    assert "PlacementGroupCleaner" not in done.stdout + done.stderr  # it has nothing to see there
     return resident
 
 
@@ -68,6 +67,16 @@ class Service:
 
     def predict(self, body: bytes, **query: int) -> requests.Response:
         return requests.post(f"{self.url}/predict", data=body, params=query, timeout=TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def posting(self, header: tuple[str, str], begin: bytes | None = None) -> Iterator[http.client.HTTPConnection]:
+        """A request of which the headers and the beginning of the body are sent."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.putrequest("POST", "/predict")
+            connection.putheader(*header)
+            connection.endheaders(begin)
+            yield connection
 
 
 @contextlib.contextmanager
@@ -102,19 +111,21 @@ def predictions(trained: Person, files: list[Path]) -> list[dict[str, float]]:
     return [dict(prediction.classes) for prediction in said]
 
 
+def answer(connection: http.client.HTTPConnection) -> tuple[int, Any]:
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
 def answered(response: requests.Response) -> dict[str, float]:
     assert response.status_code == 200, response.text
     return {entry["class"]: entry["probability"] for entry in response.json()["classes"]}
 
 
-def test_it_tells_how_to_use_it(service: Service) -> None:
+def test_it_tells_how_to_use_it_and_what_it_serves(service: Service, trained: Person) -> None:
     assert f"ready at {service.url}; Ctrl-C ends it\n" in service.command.output
     assert f"  curl --data-binary @IMAGE '{service.url}/predict?top=3'\n" in service.command.output
     assert "caution" not in service.command.output  # it listens on the loopback interface
     assert "INFO" not in service.command.output
-
-
-def test_it_tells_what_it_serves(service: Service, trained: Person) -> None:
     run = trained.run_named("first")
     newest = checkpoint.every(trained.home / ".cifar_ray" / "runs" / "first" / "checkpoints")[-1]
     assert requests.get(service.url, timeout=TIMEOUT_S).json() == {
@@ -185,27 +196,17 @@ def test_what_is_no_image_is_refused(service: Service, body: bytes, reason: str)
 def test_a_damaged_image_is_refused(service: Service, files: list[Path]) -> None:
     for file in files[:6]:
         response = service.predict(file.read_bytes()[:-40])
-        assert (response.status_code, response.json()) == (
-            400,
-            {"error": "cannot read the image: it is truncated or damaged"},
-        )
+        assert response.status_code == 400
+        assert response.json() == {"error": "cannot read the image: it is truncated or damaged"}
 
 
-def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(service: Service) -> None:
-    limit = MAX_BODY_MIB << 20
-    for announced in (True, False):
-        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)
-        with contextlib.closing(connection):
-            connection.putrequest("POST", "/predict")
-            connection.putheader(
-                *(("Content-Length", str(limit + 1)) if announced else ("Transfer-Encoding", "chunked"))
-            )
-            connection.endheaders()
-            if not announced:
-                connection.send(b"%x\r\n%b\r\n" % (limit + 1, bytes(limit + 1)))
-            response = connection.getresponse()
-            assert response.status == 413
-            assert json.loads(response.read()) == {"error": f"the body is larger than {MAX_BODY_MIB} MiB"}
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(service: Service, announced: bool) -> None:
+    size = (MAX_BODY_MIB << 20) + 1
+    with service.posting(("Content-Length", str(size)) if announced else ("Transfer-Encoding", "chunked")) as posted:
+        if not announced:
+            posted.send(b"%x\r\n%b\r\n" % (size, bytes(size)))
+        assert answer(posted) == (413, {"error": f"the body is larger than {MAX_BODY_MIB} MiB"})
 
 
 def test_bodies_that_do_not_come_hold_nobody_up(
@@ -213,31 +214,14 @@ def test_bodies_that_do_not_come_hold_nobody_up(
 ) -> None:
     """The sender of an unfinished body gets a refusal in JSON."""
     with contextlib.ExitStack() as opened:
-        slow = []
-        for _ in range(400):
-            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)
-            opened.enter_context(contextlib.closing(connection))
-            connection.putrequest("POST", "/predict")
-            connection.putheader("Content-Length", "1000")
-            connection.endheaders(b"half")
-            slow.append(connection)
+        slow = [opened.enter_context(service.posting(("Content-Length", "1000"), b"half")) for _ in range(400)]
         assert answered(service.predict(files[0].read_bytes())) == pytest.approx(predictions[0], abs=1e-6)
-        for connection in slow:
-            response = connection.getresponse()
-            assert response.status == 408
-            assert json.loads(response.read()) == {"error": f"the body has not arrived within {BODY_TIMEOUT_S:g} s"}
-
-
-def refused(person: Person, *words: str, **variables: str) -> str:
-    done = person.runs(*words, **variables)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
-    return done.stderr.removeprefix("error: ").rstrip()
+        late = (408, {"error": f"the body has not arrived within {BODY_TIMEOUT_S:g} s"})
+        assert [answer(each) for each in slow] == [late] * 400
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("asked", "sentence"),
     [
         ("first --port 0", "--port must be from 1 to 65535, got 0"),
         ("first --host 203.0.113.1", "--host must be an address of this machine, got '203.0.113.1'"),
@@ -247,21 +231,17 @@ def refused(person: Person, *words: str, **variables: str) -> str:
         ("first --address 127.0.0.1:9", "--address must be that of a running Ray head; '127.0.0.1:9': "),
     ],
 )
-def test_what_cannot_be_served_is_refused(words: str, sentence: str, trained: Person) -> None:
-    run, *rest = words.split()
+def test_what_cannot_be_served_is_refused(asked: str, sentence: str, trained: Person) -> None:
+    run, *rest = asked.split()
+    words = [run, f"--port={free_port()}", *rest, "--tracking-uri", trained.uri]
     with pytest.raises(ConfigError) as caught:
-        serve(
-            flags.read(ServeCommand, [run, f"--port={free_port()}", *rest, "--tracking-uri", trained.uri], "serve"),
-            print,
-        )
+        serve(flags.read(ServeCommand, words, "serve"), print)
     assert caught.value.as_flag().startswith(sentence)
 
 
 def test_a_port_that_is_taken_is_refused(service: Service, trained: Person) -> None:
-    port = str(service.port)
-    assert refused(trained, "serve", "first", "--port", port).startswith(
-        f"--port must be a free port, and {port} is not"
-    )
+    sentence = trained.refused("serve", "first", "--port", str(service.port))
+    assert sentence.startswith(f"--port must be a free port, and {service.port} is not")
 
 
 WITHOUT = """
@@ -283,8 +263,7 @@ def test_without_ray_serve_its_extra_is_named(trained: Person) -> None:
 def test_a_run_is_registered_once_and_loaded_by_its_name(
     trained: Person, files: list[Path], predictions: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = trained.runs("register", "first", "--name", "digits", "--alias", "champion")
-    assert done.returncode == 0, done.stderr
+    done = trained.succeeds("register", "first", "--name", "digits", "--alias", "champion")
     assert done.stdout == "the model of run first is version 1 of digits: models:/digits/1\n"
     again = registry.register("first", "digits", None, trained.uri)
     assert again == registry.Registered("digits", 1, "first", fresh=False)
@@ -313,21 +292,17 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     client.create_run(store.experiment_id(client, "other"), run_name="half", tags=tags)
     whole = client.create_run(store.experiment_id(client, "other"), run_name="empty", tags=tags)
     client.set_terminated(whole.info.run_id)
-    for run, name, alias, sentence in (
+    alias = "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got"
+    for run, name, called, sentence in (
         ("half", "x", None, "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
         ("empty", "x", None, f"run 'empty' has no model in MLflow: {NO_MODEL}"),
         ("nobody", "x", None, f"there is no run 'nobody' in {trained.uri}; a run is named by its name or MLflow id"),
         ("first", "a/b", None, "--name must be a name without / and :, got 'a/b'"),
-        ("first", "x", "v1", "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'v1'"),
-        (
-            "first",
-            "x",
-            "the best",
-            "--alias must be letters, digits, _ or -, other than 'latest' and 'v1', got 'the best'",
-        ),
+        ("first", "x", "v1", f"{alias} 'v1'"),
+        ("first", "x", "the best", f"{alias} 'the best'"),
     ):
         with pytest.raises(ConfigError) as caught:
-            registry.register(run, name, alias, trained.uri)
+            registry.register(run, name, called, trained.uri)
         assert caught.value.as_flag() == sentence
     with pytest.raises(ConfigError, match=r"name must be one that the registry takes, got '\.\.'"):
         registry.register("first", "..", None, trained.uri)
@@ -337,12 +312,7 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
 @pytest.mark.fault
 def test_a_replica_that_is_killed_is_replaced(service: Service, trained: Person, files: list[Path]) -> None:
     def replicas() -> list[psutil.Process]:
-        mine = [
-            process
-            for process in psutil.process_iter(["cmdline", "environ"])
-            if (process.info["environ"] or {}).get("HOME") == str(trained.home)
-        ]
-        return [process for process in mine if "ServeReplica" in "".join(process.info["cmdline"])]
+        return [psutil.Process(pid) for pid, words in trained.processes().items() if "ServeReplica" in words]
 
     (replica,) = replicas()
     replica.kill()
@@ -358,17 +328,13 @@ def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(
     service: Service, trained: Person, files: list[Path], predictions: list[dict[str, float]]
 ) -> None:
     body = files[0].read_bytes()
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=TIMEOUT_S)) as under_way:
-        under_way.putrequest("POST", "/predict")
-        under_way.putheader("Content-Length", str(len(body)))
-        under_way.endheaders(body[:100])
+    with service.posting(("Content-Length", str(len(body))), body[:100]) as under_way:
         assert requests.get(f"{service.url}/healthz", timeout=TIMEOUT_S).status_code == 200
         service.command.kill(signal.SIGTERM)
         service.command.until("interrupted; stopping Ray")
         under_way.send(body[100:])
-        response = under_way.getresponse()
-        assert response.status == 200
-        assert json.loads(response.read())["classes"][0]["class"] == next(iter(predictions[0]))
+        status, said = answer(under_way)
+        assert (status, said["classes"][0]["class"]) == (200, next(iter(predictions[0])))
     assert service.command.end() == 0
     assert service.command.output.endswith("ended; the model is not served any more\n")
     assert "Traceback" not in service.command.output
@@ -386,14 +352,13 @@ def test_replicas_stand_on_the_nodes_of_a_cluster_that_stays(
         head.add("second")
         head.until_nodes(2)
         joining = {**Head.VARIABLES, "RAY_ADDRESS": head.address}
-        assert refused(trained, "serve", "first", "--replicas", "3", **joining) == (
-            "--replicas must be at most the CPUs that are free, 2, got 3"
-        )
+        many = "--replicas must be at most the CPUs that are free, 2, got 3"
+        assert trained.refused("serve", "first", "--replicas", "3", **joining) == many
         with serving(trained, "--replicas", "2", **joining) as service:
             assert re.search(r" on the head, [0-9.]+; Ctrl-C ends it\n", service.command.output)
             for file, expected in zip(files, predictions, strict=True):
                 assert answered(service.predict(file.read_bytes())) == pytest.approx(expected, abs=1e-6)
-            assert refused(trained, "serve", "first", **joining) == (
+            assert trained.refused("serve", "first", **joining) == (
                 "--address must be a cluster where Ray Serve does not run yet; `serve shutdown` ends it"
             )
             service.command.kill(signal.SIGINT)

@@ -18,91 +18,83 @@ from cifar_ray.tracking import reading
 from cifar_ray.training import hardware
 from tests.support.person import Person
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_sweep.yaml"
 SMALL = ["--dataset", "digits", "--model", "simple_cnn", "--batch-size", "32"]
 
 
 def children(person: Person, name: str) -> dict[str, Run]:
     """The runs of a sweep by their names, of which there is one each."""
     parent = person.run_named(name)
-    found = person.mlflow.search_runs(
-        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-    )
+    wanted = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    found = person.mlflow.search_runs([parent.info.experiment_id], wanted)
     named = {run.info.run_name: run for run in found}
     assert len(named) == len(found)
     return named
 
 
-def epochs(person: Person, run: Run) -> list[int]:
-    return [point.step for point in person.mlflow.get_metric_history(run.info.run_id, "test/accuracy")]
+@pytest.fixture(scope="module")
+def output(resident: Person) -> str:
+    """What a sweep prints, with cells that learn, cells that diverge, and cells that have no room here."""
+    grid = ["--seeds", "1", "--grid", "lr=0.05,1e30", "topology=1x1,1x2,1x40"]
+    done = resident.runs(
+        "sweep", str(EXAMPLE), "--name", "mixed", "--epochs", "2", "--batch-size", "32", "--skip-infeasible", *grid
+    )
+    assert done.returncode == 1, done.stderr  # some runs have failed
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Person, str]:
-    """A sweep with cells that learn, cells that diverge, and cells that have no room here; and what it printed."""
-    person = Person(tmp_path_factory.mktemp("sweep"))
-    grid = ["lr=0.05,1e30", "topology=1x1,1x2,1x40", "--seeds", "1"]
-    done = person.runs("sweep", "--name", "mixed", *SMALL, "--epochs", "2", "--skip-infeasible", "--grid", *grid)
-    assert done.returncode == 1, done.stderr  # some runs have failed
-    return person, done.stdout
+def runs(output: str, resident: Person) -> dict[str, Run]:
+    return children(resident, "mixed")
 
 
-def test_each_cell_is_one_child_of_the_sweep(swept: tuple[Person, str]) -> None:
-    person, _ = swept
-    parent, runs = person.run_named("mixed"), children(person, "mixed")
-    assert parent.info.status == "FINISHED"
-    assert set(runs) == {f"lr{lr} bs32 {topology} seed0" for lr in ("0.05", "1e30") for topology in ("1x1", "1x2")}
+def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, resident: Person) -> None:
+    assert resident.run_named("mixed").info.status == "FINISHED"
+    assert {name: run.info.status for name, run in runs.items()} == {
+        "lr0.05 bs32 1x1 seed0": "FINISHED",
+        "lr0.05 bs32 1x2 seed0": "FINISHED",
+        "lr1e30 bs32 1x1 seed0": "FAILED",
+        "lr1e30 bs32 1x2 seed0": "FAILED",
+    }
     for name, run in runs.items():
         assert run.data.tags["cifar_ray.sweep"] == "mixed"
         assert run.data.params["topology"] in name
-    good = [run for name, run in runs.items() if "lr0.05" in name]
-    assert [run.info.status for run in good] == ["FINISHED", "FINISHED"]
-    assert all(epochs(person, run) == [1, 2] for run in good)
-
-
-def test_a_run_that_fails_has_its_reason_and_the_sweep_goes_on(swept: tuple[Person, str]) -> None:
-    person, output = swept
-    failed = [run for name, run in children(person, "mixed").items() if "lr1e30" in name]
-    assert [run.info.status for run in failed] == ["FAILED", "FAILED"]
-    assert all("not a finite number" in run.data.tags["cifar_ray.failure"] for run in failed)
+        if run.info.status == "FINISHED":
+            assert resident.steps(name, "test/accuracy") == [1, 2]
+        else:
+            assert "not a finite number" in run.data.tags["cifar_ray.failure"]
     assert re.search(r"^runs +2 finished, 2 skipped, 2 failed$", output, flags=re.MULTILINE)
 
 
-def test_a_cell_without_room_is_skipped_and_shown(swept: tuple[Person, str]) -> None:
-    person, output = swept
+def test_a_cell_without_room_is_skipped_and_shown(output: str, resident: Person) -> None:
     assert "lr0.05 bs32 1x40 seed0: skipped, topology 1x40 needs 1 node with 40 CPUs each" in output
-    parent = person.run_named("mixed")
-    path = person.mlflow.download_artifacts(parent.info.run_id, "cells.json", str(person.home))
-    cells = json.loads(Path(path).read_text())["cells"]
+    cells = json.loads(resident.artifact("mixed", "cells.json").read_text())["cells"]
     assert [cell["state"] for cell in cells] == ["RUN", "RUN", "SKIPPED"] * 2
     assert cells[2]["params"]["topology"] == "1x40"
 
 
-def test_it_says_beforehand_what_it_will_do_and_how_long_it_takes(swept: tuple[Person, str]) -> None:
-    _, output = swept
+def test_it_says_beforehand_what_it_will_do_and_how_long_it_takes(output: str) -> None:
     assert "sweep mixed: 4 runs of 6, 1 at once; the batch per worker is held" in output
     assert re.search(r"^lr0.05 bs32 1x1 seed0: finished, .*\(1 of 4 runs; about \d+ s left\)$", output, flags=re.M)
 
 
-def test_where_the_time_went_is_recorded(swept: tuple[Person, str]) -> None:
-    person, _ = swept
-    metrics = person.run_named("mixed").data.metrics
-    runs = [run for run in children(person, "mixed").values() if run.info.status == "FINISHED"]
+def test_where_the_time_went_is_recorded(runs: dict[str, Run], resident: Person) -> None:
+    metrics = resident.run_named("mixed").data.metrics
+    finished = [run for run in runs.values() if run.info.status == "FINISHED"]
     for phase in ("startup", "training", "evaluation", "checkpoint"):
-        whole = sum(run.data.metrics[f"time/{phase}_s"] for run in runs)
+        whole = sum(run.data.metrics[f"time/{phase}_s"] for run in finished)
         assert metrics[f"sweep/{phase}_s"] == pytest.approx(whole)
         assert whole > 0
-    for run in runs:
+    for run in finished:
         lasted = run.info.end_time - run.info.start_time
         assert lasted == pytest.approx(1000 * run.data.metrics["time/wall_s"], abs=2)
     outside = 1 - metrics["sweep/training_s"] / metrics["sweep/wall_s"]
     assert metrics["sweep/share_outside_training"] == pytest.approx(outside)
 
 
-def test_a_report_has_the_figures_of_the_store(swept: tuple[Person, str], tmp_path: Path) -> None:
+def test_a_report_has_the_figures_of_the_store(runs: object, resident: Person) -> None:
     """Every number in a table is computed again from the runs that it names."""
-    person, _ = swept
-    study = reading.study(person.uri, "mixed")
-    built = reports.build(study, None, None, None)
+    built = reports.build(reading.study(resident.uri, "mixed"), None, None, None)
     sources = {
         "accuracy_percent": ("test/accuracy", 100.0),
         "f1_percent": ("test/f1", 100.0),
@@ -115,21 +107,28 @@ def test_a_report_has_the_figures_of_the_store(swept: tuple[Person, str], tmp_pa
     checked = 0
     for key, (metric, scale) in sources.items():
         (table,) = [table for name, table in tables.items() if name.endswith(key)]
-        for _, entries in table.rows:
-            for entry in entries:
-                if entry.value is None:
-                    assert entry.text == ""
-                    continue
-                values = [person.mlflow.get_run(run_id).data.metrics[metric] for run_id in entry.run_ids]
-                assert math.isclose(entry.value, scale * sum(values) / len(values), rel_tol=1e-9)
-                checked += 1
+        for entry in (entry for _, entries in table.rows for entry in entries):
+            if entry.value is None:
+                assert entry.text == ""
+                continue
+            values = [resident.mlflow.get_run(run_id).data.metrics[metric] for run_id in entry.run_ids]
+            assert math.isclose(entry.value, scale * sum(values) / len(values), rel_tol=1e-9)
+            checked += 1
     assert checked == 2 * len(sources)
 
 
-def test_what_the_store_has_is_what_was_done(swept: tuple[Person, str]) -> None:
+def test_a_report_is_written(runs: object, resident: Person) -> None:
+    resident.succeeds("report", "mixed", "--out", "out")
+    out = resident.home / "out"
+    written = {str(path.relative_to(out)) for path in out.rglob("[!.]*.*")}
+    assert {"report.html", "report.md"} <= written
+    assert {Path(name).suffix for name in written} == {".html", ".md", ".csv", ".png", ".svg"}
+    assert "lr0.05 bs32 1x2 seed0" in (out / "report.html").read_text()
+
+
+def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> None:
     """The recorded figures themselves, from the data set, the settings, the confusion matrix and each other."""
-    person, _ = swept
-    finished = [trial for trial in reading.study(person.uri, "mixed").trials if trial.finished]
+    finished = [trial for trial in reading.study(resident.uri, "mixed").trials if trial.finished]
     assert len(finished) == 2
     for trial in finished:
         metrics, batch = trial.metrics, 32 * trial.world_size
@@ -147,29 +146,24 @@ def test_what_the_store_has_is_what_was_done(swept: tuple[Person, str]) -> None:
         assert metrics["images_per_s"] * metrics["time/iteration_mean_s"] == pytest.approx(batch)
 
 
-def test_its_name_is_taken(swept: tuple[Person, str]) -> None:
-    person, _ = swept
-    again = person.runs("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
-    assert again.returncode == 2
-    assert "--name must be new, and 'mixed' is in" in again.stderr
-    assert "`cifar-ray sweep --resume mixed` continues it" in again.stderr
-    finished = person.runs("sweep", "--resume", "mixed")
-    assert (finished.returncode, finished.stdout) == (0, "sweep mixed is finished; there is nothing to resume\n")
+def test_its_name_is_taken(runs: object, resident: Person) -> None:
+    sentence = resident.refused("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
+    assert sentence.startswith("--name must be new, and 'mixed' is in")
+    assert "`cifar-ray sweep --resume mixed` continues it" in sentence
+    again = resident.succeeds("sweep", "--resume", "mixed").stdout
+    assert again == "sweep mixed is finished; there is nothing to resume\n"
 
 
-def test_a_run_of_a_sweep_is_a_run_like_any_other(swept: tuple[Person, str]) -> None:
-    person, _ = swept
-    done = person.runs("evaluate", "lr0.05 bs32 1x2 seed0")
-    assert done.returncode == 0, done.stderr
-    recorded = children(person, "mixed")["lr0.05 bs32 1x2 seed0"].data.metrics["test/accuracy"]
-    assert f"test accuracy             {recorded:.2%}" in done.stdout
+def test_a_run_of_a_sweep_is_a_run_like_any_other(runs: dict[str, Run], resident: Person) -> None:
+    name = "lr0.05 bs32 1x2 seed0"
+    accuracy = f"test accuracy             {runs[name].data.metrics['test/accuracy']:.2%}"
+    assert accuracy in resident.succeeds("evaluate", name).stdout
 
 
 def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> None:
-    done = person.runs("sweep", "--name", "large", *SMALL, "--grid", "topology=1x1,1x40,7x1")
-    assert done.returncode == 2
-    assert "--grid must have cells that can run here, or go with --skip-infeasible; bs32 1x40 seed0: " in done.stderr
-    assert "bs32 7x1 seed0: topology 7x1 needs 7 nodes" in done.stderr
+    sentence = person.refused("sweep", "--name", "large", *SMALL, "--grid", "topology=1x1,1x40,7x1")
+    assert "--grid must have cells that can run here, or go with --skip-infeasible; bs32 1x40 seed0: " in sentence
+    assert "bs32 7x1 seed0: topology 7x1 needs 7 nodes" in sentence
     assert not (person.home / ".cifar_ray/runs/large").exists()
     assert person.mlflow.search_runs(["0"], "") == []
 
@@ -178,12 +172,10 @@ def test_cells_without_room_are_refused_before_anything_runs(person: Person) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.allowed_cpus() < 2, reason="needs two CPUs to run two runs at once")
 def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -> None:
-    done = person.runs(
-        "sweep", "--name", "pair", *SMALL, "--epochs", "1", "--max-concurrent", "2", "--grid", "seed=1,2"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 runs of 2, 2 at once" in done.stdout
-    assert "has not taken something" not in done.stdout
+    words = ["--name", "pair", *SMALL, "--epochs", "1", "--max-concurrent", "2", "--grid", "seed=1,2"]
+    shown = person.succeeds("sweep", *words).stdout
+    assert "2 runs of 2, 2 at once" in shown
+    assert "has not taken something" not in shown
     client = person.mlflow
     for run in children(person, "pair").values():
         ids = [output.model_id for output in client.get_run(run.info.run_id).outputs.model_outputs]
@@ -193,24 +185,22 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 @pytest.mark.slow
 def test_asha_stops_the_run_that_falls_behind(person: Person) -> None:
     # One after the other: side by side, the one that falls behind may be through before there is a better one.
-    alone = ["--topology", f"1x{hardware.allowed_cpus()}"]
-    words = ["--epochs", "4", "--scheduler", "asha", "--grid", "lr=0.05,1e-9"]
-    done = person.runs("sweep", "--name", "race", *SMALL, *alone, *words)
-    assert done.returncode == 0, done.stderr
+    topology = f"1x{hardware.allowed_cpus()}"
+    words = ["--topology", topology, "--epochs", "4", "--scheduler", "asha", "--grid", "lr=0.05,1e-9"]
+    person.succeeds("sweep", "--name", "race", *SMALL, *words)
     runs = children(person, "race")
-    assert runs[f"lr0.05 bs32 {alone[1]} seed0"].info.status == "FINISHED"
-    slow = runs[f"lr1e-09 bs32 {alone[1]} seed0"]
+    assert runs[f"lr0.05 bs32 {topology} seed0"].info.status == "FINISHED"
+    slow = runs[f"lr1e-09 bs32 {topology} seed0"]
     assert slow.info.status == "KILLED"
     assert "asha" in slow.data.tags["cifar_ray.failure"]
-    assert len(epochs(person, slow)) < 4
+    assert len(person.steps(slow.info.run_name, "test/accuracy")) < 4
 
 
 @pytest.mark.extended
 @pytest.mark.slow
 def test_values_drawn_at_random(person: Person) -> None:
     drawn = ["--search", "random", "--samples", "2", "--grid", "lr=loguniform:0.01:0.1", "weight_decay=0,0.001"]
-    done = person.runs("sweep", "--name", "drawn", *SMALL, "--epochs", "1", *drawn)
-    assert done.returncode == 0, done.stderr
+    person.succeeds("sweep", "--name", "drawn", *SMALL, "--epochs", "1", *drawn)
     rates = [float(run.data.params["lr"]) for run in children(person, "drawn").values()]
     assert len(set(rates)) == 2
     assert all(0.01 <= rate <= 0.1 for rate in rates)
@@ -233,15 +223,14 @@ def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> Non
     assert before["bs32 1x1 seed0"].info.status == "FINISHED"
     parent = person.run_named("victim").info.run_id
 
-    resumed = person.runs("sweep", "--resume", "victim", timeout=600)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "sweep victim: 1 run of 2, 1 at once" in resumed.stdout
-    assert "bs32 1x2 seed0: continuing after step" in resumed.stdout
+    resumed = person.succeeds("sweep", "--resume", "victim", timeout=600).stdout
+    assert "sweep victim: 1 run of 2, 1 at once" in resumed
+    assert "bs32 1x2 seed0: continuing after step" in resumed
     after = children(person, "victim")
     assert person.run_named("victim").info.run_id == parent
     assert person.run_named("victim").info.status == "FINISHED"
     assert len(after) == 2
     assert after["bs32 1x1 seed0"].info.end_time == before["bs32 1x1 seed0"].info.end_time
-    for run in after.values():
+    for name, run in after.items():
         assert run.info.status == "FINISHED"
-        assert epochs(person, run) == list(range(1, 31))
+        assert person.steps(name, "test/accuracy") == list(range(1, 31))

@@ -80,8 +80,7 @@ def server(database: str) -> Iterator[str]:
 def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) -> None:
     person.uri = server
     words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--batch-size", "32"]
-    done = person.runs("train", *words, "--run-name", "kept", "--tracking-uri", server, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = person.succeeds("train", *words, "--run-name", "kept", "--tracking-uri", server, timeout=600)
     run = person.run_named("kept")
     assert run.info.status == "FINISHED"
     assert f"{server}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in done.stdout
@@ -89,13 +88,11 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
     names = {file.path for file in person.mlflow.list_artifacts(run.info.run_id)}
     whole = {"config.yaml", "checkpoints.json", "placement.json", "per_class.json"}
     assert names >= whole | {"confusion_matrix.json", "confusion_matrix.png"}
-    assert [point.step for point in person.mlflow.get_metric_history(run.info.run_id, "test/accuracy")] == [1]
-    scored = person.runs("evaluate", "kept", "--tracking-uri", server)
-    assert scored.returncode == 0, scored.stderr
+    assert person.steps("kept", "test/accuracy") == [1]
+    scored = person.succeeds("evaluate", "kept", "--tracking-uri", server)
     assert f"{run.data.metrics['test/accuracy']:.2%}" in scored.stdout
     (model,) = person.mlflow.get_run(run.info.run_id).outputs.model_outputs
-    registered = person.runs("register", "kept", "--name", "digits", "--tracking-uri", server)
-    assert registered.returncode == 0, registered.stderr
+    person.succeeds("register", "kept", "--name", "digits", "--tracking-uri", server)
     versions = person.mlflow.get_logged_model(model.model_id).tags["mlflow.modelVersions"]
     assert json.loads(versions) == [{"name": "digits", "version": 1}]
     mlflow.set_tracking_uri(server)

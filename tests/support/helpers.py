@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
 import secrets
 import tempfile
 import time
@@ -36,6 +35,7 @@ from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
+from tests.support import warm
 
 T = TypeVar("T")
 AUTHKEY = secrets.token_bytes()
@@ -281,12 +281,7 @@ def wait_for_the_dead(config: TrainConfig) -> list[str]:
 
 
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
-    context = multiprocessing.get_context("forkserver")
-    # Imported once, and not by every rank.
-    context.set_forkserver_preload(
-        ["tests.support.helpers", "sklearn.datasets", "torchvision.models", "torch.distributed.pipelining"]
-    )
-    with tempfile.TemporaryDirectory() as meeting, context.Pool(config.world_size, maxtasksperchild=1) as pool:
+    with tempfile.TemporaryDirectory() as meeting, warm.context().Pool(config.world_size, maxtasksperchild=1) as pool:
         tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]
         # A rank that is killed would never answer.
         return pool.starmap_async(_on_rank, tasks, chunksize=1).get(timeout=600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,10 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
+
+from tests.support import warm
 
 ELSEWHERE = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 """Variables that would lead a run elsewhere than to the home folder."""
@@ -44,15 +48,24 @@ class Person:
         return [sys.executable, "-m", "cifar_ray.cli", *words]
 
     def runs(self, *words: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end."""
-        return subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**self.environment, **variables},
-            cwd=self.home,
-        )
+        """Run the command to its end: as a copy of a warm process, unless its modules are to be found elsewhere."""
+        environment = {**self.environment, **variables}
+        if "PYTHONPATH" not in variables:
+            return warm.cifar_ray_command(words, environment, self.home, timeout)
+        command = self.command(*words)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.home)
+
+    def succeeds(self, *words: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end, which is a good one."""
+        done = self.runs(*words, timeout=timeout, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def refused(self, *words: str, timeout: float = 300, **variables: str) -> str:
+        """Run the command, which is a mistake; the one sentence on it."""
+        done = self.runs(*words, timeout=timeout, **variables)
+        assert (done.returncode, done.stderr[:7], done.stderr.count("\n")) == (2, "error: ", 1), done
+        return done.stderr.removeprefix("error: ").rstrip()
 
     @contextlib.contextmanager
     def starts(self, *words: str, **variables: str) -> Iterator[Started]:
@@ -84,6 +97,18 @@ class Person:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         (run,) = client.search_runs(experiments, f"attributes.run_name = '{name}'")
         return run
+
+    def steps(self, run: str, metric: str) -> list[int]:
+        """Steps at which a run has a metric in MLflow."""
+        return [point.step for point in self.mlflow.get_metric_history(self.run_named(run).info.run_id, metric)]
+
+    def artifact(self, run: str, name: str) -> Path:
+        """A run's file in MLflow."""
+        return Path(self.mlflow.download_artifacts(self.run_named(run).info.run_id, name))
+
+    def placement(self, run: str) -> list[dict[str, Any]]:
+        """Where each worker of a run stands, by rank."""
+        return json.loads(self.artifact(run, "placement.json").read_text())
 
     def leftovers(self) -> list[str]:
         """Processes that this person's commands have left running."""

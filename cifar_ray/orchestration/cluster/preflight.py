@@ -6,13 +6,14 @@ import contextlib
 import shutil
 import socket
 import uuid
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.storage import Folder
@@ -32,14 +33,14 @@ def check_storage(folder: Folder, config: TrainConfig) -> None:
         ConfigError: naming a node that cannot use the folder, or a disk with too little room.
     """
     _check_room(folder, config)
-    node_ids = [node.node_id for node in connection.nodes()]
-    if node_ids != [ray.get_runtime_context().get_node_id()]:
+    nodes = connection.nodes()
+    if [node.node_id for node in nodes] != [ray.get_runtime_context().get_node_id()]:
         with storage.refusing(folder):
-            for problem in problems(folder, config, node_ids).values():
+            for problem in problems(folder, config, nodes).values():
                 raise problem
 
 
-def problems(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> dict[str, ConfigError]:
+def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict[str, ConfigError]:
     """Have some nodes read a file that the driver has written, and write one that it can see.
 
     Returns:
@@ -48,36 +49,37 @@ def problems(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> 
     Raises:
         OSError: the driver itself cannot use it.
     """
-    if not node_ids or connection.is_made_up(config):  # nodes started here are this machine
+    if not nodes or connection.is_made_up(config):  # nodes started here are this machine
         return {}
-    nodes = {node.node_id: node.address for node in connection.nodes() if node.node_id in node_ids}
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"
     found = {}
     try:
         folder.write(mark, "")
         task = ray.remote(num_cpus=0, max_retries=0)(_try)
-        answers = {}
+        answers = []
         for node in nodes:
-            there = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-            answers[node] = there.remote(folder, mark, f"{mark}-{node}")
-        for node, address in nodes.items():
+            there = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+            answers.append(there.remote(folder, mark, f"{mark}-{node.node_id}"))
+        for node, answer in zip(nodes, answers, strict=True):
             try:
-                host, fault = ray.get(answers[node], timeout=_ANSWER_S)
+                host, fault = ray.get(answer, timeout=_ANSWER_S)
                 if not fault:
-                    folder.read(f"{mark}-{node}")  # a listing may be a cached one
+                    folder.read(f"{mark}-{node.node_id}")  # a listing may be a cached one
             except FileNotFoundError:
                 fault = "writes what is not seen here to"
             except ray.exceptions.RayError as error:  # also when there is no answer in time
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
-                found[node] = ConfigError("storage", f"could not be checked on node {address}: {reason}")
+                found[node.node_id] = ConfigError("storage", f"could not be checked on node {node.address}: {reason}")
                 continue
             if fault:
-                found[node] = ConfigError("storage", f"must be a {wanted}; node {host} {fault} {folder.address}")
+                found[node.node_id] = ConfigError(
+                    "storage", f"must be a {wanted}; node {host} {fault} {folder.address}"
+                )
         return found
     finally:
         with contextlib.suppress(OSError):
-            for name in (mark, *(f"{mark}-{node}" for node in nodes)):
+            for name in (mark, *(f"{mark}-{node.node_id}" for node in nodes)):
                 folder.delete(name)
 
 

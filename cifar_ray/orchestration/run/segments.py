@@ -125,8 +125,10 @@ class _Segments:
         session = self.session
         while True:
             chosen = self.allocator.allocate(session.config, held, patient=True)
+            untested = set(chosen.nodes) - self.tested
+            nodes = [node for node in connection.nodes() if node.node_id in untested] if untested else []
             try:
-                problems = preflight.problems(session.folder.folder, chosen.config, set(chosen.nodes) - self.tested)
+                problems = preflight.problems(session.folder.folder, chosen.config, nodes)
             except OSError:  # the driver itself cannot reach the storage now, which says nothing about a node
                 return chosen
             if not problems:

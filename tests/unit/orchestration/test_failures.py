@@ -28,22 +28,15 @@ class Kept(Mailbox):
         pass
 
 
-def raised(call: Any) -> Exception:
-    with pytest.raises((RuntimeError, MemoryError)) as found:
-        call()
-    assert isinstance(found.value, Exception)
-    return found.value
-
-
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 60), lambda: bytearray(1 << 60)])
 def test_memory_that_is_too_small_is_final_and_names_the_batch_size(allocate: Any) -> None:
-    mailbox, error = Kept(), raised(allocate)
-    with pytest.raises(type(error)):
-        Failures(mailbox).after_exception(None, {1: error})
-    (posted,) = mailbox.posted
-    assert posted == WorkersFailed(
-        {1: "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"}, final=True
-    )
+    mailbox = Kept()
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        allocate()
+    with pytest.raises(error.type):
+        Failures(mailbox).after_exception(None, {1: error.value})
+    sentence = "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
+    assert mailbox.posted == [WorkersFailed({1: sentence}, final=True)]
 
 
 def test_another_error_is_not_final() -> None:

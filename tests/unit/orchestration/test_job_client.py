@@ -36,12 +36,9 @@ def test_each_piece_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_why_a_job_has_not_started() -> None:
-    assert (
-        client._complaint("Running entrypoint\nerror: the cluster has cifar_ray 1\n\n") == "the cluster has cifar_ray 1"
-    )
-    assert client._complaint("/bin/sh: 1: exec: python: not found\n").startswith(
-        "/bin/sh: 1: exec: python: not found (`python` on the cluster's PATH must be the one that has cifar_ray"
-    )
+    lacking = "/bin/sh: 1: exec: python: not found"
+    assert client._complaint("Running entrypoint\nerror: the cluster has ray 1\n\n") == "the cluster has ray 1"
+    assert client._complaint(f"{lacking}\n").startswith(f"{lacking} (`python` on the cluster's PATH must be the one")
 
 
 def test_a_continuation_has_the_name_of_the_same_job_that_runs_or_the_next_number() -> None:

@@ -21,6 +21,10 @@ def made(**values: object) -> SweepConfig:
     return sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
+def planned(sweep: SweepConfig) -> list[plans.Trial]:
+    return plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+
+
 def test_a_random_search_draws_each_combination_once() -> None:
     sweep = made(grid={"batch_size": [16, 64], "topology": ["1x1", "1x2"]}, search="random", samples=3)
     drawn = plans.draw(sweep)
@@ -31,22 +35,17 @@ def test_a_random_search_draws_each_combination_once() -> None:
     assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
 
 
-def test_a_random_search_draws_as_many_from_every_grid() -> None:
-    grids = [{"model": model, "lr": {"uniform": [0.1, 0.2]}} for model in ("simple_cnn", "resnet")]
-    drawn = plans.draw(made(grid=grids, search="random", samples=2))
-    assert [values["model"] for values in drawn] == ["simple_cnn"] * 2 + ["resnet"] * 2
-
-
-def test_numbers_are_drawn_from_a_range() -> None:
-    sweep = made(grid={"lr": {"loguniform": [0.01, 0.1]}}, search="random", samples=20)
-    rates = [values["lr"] for values in plans.draw(sweep)]
-    assert len(set(rates)) == 20
-    assert all(0.01 <= rate <= 0.1 for rate in rates)
+def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range() -> None:
+    grids = [{"model": model, "lr": {"loguniform": [0.01, 0.1]}} for model in ("simple_cnn", "resnet")]
+    drawn = plans.draw(made(grid=grids, search="random", samples=10))
+    assert [values["model"] for values in drawn] == ["simple_cnn"] * 10 + ["resnet"] * 10
+    assert len({values["lr"] for values in drawn}) == 20
+    assert all(0.01 <= values["lr"] <= 0.1 for values in drawn)
 
 
 def test_all_that_cannot_run_is_named() -> None:
     sweep = made(grid={"batch_size": [16, 2000, 3000]})
-    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    trials = planned(sweep)
     with pytest.raises(ConfigError) as caught:
         plans.refuse(sweep, trials)
     told = caught.value.as_flag()
@@ -63,21 +62,21 @@ def test_all_that_cannot_run_is_named() -> None:
 def test_a_sweep_with_nothing_that_can_run() -> None:
     sweep = made(grid={"batch_size": [2000, 3000]}, skip_infeasible=True)
     with pytest.raises(ConfigError, match="must have a cell that can run here"):
-        plans.refuse(sweep, plans.plan(sweeps.cells(sweep, plans.draw(sweep))))
+        plans.refuse(sweep, planned(sweep))
 
 
 def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
     sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
-    slugs = [trial.slug for trial in plans.plan(sweeps.cells(sweep, plans.draw(sweep)))]
+    slugs = [trial.slug for trial in planned(sweep)]
     assert len(set(slugs)) == len(slugs)
     assert max(map(len, slugs)) <= 120
 
 
 def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
-    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    trials = planned(sweep)
     plans.refuse(sweep, trials)
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), trials)
@@ -99,8 +98,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, state: str, tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]})
-    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    (trial,) = planned(made(grid={"batch_size": [16]}))
     (tmp_path / trial.slug).mkdir()
     (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": "k", "name": trial.slug}))
     trial.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
@@ -109,8 +107,7 @@ def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, stat
 
 
 def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]})
-    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    (trial,) = planned(made(grid={"batch_size": [16]}))
     (tmp_path / trial.slug).mkdir()
     trial.find_again(storage.at(str(tmp_path)), {})
     assert (trial.state, trial.folder) == (board.WAITING, None)
@@ -119,15 +116,14 @@ def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("description", ["nothing", "a file", "what cannot be read"])
 def test_a_folder_that_has_more_than_was_half_made_is_kept(description: str, tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]})
-    (trial,) = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
-    own = tmp_path / trial.slug
+    (trial,) = planned(made(grid={"batch_size": [16]}))
+    own, said = tmp_path / trial.slug, "is gone or damaged"
     (own / "checkpoints" / "step-00000010").mkdir(parents=True)
     if description == "a file":
         (own / "run.json").write_text("{")
     elif description == "what cannot be read":
         (own / "run.json").mkdir()  # reading it fails with another error than that it is not there
-    said = "cannot be read: .* is a directory" if description == "what cannot be read" else "is gone or damaged"
+        said = "cannot be read: .* is a directory"
     with pytest.raises(ConfigError, match=f"the folder of the run, {own}, {said}"):
         trial.find_again(storage.at(str(tmp_path)), {})
     assert (own / "checkpoints" / "step-00000010").is_dir()

@@ -31,14 +31,10 @@ def test_a_folder_is_found_again(config: TrainConfig) -> None:
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
-def test_a_name_is_taken_once(config: TrainConfig) -> None:
-    runs.create(config)
+def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -> None:
+    folder, held = runs.create(config)
     with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
         runs.create(config)
-
-
-def test_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder, held = runs.create(config)
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
     held.release()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
@@ -24,6 +25,8 @@ from cifar_ray.orchestration.run import attempt, segments
 from cifar_ray.orchestration.run.events import Stopped
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
+
+NODES = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "new")]
 
 
 class Asked(Demand):
@@ -101,25 +104,19 @@ class OneNode(NodeAllocator):
 
 
 def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "second")]
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: NODES)
     allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
-    assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "second"}
+    assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "new"}
     allocator.excluded.add("first")
     found = allocator.allocate(config("2x1", "1x1:2x1"))
-    assert (found.config.topology, found.nodes) == ("1x1", ["second"])
+    assert (found.config.topology, found.nodes) == ("1x1", ["new"])
 
 
 def session(config: TrainConfig, folder: Path) -> Any:
     said: list[str] = []
-    return SimpleNamespace(
-        config=config,
-        failures=0,
-        said=said,
-        view=SimpleNamespace(line=said.append),
-        folder=SimpleNamespace(folder=storage.at(str(folder))),
-        handle=lambda _: None,
-    )
+    own: Any = SimpleNamespace(folder=storage.at(str(folder)))
+    view = SimpleNamespace(line=said.append)
+    return SimpleNamespace(config=config, failures=0, said=said, view=view, folder=own, handle=lambda _: None)
 
 
 def run(session: Any, allocator: NodeAllocator) -> None:
@@ -151,28 +148,20 @@ def test_a_move_tries_the_storage_from_nodes_that_are_new(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elastic: str | None
 ) -> None:
     one, allocator = session(config("1x1", elastic), tmp_path), OneNode("new", "first")
-    tried: list[set[str]] = []
-    course: list[Any] = [Stopped(3), RunFailedError("the end")]
+    tried: list[list[Node]] = []
 
-    def attempted(*_: Any) -> Any:
-        what = course.pop(0)
-        if isinstance(what, Exception):
-            raise what
-        return what
-
-    def asked(_: Any, __: Any, nodes: set[str]) -> dict[str, ConfigError]:
+    def asked(_: Any, __: Any, nodes: list[Node]) -> dict[str, ConfigError]:
         tried.append(nodes)
-        return {node: ConfigError("storage", f"must be shared; {node} does not see it") for node in nodes}
+        return {node.node_id: ConfigError("storage", "must be shared") for node in nodes}
 
-    monkeypatch.setattr(attempt, "run", attempted)
+    monkeypatch.setattr(attempt, "run", mock.Mock(side_effect=[Stopped(3), RunFailedError("the end")]))
+    monkeypatch.setattr(connection, "nodes", lambda: NODES)
     monkeypatch.setattr(preflight, "problems", asked)
     with pytest.raises(RunFailedError) as ended:
         run(one, allocator)
-    assert tried[0] == {"new"}
     if elastic:
-        assert str(ended.value) == "the end"
-        assert allocator.excluded == {"new"}
-        assert one.said == ["going on without a node: --storage must be shared; new does not see it"]
-        assert tried[1:] == [set()]
+        assert (str(ended.value), allocator.excluded) == ("the end", {"new"})
+        assert one.said == ["going on without a node: --storage must be shared"]
+        assert tried == [NODES[1:], []]
     else:
-        assert str(ended.value) == "--storage must be shared; new does not see it"
+        assert (str(ended.value), tried) == ("--storage must be shared", [NODES[1:]])
