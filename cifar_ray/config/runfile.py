@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, schema, yaml
+from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig, options_of_others
 
@@ -34,6 +34,8 @@ def read(path: str | Path) -> dict[str, Any]:
         ConfigError: when it cannot be read, is not a mapping, has a repeated key, or was written by another version.
             The sentence names the file.
     """
+    from cifar_ray.config import yaml  # PyYAML, which training itself does without
+
     values = yaml.read(path)
     try:
         return _of_this_version(values)
@@ -105,6 +107,8 @@ def to_yaml(config: TrainConfig) -> str:
 
     The run's name is left out, since every run has its own, and so are the options of other models and strategies.
     """
+    from cifar_ray.config import yaml
+
     values = _own(dataclasses.replace(config, run_name=None))
     del values["run_name"]
     return yaml.dump(values)
