@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.training import checkpoint, manifest
-from tests.support.helpers import AUTHKEY, ServerHost, resolved, train_at_own_pace, wait_for_the_dead
+from tests.support.helpers import AUTHKEY, ServerHost, small_config, train_at_own_pace, wait_for_the_dead
 from tests.support.person import Person
 
 BOTH = ("parameter_server", "hogwild")
@@ -30,16 +31,7 @@ def host() -> Iterator[ServerHost]:
         yield started
 
 
-def config(strategy: str, topology: str, **values: object) -> TrainConfig:
-    plain: dict[str, object] = {
-        "dataset": "digits",
-        "model": "simple_cnn",
-        "epochs": 2,
-        "global_batch_size": 48,
-        "precision": "fp32",
-        "log_every": 2,
-    }
-    return resolved(plain, strategy=strategy, topology=topology, **values)
+config = partial(small_config, global_batch_size=48)
 
 
 def metrics(results: list[Any]) -> dict[str, float]:
@@ -188,13 +180,6 @@ def memory_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
-def refusal(done: subprocess.CompletedProcess[str], person: Person) -> str:
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert person.leftovers() == []
-    assert not list(person.home.rglob("checkpoints"))
-    return done.stderr
-
-
 def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cifar_ray.training", *LEARNED, "--strategy", "parameter_server"],
@@ -204,6 +189,8 @@ def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) ->
         env=resident.environment,
         cwd=resident.home,
     )
-    assert refusal(done, resident) == (
-        "error: --strategy parameter_server needs a server, which only `cifar-ray train` starts\n"
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --strategy parameter_server needs a server, which only `cifar-ray train` starts\n",
     )
+    assert not list(resident.home.rglob("checkpoints"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.training import checkpoint
-from tests.support.helpers import Recorder, Steps, resolved, steps_on_ranks, train_on_ranks
+from tests.support.helpers import Recorder, Steps, small_config, steps_on_ranks, train_on_ranks
 
 NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 DROPS = {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)}
@@ -19,17 +19,7 @@ MODELS: dict[str, dict[str, object]] = {"plain": {}, "norm": NORM, "drops": DROP
 TOLERANCE = 1e-4
 
 
-def config(strategy: str, topology: str, **values: object) -> TrainConfig:
-    plain: dict[str, object] = {
-        "dataset": "digits",
-        "model": "simple_cnn",
-        "epochs": 2,
-        "steps_per_epoch": 10,
-        "global_batch_size": 48,
-        "precision": "fp32",
-        "log_every": 2,
-    }
-    return resolved(plain, strategy=strategy, topology=topology, **values)
+config = partial(small_config, steps_per_epoch=10, global_batch_size=48)
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +125,3 @@ def test_a_step_costs_what_the_strategy_says(strategy: str) -> None:
     assert ranks[0].activations > 0
     assert sum(rank.messages for rank in ranks) == eval(about.messages, values)
     assert sum(rank.bytes for rank in ranks) == eval(about.bytes, values)
-
-
-def test_the_bubble_is_measured_beside_what_theory_says(trained) -> None:  # type: ignore[no-untyped-def]
-    for strategy, theory in [("gpipe", 1 / 5), ("one_f_one_b", 1 / 5)]:
-        found = [outcome.metrics for outcome, _ in trained(strategy, "1x2", "plain")]
-        assert found[0]["bubble/theory"] == pytest.approx(theory)
-        assert 0 <= found[0]["bubble/measured"] < 1
-        assert {rank["bubble/measured"] for rank in found} == {found[0]["bubble/measured"]}
-    times = trained("gpipe", "1x2", "plain")[0][0].times
-    assert {f"time/step_{part}_s" for part in ("data", "forward", "backward", "communication", "optimizer")} <= set(
-        times
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,10 +14,16 @@ from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions, TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.training import checkpoint
-from tests.support.helpers import digest, resolved, stop_on_ranks, traffic_on_ranks, train_on_ranks, weights_on_ranks
+from tests.support.helpers import (
+    digest,
+    small_config,
+    stop_on_ranks,
+    traffic_on_ranks,
+    train_on_ranks,
+    weights_on_ranks,
+)
 
 STEPS = 20
-PLAIN = {"model": "simple_cnn"}
 NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 CLOSE = 1e-5
 """Largest difference of a weight after 20 steps, as a share of the largest weight of its tensor."""
@@ -25,17 +31,7 @@ CLOSE = 1e-5
 EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp")
 
 
-def config(strategy: str, topology: str, **values: object) -> TrainConfig:
-    plain: dict[str, object] = {
-        "dataset": "digits",
-        "epochs": 1,
-        "steps_per_epoch": STEPS,
-        "global_batch_size": 64,
-        "precision": "fp32",
-        "log_every": 10,
-        **PLAIN,
-    }
-    return resolved(plain, strategy=strategy, topology=topology, **values)
+config = partial(small_config, epochs=1, steps_per_epoch=STEPS, global_batch_size=64, log_every=10)
 
 
 def weights(wanted: TrainConfig, folder: Path) -> dict[str, torch.Tensor]:
@@ -160,22 +156,6 @@ def test_fsdp_goes_on_at_another_number_of_workers(topology: str, tmp_path: Path
     assert parts[1].steps[0] == 7
     assert parts[0] is not None
     assert difference(checkpoint.load(Path(parts[0].checkpoint)).weights, one) < 1e-3
-
-
-def test_every_ranks_own_replica_is_tested(tmp_path: Path) -> None:
-    """With batch norm they differ; the shared model is that of rank 0."""
-    outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True, **NORM), tmp_path / "norm")[0][0]
-    assert outcome is not None
-    figures = outcome.metrics
-    assert figures["test/loss_rank0"] == pytest.approx(figures["test/loss"], rel=1e-6)
-    assert figures["test/loss_rank1"] != pytest.approx(figures["test/loss"], rel=1e-6)
-    local = config("local_sgd", "1x2", per_rank_test=True, sync_every=STEPS + 1)
-    outcome = train_on_ranks(local, tmp_path / "local")[0][0]
-    assert outcome is not None
-    assert len({outcome.metrics[f"test/loss{name}"] for name in ("", "_rank0", "_rank1")}) == 3
-    outcome = train_on_ranks(config("all_reduce", "1x2", per_rank_test=True), tmp_path / "plain")[0][0]
-    assert outcome is not None
-    assert outcome.metrics["test/accuracy_rank1"] == outcome.metrics["test/accuracy"]
 
 
 @pytest.mark.parametrize(

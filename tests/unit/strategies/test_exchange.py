@@ -452,7 +452,3 @@ def test_all_ranks_leave_after_the_same_step() -> None:
         return steps
 
     assert on_threads(2, one) == [[False, False, False, True, True, True]] * 2
-
-
-def test_a_run_that_nobody_may_stop_sends_nothing() -> None:
-    assert on_threads(2, lambda worker: [Stopper(worker, None, 10).agreed() for _ in range(2)]) == [[False, False]] * 2
