@@ -56,6 +56,8 @@ def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(every: int, few: Da
     (outcome, recorder), (other, heard) = train(resolved(USUAL, checkpoint_every=every), few, tmp_path)
     assert isinstance(outcome, Outcome)
     assert isinstance(other, Outcome)
+    kept_steps = {0: [4, 8], 1: [1, 2, 3, 4, 5, 6, 7, 8], 3: [3, 4, 6, 8]}[every]
+    assert [saved.step for saved in recorder.checkpoints] == kept_steps  # the end of an epoch has one, and no other
     each = losses(recorder.rows)
     assert each == losses(heard.rows)
     assert all(first != second for first, second in each.values())
