@@ -11,16 +11,12 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.training import recipe
+from cifar_ray.config.train import TrainConfig, ViTOptions
 
 
 def cells_of(**values: Any) -> list[Cell]:
     sweep = sweepfile.from_mapping({"name": "s", **values})
     return sweeps.cells(sweep, sweeps.combinations(sweep))
-
-
-def names_of(**values: Any) -> list[str]:
-    return [cell.name for cell in cells_of(**values)]
 
 
 def refusal(**values: Any) -> str:
@@ -31,95 +27,128 @@ def refusal(**values: Any) -> str:
 
 PLACES = {"topology": ["1x1", "1x2"]}
 PAPER = {"batch_size": [16, 64], "topology": ["1x1", "1x2", "2x2"]}
+SIZES = {"batch_size": [16]}
 
 
-def test_every_combination_with_every_seed() -> None:
-    cells = cells_of(grid=PAPER, seeds=3)
-    assert len(cells) == 2 * 3 * 3
-    assert cells[7].name == "bs16 2x2 seed1"
-    assert {cell.name for cell in cells} == {
-        f"bs{batch} {topology} seed{seed}"
-        for batch in PAPER["batch_size"]
-        for topology in PAPER["topology"]
-        for seed in range(3)
-    }
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (
+            {"grid": PAPER, "seeds": 3},
+            [f"bs{batch} {place} seed{seed}" for batch in (16, 64) for place in PAPER["topology"] for seed in range(3)],
+        ),
+        ({"grid": SIZES, "train": {"seed": 5}, "seeds": 2}, ["bs16 1x1 seed5", "bs16 1x1 seed6"]),
+        ({"grid": {**SIZES, "seed": [3, 8]}}, ["bs16 1x1 seed3", "bs16 1x1 seed8"]),
+        # The model, the data set and the strategy first; the grid's own batch, or that of all runs, before the topology.
+        (
+            {"grid": {"lr": [0.1, 0.2], "strategy": ["ddp"], "dataset": ["mnist", "digits"], "model": ["vit", "vgg11"]}},
+            [f"{model} {data} lr{lr} 1x1 seed0" for lr in (0.1, 0.2) for data in ("mnist", "digits") for model in ("vit", "vgg11")],
+        ),
+        (
+            {"grid": {"epochs": [1, 2]}, "train": {"batch_size": 8, "topology": "1x2"}},
+            ["epochs1 bs8 1x2 seed0", "epochs2 bs8 1x2 seed0"],
+        ),
+        ({"grid": PLACES, "train": {"global_batch_size": 8}}, ["gbs8 1x1 seed0", "gbs8 1x2 seed0"]),
+        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
+        # Three figures tell most numbers apart; where they do not, all are there.
+        ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
+        ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
+        ({"grid": {"bucket_cap_mb": [1e20, 1e-05]}}, ["bucket-cap-mb1e20 1x1 seed0", "bucket-cap-mb1e-05 1x1 seed0"]),
+        ({"grid": {"max_failures": [1, 2], "max_staleness": [None]}}, ["max-failures1 1x1 seed0", "max-failures2 1x1 seed0"]),
+        # What only follows from the grid is left out where something else tells the cells apart.
+        (
+            {
+                "grid": [
+                    {"model": "simple_cnn", "epochs": 10, "batch_size": [16, 64]},
+                    {"model": "vit", "epochs": 1, "batch_size": [64], "vit": {"depth": [2, 4]}},
+                ]
+            },
+            [
+                "simple_cnn bs16 1x1 seed0",
+                "simple_cnn bs64 1x1 seed0",
+                "vit depth2 bs64 1x1 seed0",
+                "vit depth4 bs64 1x1 seed0",
+            ],
+        ),
+        ({"grid": [{"epochs": 1, **SIZES}, {"epochs": 2, **SIZES}]}, ["epochs1 bs16 1x1 seed0", "epochs2 bs16 1x1 seed0"]),
+        ({"grid": [{"lr": 0.1}, {"momentum": 0.5}]}, ["lr0.1 1x1 seed0", "momentum0.5 1x1 seed0"]),
+    ],
+)  # fmt: skip
+def test_every_cell_is_named_after_what_tells_it_from_the_others(values: dict[str, Any], names: list[str]) -> None:
+    cells = cells_of(**values)
+    assert [cell.name for cell in cells] == names
     assert all(cell.config is not None and cell.config.seed == int(cell.name[-1]) for cell in cells)
 
 
-def test_seeds_count_up_from_that_of_all_runs() -> None:
-    assert names_of(grid={"batch_size": [16]}, train={"seed": 5}, seeds=2) == ["bs16 1x1 seed5", "bs16 1x1 seed6"]
-
-
-def test_several_grids_with_settings_of_their_own() -> None:
-    grids = [
-        {"model": "simple_cnn", "epochs": 10, "batch_size": [16, 64]},
-        {"model": "vit", "epochs": 1, "batch_size": [64], "vit": {"depth": [2, 4]}},
+def test_a_cell_has_its_own_values_and_those_of_all_runs() -> None:
+    grids = [{"model": "simple_cnn", "epochs": 3}, {"model": "vit", "vit": {"depth": [2]}}]
+    train = {"dataset": "digits", "vit": {"heads": 6}}
+    assert cells_of(grid=grids, train=train) == [
+        Cell(
+            "simple_cnn 1x1 seed0",
+            {"model": "simple_cnn", "epochs": 3, "seed": 0},
+            TrainConfig(dataset="digits", model="simple_cnn", epochs=3),
+        ),
+        Cell(
+            "vit 1x1 seed0",
+            {"model": "vit", "vit.depth": 2, "seed": 0},
+            TrainConfig(dataset="digits", model="vit", vit=ViTOptions(depth=2, heads=6)),
+        ),
     ]
-    cells = cells_of(grid=grids)
-    assert [cell.name for cell in cells] == [
-        "simple_cnn bs16 1x1 seed0",
-        "simple_cnn bs64 1x1 seed0",
-        "vit depth2 bs64 1x1 seed0",
-        "vit depth4 bs64 1x1 seed0",
+
+
+def test_what_all_runs_share_may_be_for_some_models_and_strategies_alone() -> None:
+    """``sync_every`` for all runs is local_sgd's, and no mistake of ddp's; what a grid names, it means."""
+    cells = cells_of(
+        grid={"strategy": ["ddp", "local_sgd"], "model": ["vit", "resnet"]},
+        train={"sync_every": 4, "bucket_cap_mb": 5.0, "vit": {"depth": 2}, "accumulate": 2},
+    )
+    found = [
+        (cell.config.sync_every, cell.config.bucket_cap_mb, cell.config.vit.depth) for cell in cells if cell.config
     ]
-    assert [cell.config.epochs for cell in cells if cell.config] == [10, 10, 1, 1]
-    assert cells[3].config is not None
-    assert cells[3].config.vit.depth == 4
+    assert found == [(8, 5.0, 2), (8, 5.0, 6), (4, 25.0, 2), (4, 25.0, 6)]
+    (cell,) = cells_of(grid={"vit.depth": [2]}, train={"model": "simple_cnn"})
+    assert (cell.config, cell.reason) == (None, "vit options are for --model vit only, and the model is simple_cnn")
+    (cell,) = cells_of(grid={"strategy": ["gpipe"]}, train={"accumulate": 2, "topology": "1x2"})
+    assert cell.reason.startswith("accumulate is for --strategy gather_scatter, ")
 
 
-def test_an_option_of_another_model_is_no_axis() -> None:
-    cells = cells_of(grid={"vit.depth": [2, 3]}, train={"model": "simple_cnn"})
-    assert [cell.config for cell in cells] == [None, None]
-    assert "vit options are for --model vit only" in cells[0].reason
-
-
-def test_what_follows_from_the_grid_is_named_where_nothing_else_tells_cells_apart() -> None:
-    grids = [{"epochs": 1, "batch_size": [16]}, {"epochs": 2, "batch_size": [16]}]
-    assert names_of(grid=grids) == ["epochs1 bs16 1x1 seed0", "epochs2 bs16 1x1 seed0"]
-
-
-def test_options_of_another_model_do_not_stand_in_the_way() -> None:
-    cells = cells_of(grid={"model": ["simple_cnn", "vit"]}, train={"vit": {"depth": 2}})
-    assert [cell.reason for cell in cells] == ["", ""]
-    assert cells[1].config is not None
-    assert cells[1].config.vit.depth == 2
-
-
-def test_a_batch_that_is_held_per_worker_grows_with_the_workers() -> None:
-    sizes = [(cell.config.batch_size, cell.config.global_batch_size) for cell in cells_of(grid=PAPER) if cell.config]
-    assert sizes == [(16, None)] * 3 + [(64, None)] * 3
-
-
-def test_a_global_batch_that_is_held_is_that_of_one_worker() -> None:
-    cells = cells_of(grid=PAPER, hold="global_batch")
-    assert [cell.name for cell in cells][:3] == ["gbs16 1x1 seed0", "gbs16 1x2 seed0", "gbs16 2x2 seed0"]
-    assert {cell.config.global_batch_size for cell in cells[:3] if cell.config} == {16}
-    assert {cell.config.batch_size for cell in cells if cell.config} == {None}
-
-
-def test_a_global_batch_on_an_axis_is_held() -> None:
-    sweep = sweepfile.from_mapping({"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x1", "1x2"]}})
-    assert sweep.held == "global_batch"
-
-
-def test_a_held_global_batch_has_every_micro_batch_in_it() -> None:
-    grid = {"batch_size": [16], "accumulate": [1, 3], "topology": ["1x1", "1x2"]}
-    sizes = [cell.config.global_batch_size for cell in cells_of(grid=grid, hold="global_batch") if cell.config]
-    assert sizes == [16, 16, 48, 48]
-
-
-def test_where_no_batch_is_named_the_global_batch_is_held() -> None:
-    sweep = sweepfile.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}})
-    assert sweep.held == "global_batch"
-    sizes = [recipe.resolve(cell.config).images_per_step for cell in cells_of(grid=PLACES) if cell.config]
-    assert sizes == [128, 128]
+@pytest.mark.parametrize(
+    ("values", "held", "sizes"),
+    [
+        ({"grid": {**SIZES, **PLACES}}, "batch", [(16, None)] * 2),
+        ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, None)] * 2),
+        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, "global_batch", [(None, 16)] * 2),
+        ({"grid": {"global_batch_size": [64], **PLACES}}, "global_batch", [(None, 64)] * 2),
+        ({"grid": {"global_batch_size": [64]}, "train": {"batch_size": 8}}, "global_batch", [(None, 64)]),
+        ({"grid": SIZES, "train": {"global_batch_size": 64}}, "global_batch", [(None, 16)]),
+        ({"grid": PLACES}, "global_batch", [(None, None)] * 2),
+        # A global batch that is held has every micro-batch in it.
+        (
+            {"grid": {**SIZES, "accumulate": [1, 3], **PLACES}, "hold": "global_batch"},
+            "global_batch",
+            [(None, 16), (None, 16), (None, 48), (None, 48)],
+        ),
+        ({"grid": {"lr": [0.1]}, "train": {"batch_size": None}, "hold": "global_batch"}, "global_batch", [(None, None)]),
+    ],
+)  # fmt: skip
+def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[tuple[int | None, int | None]]) -> None:
+    assert sweepfile.from_mapping({"name": "s", **values}).held == held
+    found = [(cell.config.batch_size, cell.config.global_batch_size) for cell in cells_of(**values) if cell.config]
+    assert found == sizes
 
 
 def test_values_that_do_not_go_together_say_so() -> None:
     cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
-    assert cells[0].config is not None
-    assert cells[1].config is None
-    assert "must be a multiple of workers x accumulation (3 x 1), got 16" in cells[1].reason
+    assert [cell.config is None for cell in cells] == [False, True]
+    assert cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 16"
+
+
+@pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "oversubscribe")])
+def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
+    values = {"lr": 0.2, "storage": "/runs", "address": "h:1", "oversubscribe": True}
+    sweep = SweepConfig(name="s", grid=({"epochs": [1]},), train={name: values[name] for name in names})
+    assert sweep.base == TrainConfig(**{names[1]: values[names[1]]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +171,7 @@ def test_values_that_do_not_go_together_say_so() -> None:
             {"grid": PLACES, "hold": "batch"},
             "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)",
         ),
-        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the"),
+        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"grid": {"lr": {"uniform": [0.1, 1]}}}, "--grid must list the values of lr; ranges are for --search random"),
@@ -150,27 +179,62 @@ def test_values_that_do_not_go_together_say_so() -> None:
             {"grid": {"lr": {"uniform": [1, 0.1]}}, "search": "random", "samples": 2},
             "--grid must have a range of positive numbers for lr, the lower one first",
         ),
-        ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random"),
-        ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random"),
+        ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random, and for nothing else"),
+        ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random, and for nothing else"),
         (
             {"grid": {"global_batch_size": [16]}, "hold": "batch"},
             "--hold must be global_batch where global_batch_size is given",
         ),
-        ({"grid": {"lr": [0.1]}, "train": {"epoch": 3}}, "--train has 'epoch', which is no field of a run"),
+        ({"grid": {"lr": [0.1]}, "train": {"epoch": 3}}, "--train has 'epoch', which is no field of a run; did you mean 'epochs'?"),
         ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr must be a finite number, got 'fast'"),
         (
             {"grid": {"batch_size": [16, 64]}, "train": {"batch_size": 32}},
             "--grid has batch_size, which is given for all runs, too; give it once",
         ),
-        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name"),
-        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train"),
+        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name; runs are named after their cells"),
+        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
+        ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
+        ({"grid": {"run_name": ["x"]}}, "--grid must not have run_name, which is the same for all runs of a sweep"),
+        ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
+        ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
+        ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for epochs, the lower one first"),
+        ({"grid": {"lr": {"uniform": [0, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
+        ({"grid": {"lr": {"uniform": [1, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
+        ({"grid": {"vit": {"dropout": {"uniform": [0.1]}}}}, "--grid must have two numbers for the range of vit.dropout, got [0.1]"),
+        ({"grid": {"lr": {"uniform": 3}}}, "--grid must have two numbers for the range of lr, got 3"),
+        ({"grid": {"lr": {"uniform": [0.1, "x"]}}}, "--lr must be a finite number, got 'x'"),
+        ({"grid": {"lr": {"normal": [0.1, 1]}}}, "--grid has 'lr.normal', which is no field of a run"),
+        ({"grid": {"lr": {"uniform": [0.1, 1], "x": 1}}}, "--grid has 'lr.uniform', which is no field of a run"),
+        ({"grid": 3}, "--grid must be a mapping of fields to lists of values, or a list of such, got 3"),
+        ({"grid": [3]}, "--grid must be a mapping of fields to lists of values, or a list of such, got [3]"),
+        ({"grid": {"lr": [0.1]}, "train": [1]}, "--train must be a mapping of fields to values, got [1]"),
+        ({"grid": [{"lr": [0.1]}, {"lr": [0.2], "epochs": [1]}], "train": {"lr": 0.3}}, "--grid has lr, which is given for all runs, too; give it once"),
+        ({"grid": {"epochs": [1]}, "train": {"seed": "x"}}, "--seed must be a whole number, got 'x'"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"grid": {"lr": [0.1]}, "name": "a b"}, "--name must be 1 to 120 letters, digits, '.', '_' or '-', got 'a b'"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_sentence(values: dict[str, Any], sentence: str) -> None:
-    assert refusal(**values).startswith(sentence)
+    assert refusal(**values) == sentence
+
+
+@pytest.mark.parametrize(
+    ("grid", "values", "sentence"),
+    [
+        ([{"lr": [0.1]}], {"train": {"epoch": 3}}, "train has 'epoch', which is no field of a run; did you mean 'epochs'?"),
+        ([{"bach_size": [1]}], {}, "grid has 'bach_size', which is no field of a run; did you mean 'batch_size'?"),
+        ([{"lr": ["0.1"]}], {}, "lr must be a finite number, got '0.1'"),
+        ([{"lr": 0}], {}, "lr must be more than 0, got 0"),
+        ([{}, {}], {}, "grid must name at least one field with its values, such as batch_size=16,64"),
+        ([{"lr": [0.1]}], {"train": {"storage": 3}}, "storage must be text, got 3"),
+        ([{"lr": [0.1]}], {"train": {"address": "a:1", "local_nodes": 2}}, "local_nodes starts nodes on this machine and cannot go with --address"),
+    ],
+)  # fmt: skip
+def test_a_sweep_made_in_python_is_checked_too(grid: list[Any], values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SweepConfig(name="s", grid=tuple(grid), **values)
+    assert str(caught.value) == sentence
 
 
 def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
@@ -190,11 +254,13 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
 
 
 def test_words_of_the_command_line() -> None:
-    assert sweepfile.read_axes(["batch_size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3"]) == {
+    assert sweepfile.read_axes(["batch-size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c,"]) == {
         "batch_size": ["16", "64"],
         "vit.depth": ["2"],
         "lr": {"loguniform": ["0.01", "0.3"]},
-    }
+        "storage": ["uniform"],
+        "lr2": ["a:b=c"],
+    }  # fmt: skip
     for words, sentence in (
         (["batch_size"], "--grid must be FIELD=VALUE,VALUE ..., got 'batch_size'"),
         (["lr=1", "lr=2"], "--grid must name every field once, and lr comes twice"),
@@ -204,29 +270,60 @@ def test_words_of_the_command_line() -> None:
         assert caught.value.as_flag() == sentence
 
 
-def test_flags_lie_on_top_of_a_file() -> None:
-    base = {"grid": {"lr": [0.1]}, "train": {"epochs": 5, "batch_size": 16}, "seeds": 2}
-    flags = {"epochs": "1", "global_batch_size": "32", "seeds": "1", "vit": {"depth": "2"}}
-    merged = sweepfile.merge(base, flags, "folder/lrs.yaml")
-    assert merged == {
-        "grid": {"lr": [0.1]},
-        "name": "lrs",
-        "seeds": "1",
-        "train": {"epochs": 5, "global_batch_size": "32", "vit": {"depth": "2"}} | {"epochs": "1"},
-    }
-    sweep = sweepfile.from_mapping(merged)
-    assert isinstance(sweep, SweepConfig)
-    assert sweep.train["epochs"] == 1
+SHARED = {"epochs": 5, "batch_size": 16, "vit": {"heads": 1}}
+OF_SWEEP = {"name": "n", "seeds": "2", "hold": "batch", "search": "random", "samples": "3", "scheduler": "asha"}
 
 
-def test_a_file_whose_shared_options_are_no_mapping() -> None:
-    with pytest.raises(ConfigError, match="train must be a mapping of fields to values, got 'fast'"):
+@pytest.mark.parametrize(
+    ("base", "given", "file", "merged"),
+    [
+        ({}, {}, None, {"train": {}}),
+        ({"train": None}, {}, "folder/lrs.yaml", {"name": "lrs", "train": {}}),
+        ({"name": "mine"}, {}, "folder/lrs.yaml", {"name": "mine", "train": {}}),
+        ({"name": "mine", "seeds": 1}, OF_SWEEP, "lrs.yaml", {**OF_SWEEP, "train": {}}),
+        (
+            {},
+            {"skip_infeasible": True, "max_concurrent": "1", "lr": "1"},
+            None,
+            {"skip_infeasible": True, "max_concurrent": "1", "train": {"lr": "1"}},
+        ),
+        ({"grid": {"lr": [0.1]}}, {"grid": ["epochs=1"]}, None, {"grid": {"epochs": ["1"]}, "train": {}}),
+        # Of the two ways to give the batch, the one given last counts.
+        (
+            {"grid": {"lr": [0.1]}, "train": SHARED},
+            {"global_batch_size": "32", "epochs": "1", "vit": {"depth": "2"}},
+            None,
+            {
+                "grid": {"lr": [0.1]},
+                "train": {"epochs": "1", "global_batch_size": "32", "vit": {"heads": 1, "depth": "2"}},
+            },
+        ),
+        ({"train": {"global_batch_size": 9}}, {"batch_size": "3"}, None, {"train": {"batch_size": "3"}}),
+        (
+            {"train": {"global_batch_size": 9}},
+            {"batch_size": "3", "global_batch_size": "3"},
+            None,
+            {"train": {"global_batch_size": "3", "batch_size": "3"}},
+        ),
+    ],
+)
+def test_flags_lie_on_top_of_a_file(
+    base: dict[str, Any], given: dict[str, Any], file: str | None, merged: dict[str, Any]
+) -> None:
+    before = (repr(base), repr(given))
+    assert sweepfile.merge(base, given, file) == merged
+    assert (repr(base), repr(given)) == before
+
+
+def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^train must be a mapping of fields to values, got 'fast'$"):
         sweepfile.merge({"train": "fast"}, {}, None)
-
-
-def test_a_batch_that_is_left_open_is_no_mistake() -> None:
-    (cell,) = cells_of(grid={"lr": [0.1]}, train={"batch_size": None}, hold="global_batch")
-    assert cell.reason == ""
+    (tmp_path / "s.yaml").write_text("version: 3\nname: s\n")
+    with pytest.raises(ConfigError) as caught:
+        sweepfile.load(tmp_path / "s.yaml")
+    assert caught.value.as_flag() == (
+        f"{tmp_path}/s.yaml: version must be 2, got 3: the file was written by another version of cifar_ray"
+    )
 
 
 def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
@@ -245,17 +342,3 @@ def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
         )
     ]
     assert names == ["weight-decay0.1 bs16 1x1 seed0", "weight-decay0.2 bs16 1x1 seed0"]
-
-
-def test_shared_options_are_for_the_strategies_that_have_them() -> None:
-    """As with models: ``sync_every`` for all runs is local_sgd's, and no mistake of ddp's."""
-    sweep = SweepConfig(
-        name="s", grid=({"strategy": ["ddp", "local_sgd"]},), train={"sync_every": 4, "bucket_cap_mb": 5.0}
-    )
-    ddp, local = sweeps.cells(sweep, sweeps.combinations(sweep))
-    assert ddp.config is not None
-    assert local.config is not None
-    assert (ddp.config.sync_every, ddp.config.bucket_cap_mb) == (8, 5.0)
-    assert (local.config.sync_every, local.config.bucket_cap_mb) == (4, 25.0)
-    other = SweepConfig(name="s", grid=({"strategy": ["ddp", "gpipe"], "topology": ["1x2"]},), train={"accumulate": 2})
-    assert "accumulate is for --strategy" in sweeps.cells(other, sweeps.combinations(other))[1].reason
