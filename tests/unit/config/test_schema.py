@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -95,11 +94,6 @@ def test_a_value_is_checked_as_one_field() -> None:
         schema.field(Outer, "inner.depth", "x")
     with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got '1'$"):
         schema.check_field(Outer, "inner.depth", "1")
-
-
-def test_a_mistake_travels_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(ConfigError("batch_size", "must be at least 1, got 0")))
-    assert (error.key, str(error)) == ("batch_size", "batch_size must be at least 1, got 0")
 
 
 @pytest.mark.parametrize(

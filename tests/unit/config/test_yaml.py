@@ -16,30 +16,64 @@ def bomb(*levels: int) -> str:
     return "\n".join([*lines, f"rate: *a{len(levels)}"])
 
 
+TOO_MANY = "it holds more than 100,000 values, its aliases (*) written out"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (bomb(10, 10, 10, 10, 10), "it holds more than 100,000 values, its aliases (*) written out"),
-        ("rate: &a [*a, *a]", "it holds more than 100,000 values, its aliases (*) written out"),
-        ("rate: &a {b: *a}", "it holds more than 100,000 values, its aliases (*) written out"),
+        (bomb(10, 10, 10, 10, 10), TOO_MANY),
+        ("rate: &a [*a, *a]", TOO_MANY),
+        ("rate: &a {b: *a}", TOO_MANY),
         ("rate: !!timestamp soon", "a value is not what its tag (!!) says"),
         ("fast: !!bool soon", "a value is not what its tag (!!) says"),
+        ("run_name: 2025-02-30", "day is out of range for month"),
+        ("lr: !!float abc", "could not convert string to float: 'abc'"),
+        ('epochs: !!int ""', "string index out of range"),
+        ("a: &a [*a]\n? [x]\n: 1", TOO_MANY),
         ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
         ("name: 1\nname: 2", "it has the key 'name' twice"),
+        ("name: {1: 1, '1': 2}", "it has the key '1' twice"),
         ("? [a]\n: 1\n", "found unhashable key in line 1"),
         ("names: !!set [a]", "expected a mapping node, but found sequence in line 1"),
         ("names: !!map a", "expected a mapping node, but found scalar in line 1"),
+        ("a: 1\nb: [1\n", "expected ',' or ']', but got '<stream end>' in line 3"),
+        ("!!python/object/apply:os.system ['true']\n", "could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/a in line 1"),
     ],
-)
+)  # fmt: skip
 def test_yaml_that_is_hostile_or_wrong_is_one_sentence(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
+    assert refusal(file) == f"cannot read config file {file}: {problem}"
+
+
+def refusal(file: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         yaml.read(file)
-    assert str(caught.value) == f"cannot read config file {file}: {problem}"
+    assert caught.value.as_flag() == str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_that_is_no_mapping_or_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(b"name: \xff")
+    assert refusal(file) == f"cannot read config file {file}: it is not UTF-8 text"
+    assert refusal(tmp_path) == f"cannot read config file {tmp_path}: Is a directory"
+    assert refusal(Path("/no/such.yaml")) == "cannot read config file /no/such.yaml: No such file or directory"
+    file.write_text("- epochs\n")
+    assert refusal(file) == f"{file} must be a mapping of keys to values"
+
+
+def test_a_mapping_is_read_and_written_in_its_order(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    values = {"b": [1, 2.5], "a": {"c": None, "größe": "ß"}}
+    file.write_text(yaml.dump(values), encoding="utf-8")
+    assert list(yaml.read(str(file)).items()) == list(values.items())
+    file.write_text("")
+    assert yaml.read(file) == {}
+    assert (yaml.mapping(values), yaml.mapping([1])) == (values, {})
 
 
 def test_aliases_that_repeat_a_little_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(bomb(10, 10, 10, 5))
-    read = yaml.read(tmp_path / "config.yaml")
-    assert read["rate"][4][9][9][9] == "x"
+    assert yaml.read(tmp_path / "config.yaml")["rate"][4][9][9][9] == "x"

@@ -1,0 +1,86 @@
+"""What the words of `train`, `resume` and `sweep` ask for, and how a job greets who has submitted it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import __version__
+from cifar_ray.config import command_line
+from cifar_ray.config.command_line import SweepRequest
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
+
+
+def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 3\nlr: 0.1\n")
+    assert command_line.train(["--lr", "0.2", f"--config={file}"]) == TrainConfig(epochs=3, lr=0.2)
+    assert command_line.train(["--no-augment"]) == TrainConfig(augment=False)
+    assert command_line.config_file(["--epochs", "2", "--config", "a", "b"]) == ("a", ["--epochs", "2", "b"])
+    with pytest.raises(ConfigError) as caught:
+        command_line.config_file(["--config", "a", "--config", "b"])
+    assert caught.value.as_flag() == "--config may be given once"
+    with pytest.raises(ConfigError, match=r"^--config: expected one argument; `cifar-ray train --help` tells"):
+        command_line.config_file(["--config"])
+
+
+def test_a_run_goes_on_with_what_is_given_alone() -> None:
+    assert command_line.resume(["mine"]) == ("mine", {"verbose": False})
+    words = ["mine", "--topology", "1x2", "--local-nodes", "2", "--oversubscribe", "--verbose", "--hang-timeout-s", "9"]
+    assert command_line.resume(words) == (
+        "mine",
+        {"topology": "1x2", "local_nodes": 2, "oversubscribe": True, "verbose": True, "hang_timeout_s": 9.0},
+    )
+    with pytest.raises(ConfigError, match=r"required: run; `cifar-ray resume --help` tells what it takes$"):
+        command_line.resume([])
+
+
+def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "lrs.yaml"
+    file.write_text("grid: {lr: [0.1, 0.2]}\n")
+    config = SweepConfig(name="lrs", grid=({"lr": [0.1, 0.2]},), train={"epochs": 2}, seeds=3)
+    asked = command_line.sweep([str(file), "--epochs", "2", "--seeds", "3"])
+    assert asked == SweepRequest(config, "lrs", str(file))
+    assert command_line.sweep(["--name", "mine", "--grid", "lr=0.1,0.2", "--epochs", "2", "--seeds", "3"]) == (
+        SweepRequest(dataclasses.replace(config, name="mine"), "mine")
+    )
+    assert command_line.sweep(["--resume", "s"]) == SweepRequest(None, "s")
+    with_store = command_line.sweep(["--resume", "s", "--tracking-uri", "http://h"])
+    assert with_store == SweepRequest(None, "s", tracking_uri="http://h")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("a.yaml --resume s", "--resume goes on as the sweep was begun, and takes no file beside it"),
+        ("--vit.depth 3 --resume s", "--resume goes on as the sweep was begun, and takes no vit.depth beside it"),
+        ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it; "),
+        ("--zzz", "unknown flag --zzz"),
+        ("--samples", "--samples: expected one argument; `cifar-ray sweep --help` tells what it takes"),
+    ],
+)
+def test_a_sweep_that_is_asked_for_wrongly(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command_line.sweep(words.split())
+    assert caught.value.as_flag().startswith(sentence)
+
+
+def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node1")
+    monkeypatch.delenv("CIFAR_RAY_SUBMITTED_WITH", raising=False)
+    command_line.greet()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("CIFAR_RAY_SUBMITTED_WITH", __version__)
+    command_line.greet()
+    assert capsys.readouterr().out == f"cifar_ray {__version__} on node1\n"
+    assert command_line.greeting() == f"cifar_ray {__version__} on "
+    monkeypatch.setenv("CIFAR_RAY_SUBMITTED_WITH", "0.0.1")
+    with pytest.raises(ConfigError) as caught:
+        command_line.greet()
+    assert caught.value.as_flag() == (
+        f"the cluster has cifar_ray {__version__}, and the job was submitted with 0.0.1; install the same"
+    )

@@ -1,0 +1,96 @@
+"""Paths, files, ports, and the words of errors."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config import errors, files, ports
+from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
+
+
+def test_a_path_that_a_person_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir(tmp_path)
+    assert files.absolute("storage", "~/runs") == Path("/home/me/runs")
+    assert files.storage("runs") == tmp_path / "runs"
+    assert files.storage(None) == Path("/home/me/.cifar_ray/runs")
+    for read, path, sentence in (
+        (files.storage, "s3://b", "--storage must be a folder here, on this machine or mounted, got 's3://b'"),
+        (files.storage, "~nobody-at-all/x", "--storage must begin with the home folder of somebody who has one, got "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read(path)
+        assert caught.value.as_flag() == sentence + ("" if sentence.endswith("'") else repr(path))
+
+
+def test_a_file_is_written_and_hashed_whole(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    files.write_whole(file, "größe" * 300_000)
+    assert (file.read_text(encoding="utf-8"), list(tmp_path.iterdir())) == ("größe" * 300_000, [file])
+    assert files.digest(file, "sha256") == hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / ".text.partial").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        files.write_whole(file, "new")
+    assert file.stat().st_size == 7 * 300_000
+
+
+def test_a_port_is_free_taken_or_none_at_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            ports.check("127.0.0.1", taken)
+        assert caught.value.as_flag() == (
+            f"--port must be a free port, and {taken} is not ([Errno 98] Address already in use)"
+        )
+    ports.check("127.0.0.1", taken)
+    ports.check("127.0.0.1", 65535)
+    for port in (0, 65536):
+        with pytest.raises(ConfigError) as caught:
+            ports.check("127.0.0.1", port)
+        assert caught.value.as_flag() == f"--port must be from 1 to 65535, got {port}"
+    for host in ("192.0.2.1", "a" * 70):  # of nobody; too long for a name
+        with pytest.raises(ConfigError) as caught:
+            ports.check(host, taken)
+        assert caught.value.as_flag().startswith(f"--host must be an address of this machine, got {host!r} (")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "True"),
+        ("x" * 78, repr("x" * 78)),
+        ("x" * 79, repr("x" * 37)[:-1] + "..." + repr("x" * 38)[1:]),
+        ([["y" * 30] * 2, "z" * 30], str([["y" * 30] * 2, "z" * 30])[:77] + "..."),
+        ([1] * 26, "[1, 1, 1, 1, 1, 1, ...]"),
+    ],
+)
+def test_a_value_in_a_sentence_is_brief(value: object, text: str) -> None:
+    assert errors.brief(value) == text
+    assert len(text) <= 80
+
+
+def test_the_words_of_errors() -> None:
+    assert errors.brief(10**5000) == "a number of thousands of digits"
+    assert [errors.one_of(words) for words in (["a"], ["a", 1], ["a", "b", "c"])] == ["a", "a or 1", "a, b or c"]
+    assert errors.flag_of("vit.patch_size") == "--vit.patch-size"
+    assert errors.suggestion("epoch", iter(["seed", "epochs"])) == "; did you mean 'epochs'?"
+    assert errors.suggestion("abcde", ["abcxy"]) == "; did you mean 'abcxy'?"  # just alike enough
+    assert errors.suggestion("abcd", ["abxy"]) == ""
+    assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""
+    assert (str(InterruptedRunError(15)), InterruptedRunError(15).signum) == ("interrupted by SIGTERM", 15)
+    assert (str(RunFailedError("it")), RunFailedError("it").recoverable) == ("it", False)
+    assert RunFailedError("it", recoverable=True).recoverable is True
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence", "flag"),
+    [("batch_size", "batch_size must be 1", "--batch-size must be 1"), ("", "must be 1", "must be 1")],
+)
+def test_a_mistake_travels_between_processes(key: str, sentence: str, flag: str) -> None:
+    error = pickle.loads(pickle.dumps(ConfigError(key, "must be 1")))
+    assert (error.key, error.problem, str(error), error.as_flag()) == (key, "must be 1", sentence, flag)
