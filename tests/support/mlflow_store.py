@@ -21,8 +21,8 @@ def empty_database() -> bytes:
     """A database with MLflow's tables and no runs. MLflow takes seconds to make one, so a process does it once."""
     quieten(verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        store.connect(f"sqlite:///{folder}/mlflow.db")
-        return Path(folder, "mlflow.db").read_bytes()
+        store.connect(f"sqlite:///{folder}/new/mlflow.db")  # which makes its folder, too
+        return Path(folder, "new", "mlflow.db").read_bytes()
 
 
 def new_store(folder: Path) -> MlflowClient:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +63,38 @@ def test_a_run_whose_record_is_not_complete_never_ends_as_finished(
     assert said == expected
 
 
+def after(word: str, answers: Iterator[bool], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
+    """What a guard that hears this word tries, and for how many seconds, when these are the store's answers."""
+    tried: list[Any] = []
+    clock = [1000.0]
+
+    def ended(*arguments: str) -> bool:
+        tried.append(arguments)
+        return next(answers)
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(guard, "_ended", ended)
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(word.encode())))
+    guard.main("uri", "id", "mine")
+    return tried, clock[0] - 1000
+
+
+@pytest.mark.parametrize(("word", "status"), [("FAILED", "FAILED"), ("", "KILLED")])
+def test_a_guard_tries_for_five_minutes_what_it_was_told(
+    word: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word, its driver was killed."""
+    call = ("uri", "id", "mine", status)
+    assert after(word, iter([False, False, True]), monkeypatch) == ([call] * 3, 10)
+    tried, seconds = after(word, repeat(False), monkeypatch)
+    assert (set(tried), seconds) == ({call}, 300)
+    assert after("done", repeat(False), monkeypatch) == ([], 0)
+
+
 def test_the_server_is_for_this_machine_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +109,9 @@ def test_the_server_is_for_this_machine_alone(
     assert started == [("127.0.0.1", 5123), (sys.executable, [sys.executable, *words.split()])]
     assert connected == ["sqlite:////there/m.db"]
     assert os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
-    assert "open http://127.0.0.1:5123 in a browser" in capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        "MLflow on sqlite:////there/m.db: open http://127.0.0.1:5123 in a browser; Ctrl-C ends it\n"
+    )
     with pytest.raises(ConfigError, match="is a server already; open http://there:1 in a browser") as caught:
         ui.serve("http://there:1", 5123)
     assert caught.value.key == "tracking_uri"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Param
-from mlflow.exceptions import MlflowException
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
@@ -172,39 +171,3 @@ def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
     client.create_run("0", tags={"mlflow.parentRunId": own}, run_name="of another experiment")
     found = parent.children(client, client.get_run(own))
     assert [run.info.run_name for run in found] == [f"after {began}" for began in range(1, 6)]
-
-
-def test_runs_of_one_name_are_told_apart_by_their_sweeps(client: MlflowClient) -> None:
-    old = client.create_run("0", 1, {store.KEY_TAG: "a", "cifar_ray.sweep": "s"}, "mine").info.run_id
-    new = client.create_run("0", 2, {store.KEY_TAG: "b"}, "mine").info.run_id
-    with pytest.raises(store.AmbiguousRunError) as caught:
-        store.find(client, "mine")
-    assert str(caught.value) == f"there are 2 runs named 'mine'; take one of their ids: {new}, {old} (of sweep s)"
-
-
-def test_the_address_of_a_runs_page_is_that_of_a_server(client: MlflowClient) -> None:
-    run = client.create_run("0")
-    assert store.page("http://store:5000/", run) == f"http://store:5000/#/experiments/0/runs/{run.info.run_id}"
-    assert store.page(client.tracking_uri, run) is None
-
-
-def test_an_experiment_that_another_process_has_just_made_is_taken(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    look = client.get_experiment_by_name
-
-    def too_early(name: str) -> Any:
-        found = look(name)
-        if found is None:
-            made.append(MlflowClient(client.tracking_uri).create_experiment(name))
-        return found
-
-    monkeypatch.setattr(client, "get_experiment_by_name", too_early)
-    assert [store.experiment_id(client, "mine")] == made
-
-
-def test_an_experiment_that_cannot_be_made_is_an_error(client: MlflowClient) -> None:
-    mlflow_store.refuse(client, "INSERT ON experiments")
-    with pytest.raises(MlflowException, match="no room"):
-        store.experiment_id(client, "mine")

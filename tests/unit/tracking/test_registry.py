@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -87,8 +88,17 @@ def test_a_run_without_a_model_or_an_end_has_nothing_to_register(client: MlflowC
     assert str(caught.value) == "run 'mine' is KILLED, and only a FINISHED run has a model that can be registered"
 
 
-@pytest.mark.parametrize(("verbose", "level"), [(True, logging.INFO), (False, logging.CRITICAL)])
-def test_mlflow_and_its_databases_are_silent_unless_asked(verbose: bool, level: int) -> None:
-    quieten(verbose)
+@pytest.mark.parametrize(("verbose", "level", "heard"), [(True, logging.INFO, 3), (False, logging.CRITICAL, 2)])
+def test_mlflow_and_its_databases_are_silent_unless_asked(verbose: bool, level: int, heard: int) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        quieten(verbose)
+        for kind, module in (
+            (UserWarning, "torch.export"),
+            (DeprecationWarning, "torch.export"),
+            (UserWarning, "torch"),
+        ):
+            warnings.warn_explicit("a remark", kind, "file.py", 1, module)
     assert [logging.getLogger(name).level for name in ("mlflow", "alembic", "sqlalchemy")] == [level] * 3
+    assert len(warned) == heard
     quieten(False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import subprocess
 import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -75,13 +78,12 @@ def test_a_run_says_from_its_beginning_what_it_is(
         "cifar_ray.command": recipe.command(CONFIG), store.FOLDER_TAG: "/there/mine",
     }  # fmt: skip
     assert expected.items() <= tags.items()
-    packages = {"cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow", "python"}
-    assert {name.removeprefix("version.") for name in tags if name.startswith("version.")} == packages
-    assert "not installed" not in [tags[f"version.{name}"] for name in packages - {"cifar-ray"}]
+    assert tags["version.torch"] == metadata.version("torch")
     params = runfile.params(CONFIG)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.digest) == ("digits", digits.digest)
+    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("digits", digits.digest, "http")
+    assert json.loads(given.dataset.source) == {"url": "https://scikit-learn.org/stable/datasets/toy_dataset.html"}
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
     assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG)
 
@@ -164,38 +166,63 @@ def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowCl
     assert steps(client, record.run_id) == [("system/node/cpu", 0), ("system/node/cpu", 61)]
 
 
-@pytest.mark.parametrize(("checkout", "commit"), [(True, "abc"), (False, "")])
-def test_a_commit_is_that_of_our_own_checkout_alone(
-    checkout: bool, commit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed below somebody else's checkout, git would tell theirs."""
-    if checkout:
-        (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(origin, "__file__", str(tmp_path / "cifar_ray" / "tracking" / "origin.py"))
-    words: list[list[str]] = []
+    for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    source = tmp_path / "ours" / "cifar_ray" / "tracking" / "origin.py"
+    monkeypatch.setattr(origin, "__file__", str(source))
+    assert origin.git_commit() == ""
+    source.parent.mkdir(parents=True)
+    source.write_text("first")
 
-    def described(command: list[str], **options: Any) -> Any:
-        words.append(command)
-        assert options["capture_output"]
-        return SimpleNamespace(stdout="abc\n")
+    def git(*words: str, at: str = "ours") -> str:
+        author = ["-c", "user.name=n", "-c", "user.email=e"]
+        done = subprocess.run(["git", "-C", tmp_path / at, *author, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
 
-    monkeypatch.setattr("subprocess.run", described)
+    git("init", "--quiet", at=".")
+    git("commit", "--quiet", "--allow-empty", "--message", "theirs", at=".")
+    assert origin.git_commit() == ""
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "ours")
+    git("tag", "--annotate", "--message", "a release", "v1")
+    commit = git("rev-parse", "HEAD")
     assert origin.git_commit() == commit
-    assert words[0][:3] == ["git", "-C", str(tmp_path)]
+    source.write_text("changed")
+    assert origin.git_commit() == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert origin.git_commit() == ""
 
 
-@pytest.mark.parametrize(
-    ("names", "shown"), [(["cat", "dog", "emu"], ["cat", "dog", "emu"]), ([str(n) for n in range(25)], None)]
-)
-def test_the_confusion_matrix_is_coloured_by_the_share_of_each_true_class(
-    names: list[str], shown: list[str] | None
-) -> None:
-    counts = [[0] * len(names) for _ in names]
-    counts[0][:2], counts[1][:2] = [1, 3], [3, 5]  # of the third class there is no image
-    axes = artifacts.confusion_figure(counts, names).axes[0]
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "git_commit", lambda: "")
+    monkeypatch.setattr(origin.metadata, "version", {"ray": "2.60"}.__getitem__)
+    monkeypatch.setattr(origin.metadata, "PackageNotFoundError", KeyError)
+    packages = ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow")
+    assert origin.origin_tags() == {
+        "cifar_ray.machine": f"{platform.node()}, {platform.platform()}",
+        "version.python": platform.python_version(),
+        **{f"version.{name}": "2.60" if name == "ray" else "not installed" for name in packages},
+    }
+
+
+def test_the_confusion_matrix_is_coloured_by_the_share_of_each_true_class() -> None:
+    axes = artifacts.confusion_figure([[1, 3, 0], [3, 5, 0], [0, 0, 0]], ["cat", "dog", "emu"]).axes[0]
     (image,) = axes.images
-    assert image.get_array()[:3, :2].tolist() == [[0.25, 0.75], [0.375, 0.625], [0.0, 0.0]]
+    assert image.get_array().tolist() == [[0.25, 0.75, 0.0], [0.375, 0.625, 0.0], [0.0, 0.0, 0.0]]
     assert image.get_clim() == (0.0, 1.0)  # a matrix of few hits is pale
-    if shown:
-        assert [label.get_text() for label in axes.get_yticklabels()] == shown
-        assert [label.get_text() for label in axes.get_xticklabels()] == shown
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["cat", "dog", "emu"]
+    assert [(*text.get_position(), text.get_text(), text.get_color()) for text in axes.texts[:5]] == [
+        (0, 0, "1", "black"), (1, 0, "3", "white"), (2, 0, "0", "black"), (0, 1, "3", "black"), (1, 1, "5", "white"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("classes", "counts"), [(20, 400), (21, 0)])
+def test_a_crowded_confusion_matrix_has_colours_alone(classes: int, counts: int) -> None:
+    figure = artifacts.confusion_figure([[1] * classes] * classes, [f"class {number}" for number in range(classes)])
+    assert len(figure.axes[0].texts) == counts
+    assert ("class 1" in [label.get_text() for label in figure.axes[0].get_xticklabels()]) == bool(counts)

@@ -1,0 +1,206 @@
+"""The tracking store: its address, what is said of one that does not answer, and how runs are found in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import store
+from cifar_ray.tracking.store import KnownRun
+from tests.support import mlflow_store
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "expected"),
+    [
+        (None, None, "sqlite:///{home}/.cifar_ray/mlflow.db"),
+        (None, "http://tracking:5000", "http://tracking:5000"),
+        ("sqlite:////abs/m.db", "http://tracking:5000", "sqlite:////abs/m.db"),
+        ("sqlite:////abs/m.db?timeout=9", None, "sqlite:////abs/m.db?timeout=9"),
+        ("postgresql+psycopg2://me@host/db", None, "postgresql+psycopg2://me@host/db"),
+    ],
+)
+def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
+    given: str | None, variable: str | None, expected: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
+    assert store.resolve_uri(given) == expected.format(home=home)
+
+
+@pytest.mark.parametrize(
+    "uri", ["mlruns", "./mlruns", "sqlite:///mlflow.db", "sqlite+pysqlite:///m.db", "file:///tmp/mlruns", "sqlite://"]
+)
+def test_a_relative_store_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store.resolve_uri(uri)
+    assert caught.value.as_flag() == (
+        f"--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("https://me:hunter2@host:5000", "tracking_uri must not have a user, password or token in it"),
+        ("http://hunter2@host", "tracking_uri must not have a user, password or token in it"),
+        ("http://host?token=hunter2", r"tracking_uri must not have a \? or #, after which there may be a secret"),
+    ],
+)
+def test_a_secret_in_the_address_is_refused_and_not_repeated(
+    uri: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for given in (uri, None):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            store.resolve_uri(given)
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port where connections are taken and never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_server_that_is_away_or_silent_is_refused(home: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not \(.*Connection refused\)"):
+        store.connect("http://127.0.0.1:9")
+    monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 0.25)
+    with pytest.raises(ConfigError) as caught:
+        store.connect(f"http://127.0.0.1:{silent}")
+    assert str(caught.value) == (
+        f"tracking_uri must be a store that answers; http://127.0.0.1:{silent} does not (no answer within 0.25 s)"
+    )
+
+
+def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.db").write_text("this is no database, it only has its name")
+    (tmp_path / "folder").mkdir()
+    for name, reason in (("m.db", "file is not a database"), ("folder", "unable to open database file")):
+        with pytest.raises(ConfigError) as caught:
+            store.connect(f"sqlite:///{tmp_path}/{name}")
+        assert str(caught.value) == (
+            f"tracking_uri must be a store that answers; sqlite:///{tmp_path}/{name} does not ({reason})"
+        )
+
+
+def test_the_first_cause_of_an_error_is_its_reason() -> None:
+    root, middle, outer = OSError(" no \n room"), ValueError("m"), RuntimeError("o")
+    middle.__context__, outer.__cause__ = root, middle
+    assert store.reason(outer) == "no room"
+    assert store.reason(TimeoutError()) == "TimeoutError"
+    assert store.reason(OSError("x" * 300)) == "x" * 200
+
+
+def test_an_experiments_artifacts_lie_beside_the_database(client: MlflowClient, tmp_path: Path) -> None:
+    made = store.experiment_id(client, "an experiment/with signs")
+    experiment = client.get_experiment(made)
+    assert experiment.artifact_location == f"{tmp_path}/artifacts/an_experiment_with_signs"
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert store.experiment_id(client, "an experiment/with signs") == made
+    client.delete_experiment(made)
+    with pytest.raises(ConfigError) as caught:
+        store.experiment_id(client, "an experiment/with signs")
+    assert str(caught.value) == (
+        "experiment must not be a deleted one; restore 'an experiment/with signs' in MLflow, or take another"
+    )
+    assert store.all_experiments(client) == ["0"]
+
+
+def test_an_experiment_that_another_process_has_just_made_is_taken(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    look = client.get_experiment_by_name
+
+    def too_early(name: str) -> Any:
+        found = look(name)
+        if found is None:
+            made.append(MlflowClient(client.tracking_uri).create_experiment(name))
+        return found
+
+    monkeypatch.setattr(client, "get_experiment_by_name", too_early)
+    assert [store.experiment_id(client, "mine")] == made
+
+
+def test_an_experiment_that_cannot_be_made_is_an_error(client: MlflowClient) -> None:
+    mlflow_store.refuse(client, "INSERT ON experiments")
+    with pytest.raises(MlflowException, match="no room"):
+        store.experiment_id(client, "mine")
+
+
+def refused(run: str, client: MlflowClient) -> str:
+    with pytest.raises(ConfigError) as caught:
+        store.open_run(client.tracking_uri, run)
+    return str(caught.value)
+
+
+def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) -> None:
+    experiment = store.experiment_id(client, "test")
+    tags = {store.KEY_TAG: "k1", store.FOLDER_TAG: "/there"}
+    mine = client.create_run(experiment, 1, tags, "mine").info.run_id
+    client.create_run(experiment, run_name="foreign")
+    opened, known = store.open_run(client.tracking_uri, "mine")
+    assert opened.tracking_uri == client.tracking_uri
+    assert known == KnownRun(mine, "mine", "k1", "/there", "RUNNING")
+    for by in (mine, "m'ine"):  # a quote would end the query's text
+        assert store.find(client, by) == known
+    for absent in ("foreign", "nobody", "0" * 32):
+        assert refused(absent, client) == (
+            f"there is no run {absent!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
+        )
+    twin = client.create_run("0", 2, {store.KEY_TAG: "k2", "cifar_ray.sweep": "s"}, "mine").info.run_id
+    assert (
+        refused("mine", client) == f"there are 2 runs named 'mine'; take one of their ids: {twin} (of sweep s), {mine}"
+    )
+    assert store.find(client, twin).folder == ""
+    client.delete_run(twin)
+    assert store.find(client, "mine") == known
+    assert "there is no run" in refused(twin, client)
+
+
+def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, tmp_path: Path) -> None:
+    for began in (3, 1, 2):
+        client.create_run("0", began, {store.KEY_TAG: "k"}, f"began at {began}")
+    found = store.with_key(client.tracking_uri, "k")
+    assert found is not None
+    assert (found.name, found.key, found.folder, found.status) == ("began at 1", "k", "", "RUNNING")
+    assert store.with_key(client.tracking_uri, "another") is None
+    away = f"sqlite:///{tmp_path}/away.db"
+    assert store.with_key(away, "k") is None
+    with pytest.raises(ConfigError, match=f"there is no run 'mine' in {away};"):
+        store.open_run(away, "mine")
+    assert not store.exists(away)
+    assert store.exists("http://127.0.0.1:9")  # only a request would tell
+    mlflow_store.alter(client, "DROP TABLE runs")
+    with pytest.raises(ConfigError, match=r"does not \(no such table: runs\)"):
+        store.with_key(client.tracking_uri, "k")
+
+
+def test_an_address_as_people_see_it(client: MlflowClient, home: Path) -> None:
+    run = client.create_run("0")
+    for server in ("http://store:5000", "https://store"):
+        assert store.page(f"{server}/", run) == f"{server}/#/experiments/0/runs/{run.info.run_id}"
+    assert store.page(client.tracking_uri, run) is None
+    assert store.shown(f"sqlite:///{home}/m.db") == "sqlite:///~/m.db"
+    assert store.shown(f"sqlite:///{home}{home}/m.db") == f"sqlite:///~{home}/m.db"
+
+
+def test_mlflows_own_functions_work_on_a_store_for_a_while(client: MlflowClient, home: Path) -> None:
+    before = mlflow.get_tracking_uri()
+    with contextlib.suppress(OSError), store.as_default(client.tracking_uri):
+        assert mlflow.get_tracking_uri() == client.tracking_uri
+        raise OSError
+    assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_TRACKING_URI")) == (before, None)
