@@ -26,12 +26,13 @@ from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
+from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.observer import Started
-from tests.support import mlflow_store, stores
+from tests.support import stores
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -248,7 +249,7 @@ def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
 def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = mlflow_store.new_store(tmp_path)
+    client = store.connect(f"sqlite:///{tmp_path}/m.db")
     train = {"dataset": "digits", "storage": folder.address}
     config = sweepfile.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
     first, held = planner.create(config, client)
@@ -265,7 +266,7 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
-    client = mlflow_store.new_store(tmp_path)
+    client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
     record = RunRecord.create(client, small, "mine", gone.key, gone.address, digits, begun=0.0)
     said = io.StringIO()

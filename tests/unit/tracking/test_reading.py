@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mlflow.entities import Param
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import parent, reading, store
+from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import mlflow_store
 
 RESNET = {"model": "resnet", "dataset": "digits"}
@@ -171,3 +173,62 @@ def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
     client.create_run("0", tags={"mlflow.parentRunId": own}, run_name="of another experiment")
     found = parent.children(client, client.get_run(own))
     assert [run.info.run_name for run in found] == [f"after {began}" for began in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "wholes", "hold"),
+    [(("8", "4"), ("16", "16"), "global_batch"), (("8", "8"), ("16", "16"), ""), (("8", "4"), ("16", "8"), "")],
+)
+def test_runs_are_compared_in_the_order_given_and_once_each(
+    batches: tuple[str, str], wholes: tuple[str, str], hold: str, client: MlflowClient, home: Path
+) -> None:
+    own = sweep(client, [])
+    one, two = (
+        child(client, own, name, topology="1x2", batch_size=batch, global_batch_size=whole, **RESNET)
+        for name, batch, whole in zip(("one", "two"), batches, wholes)
+    )
+    for step, at, figure in ((2, 9, 0.5), (1, 8, 0.25), (1, 7, 0.75)):
+        client.log_metric(two, "test/accuracy", figure, at, step)
+    client.log_metric(two, "time/wall_s", 3.0)
+    client.log_metric(two, "system/node/cpu", 9.0, 1, 0)
+    client.log_dict(two, {"classes": ["a", "b"], "counts": [[1, 0], [0, 1]]}, "confusion_matrix.json")
+    client.set_terminated(two, "FINISHED")
+    client.update_run(one, "SCHEDULED")
+    found = reading.runs(client.tracking_uri, ["two", one, "two"])
+    params = {**RESNET, "topology": "1x2"}
+    tags = {"mlflow.parentRunId": own, store.KEY_TAG: "two", "mlflow.runName": "two"}
+    trials = [
+        Trial(
+            "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
+            metrics={"test/accuracy": 0.5, "time/wall_s": 3.0, "system/node/cpu": 9.0},
+            history={
+                "test/accuracy": [Point(1, 7, 0.75), Point(1, 8, 0.25), Point(2, 9, 0.5)],
+                "system/node/cpu": [Point(0, 1, 9.0)],
+            },
+            confusion=[[1, 0], [0, 1]], class_names=("a", "b"),
+        ),
+        Trial(
+            "one", one, "PENDING", params={**params, "batch_size": batches[0], "global_batch_size": wholes[0]},
+            tags={**tags, store.KEY_TAG: "one", "mlflow.runName": "one"},
+        ),
+    ]  # fmt: skip
+    command = f"cifar-ray compare two {one} two"
+    assert found == Study("two, one", trials, store.shown(client.tracking_uri), command, hold)
+
+
+def test_what_is_no_training_cannot_be_compared(client: MlflowClient) -> None:
+    child(client, sweep(client, []), "bare", **RESNET)
+    with pytest.raises(ConfigError) as caught:
+        reading.runs(client.tracking_uri, ["bare"])
+    assert str(caught.value) == (
+        f"run 'bare' in {client.tracking_uri} cannot be compared: it is no training with parameters"
+    )
+
+
+def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path) -> None:
+    away = f"sqlite:///{tmp_path}/away.db"
+    for uri in (client.tracking_uri, away):
+        with pytest.raises(ConfigError) as caught:
+            reading.study(uri, "s")
+        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by the name it was given"
+    assert not store.exists(away)

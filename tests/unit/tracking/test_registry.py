@@ -12,6 +12,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import quieten, registry, store
+from tests.support import mlflow_store
 
 
 def finished(client: MlflowClient, name: str = "mine") -> str:
@@ -71,17 +72,43 @@ def test_the_same_weights_of_a_run_are_registered_once_under_each_name(client: M
     assert client.get_registered_model("digits").aliases == {}
 
 
-@pytest.mark.parametrize("name", ["a/b", "a:b", "/", " "])
-def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="must be a name without / and :") as caught:
-        registry.register("mine", name, None, None)
-    assert caught.value.key == "name"
+@pytest.mark.parametrize(
+    ("name", "alias", "sentence"),
+    [
+        *((name, None, f"name must be a name without / and :, got {name!r}") for name in ("a/b", "a:b", "/", " ")),
+        *(
+            ("n", alias, f"alias must be letters, digits, _ or -, other than 'latest' and 'v1', got {alias!r}")
+            for alias in ("latest", "LATEST", "v1", "V12", "a b", "", "a" * 256)
+        ),
+    ],
+)
+def test_a_name_or_alias_that_leads_elsewhere_is_refused(name: str, alias: str | None, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry.register("mine", name, alias, None)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("alias", ["v1a", "my-latest", "a" * 255])
+def test_other_aliases_are_taken(alias: str, client: MlflowClient) -> None:
+    log(client, finished(client), "final", "f")
+    registry.register("mine", "digits", alias, client.tracking_uri)
+    assert list(client.get_registered_model("digits").aliases) == [alias]
+
+
+def test_a_registry_without_room_is_said(client: MlflowClient) -> None:
+    log(client, finished(client), "final", "f")
+    mlflow_store.refuse(client, "INSERT ON model_versions")
+    with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(Model Version creation error"):
+        registry.register("mine", "digits", None, client.tracking_uri)
 
 
 def test_a_run_without_a_model_or_an_end_has_nothing_to_register(client: MlflowClient) -> None:
     run_id = finished(client)
-    with pytest.raises(ConfigError, match="run 'mine' has no model in MLflow: it was trained with --log-models none"):
+    with pytest.raises(ConfigError) as caught:
         registry.register("mine", "digits", None, client.tracking_uri)
+    assert str(caught.value) == (
+        "run 'mine' has no model in MLflow: it was trained with --log-models none, or MLflow did not take it"
+    )
     client.update_run(run_id, "KILLED")
     with pytest.raises(ConfigError) as caught:
         registry.register("mine", "digits", None, client.tracking_uri)

@@ -91,7 +91,10 @@ def test_a_run_says_from_its_beginning_what_it_is(
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
+    assert (record.trouble, record.refused, record.page) == ("", [], None)
     record.started(started)
+    record.placed([{"rank": 0, "node": "a"}])
+    record.failed("no room")
     for row in (*rows("iteration", 6, 8), *rows("epoch", 1)):
         record.row(row)
     record.checkpoint(saved(6, 0))
@@ -114,7 +117,9 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
         (11, 1, "/there/mine/checkpoints/step-00000011", "hash11"),
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
-    assert found.data.tags["cifar_ray.hardware"] == "a CPU"
+    assert (found.data.tags["cifar_ray.hardware"], found.data.tags[store.FAILURE_TAG]) == ("a CPU", "no room")
+    assert found.data.params == configs.params(CONFIG)
+    assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
 
