@@ -118,7 +118,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
     assert (found.data.tags["cifar_ray.hardware"], found.data.tags[store.FAILURE_TAG]) == ("a CPU", "no room")
-    assert found.data.params == configs.params(CONFIG)
+    assert found.data.params == runfile.params(CONFIG)
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
