@@ -74,7 +74,7 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
 
 def _shared(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What all runs share."""
-    shared = values.get("train") or {}
+    shared = {} if values.get("train") is None else values["train"]
     if not isinstance(shared, Mapping):
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
     return shared

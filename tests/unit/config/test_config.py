@@ -327,3 +327,8 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
 def fields_of_every_run() -> set[str]:
     groups = {*configs.MODEL_OPTIONS.values(), *configs.STRATEGY_OPTIONS} - set(configs.SAME_WORK)
     return {field.name for field in fields(TrainConfig)} - groups - {"global_batch_size"}
+
+
+def test_what_decides_the_weights_are_fields_of_a_resolved_run() -> None:
+    known = {field.name for field in fields(configs.ResolvedConfig)} | {"images_per_step"}
+    assert set(configs.LEARNING) <= known

@@ -75,10 +75,18 @@ available_node_types:
 """
 
 
-def test_a_cluster_on_gcp_with_spot_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheduling", "market"),
+    [
+        ("{preemptible: true}", "spot"),
+        ("{provisioningModel: SPOT}", "spot"),
+        ("{provisioningModel: STANDARD}", "on-demand"),
+    ],
+)
+def test_a_cluster_on_gcp_with_spot_machines(scheduling: str, market: str, tmp_path: Path) -> None:
     file = tmp_path / "gcp.yaml"
-    file.write_text(GCP)
-    assert cost.find(str(file)) == cost.find("n1-standard-4+t4:spot")
+    file.write_text(GCP.replace("{preemptible: true}", scheduling))
+    assert cost.find(str(file)) == cost.find(f"n1-standard-4+t4:{market}")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,14 @@ def test_speed_ups_over_seeds_have_a_spread() -> None:
     assert (base.speed_up.std, base.speed_up.n) == (None, 3)
 
 
+@pytest.mark.parametrize(
+    ("devices", "unit"), [(("cpu", "cpu"), "workers"), (("cuda", "cuda"), "GPUs"), (("cpu", "cuda"), "devices")]
+)
+def test_gpus_are_counted_where_a_worker_drives_several(devices: tuple[str, str], unit: str) -> None:
+    runs = [trial(top, params={"device": d, "gpus_per_worker": "2"}) for top, d in zip(("1x1", "1x2"), devices)]
+    assert scaling.unit(aggregate.configurations(study(*runs))) == unit
+
+
 def test_a_single_worker_does_the_same_work() -> None:
     every = aggregate.configurations(
         of_strategies(
@@ -220,6 +228,7 @@ STATISTIC = Statistic(50.0, 1.0, 3, ())
         (Statistic(53.0, None, 1, ()), None, None),
         (Statistic(53.0, 1.0, 3, ()), 1000, False),  # two standard errors are 4.5 points
         (Statistic(53.0, 1.0, 3, ()), 10000, True),  # 1.4 points
+        (Statistic(55.0, 3.0, 3, ()), None, False),  # Welch: p = 0.10; with equal variances 0.045
     ],
 )
 def test_a_difference_is_told_from_chance(other: Statistic, images: int | None, distinct: bool | None) -> None:
@@ -233,6 +242,9 @@ def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     assert peers.distinct(one, other, 360) is False
     assert peers.distinct(one, other) is True
     assert peers.distinct(one, one) is False
+    middle, near = (Statistic(value, 0.1, 3, ()) for value in (50.0, 52.0))
+    assert peers.distinct(middle, near, 10000) is True  # two standard errors are 1.41 points
+    assert peers.distinct(middle, near, 4990) is False  # 2.0016 points
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,14 @@ def test_topologies_beside_ours() -> None:
     }
     assert last["Training, % of 1x1, ours"].run_ids == ("id-bs16-2x2-seed0", "id-bs16-1x1-seed0")
     assert row(quality, "1x2, batch 64")["F1 (%), theirs"].text == "80.44"
+    assert [table.title for table in (main, quality)] == ["resnet on cifar10", "resnet on cifar10: test metrics"]
+    assert [table.key for table in (main, quality)] == [
+        "baseline_resnet_on_cifar10",
+        "baseline_resnet_on_cifar10_test_metrics",
+    ]
+    assert last["Training, % of 1x1, theirs"].note == "computed here from the published figures"
+    assert last["Training, % of 1x1, ours"].note == "against 1x1, batch 16"
+    assert (last["Training (s), theirs"].note, last["Training (s), theirs"].value) == ("", 298.57)
     assert found.notes[:2] == (
         "Theirs: NVIDIA Quadro P4000 (8 GB); multi-node is two nodes with two GPUs each, private network.",
         "Ours: AMD EPYC 9754.",
@@ -120,13 +128,18 @@ def test_shares_are_of_runs_of_the_same_kind() -> None:
 @pytest.mark.parametrize("key", ["rangoju_katneni_2025", "vgg11_group_report", "comparative_analysis_asu"])
 def test_nothing_in_common_is_said(key: str) -> None:
     found = papers.comparison(study(trial("3x1", 7)), key)
-    assert not found.tables
-    assert found.notes[-1].startswith("None of the finished runs has a configuration that they measured")
+    assert found.tables == found.folded == ()
+    assert found.title == f"Beside {papers.known()[key]['title']}"
+    assert found.notes == (
+        f"Theirs: {papers.known()[key]['hardware']}.",
+        "None of the finished runs has a configuration that they measured, so nothing is laid side by side.",
+    )
 
 
 def test_a_study_without_figures_is_one_sentence() -> None:
-    (note,) = papers.comparison(grid(), "resnet50_multi_gpu").notes
-    assert "has printed no figures" in note
+    assert papers.comparison(grid(), "resnet50_multi_gpu").notes == (
+        "resnet50_multi_gpu has printed no figures, so nothing of it can be laid beside these runs.",
+    )
 
 
 def test_an_unknown_study_is_refused() -> None:

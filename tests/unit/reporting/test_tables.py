@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import compare, cost, data, markdown, tables
+from cifar_ray.reporting import compare, cost, data, markdown, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, without_run
 
 PRICE = cost.find("g4dn.xlarge")
@@ -323,6 +323,109 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
     assert "lr" not in read[0]  # the same in all
     skipped = data.runs(study(trial(), without_run("SKIPPED", "no room", "2x2", 16)), None, None)[1]
     assert (skipped["status"], skipped["reason"], skipped["run_id"]) == ("SKIPPED", "no room", "")
+
+
+def test_figures_have_the_names_that_programs_read() -> None:
+    runs = [of_strategy("ddp", "1x2", parts=(0.1,) * 5, losses=(2.0, 2.1), right=(0.1, 0.2), memory=(5, 6))]
+    runs += [of_strategy("hogwild", "1x1", also={"staleness/mean": 1, "staleness/max": 2, "bubble/measured": 0.1})]
+    whole = of_strategies(*runs)
+    found = section(whole, 0.1, PRICE)
+    headings = {one.key.removeprefix("vgg11_cifar10_"): one.columns[1:] for one in (*found.tables, *found.folded)}
+    assert headings == {
+        "main": [
+            *("Global batch", "Training (s)", "Images/s", "Iteration (ms)", "Speed-up (times)", "Efficiency (%)"),
+            *("Accuracy (%)", "F1 (%)", "Peak memory (MiB)", "Cost (USD)"),
+        ],
+        "quality": ["Precision (%)", "Recall (%)", "F1 (%)", "Specificity (%)", "Test loss"],
+        "test_loss_by_rank": ["Mean over ranks", "Rank 0", "Rank 1"],
+        "accuracy_percent_by_rank": ["Mean over ranks", "Rank 0", "Rank 1"],
+        "phases": [
+            *("Start-up (s)", "Data (s)", "Training (s)", "Evaluation (s)", "Checkpoints (s)", "Total (s)"),
+            "Epoch (s)",
+        ],
+        "steps": [
+            *("Data (ms)", "Forward (ms)", "Backward (ms)", "Exposed communication (ms)", "Optimizer (ms)"),
+            *("Not split (ms)", "Iteration (ms)", "95th percentile (ms)", "Share of a single worker's (%)"),
+        ],
+        "target": ["Training (s)", "Epochs", "Cost per 1,000 images (USD)"],
+        "memory": ["Rank 0", "Rank 1"],
+        "bubble": ["Measured (%)"],
+        "staleness": ["Mean (updates)", "Most (updates)"],
+    }
+    assert {row["figure"] for row in data.figures(whole, 0.1, PRICE)} == {
+        *("training_s", "images_per_s", "iteration_ms", "speed_up", "scaling_efficiency_percent", "cost_usd"),
+        *("accuracy_percent", "precision_percent", "recall_percent", "f1_percent", "specificity_percent", "test_loss"),
+        *("test_loss_ranks_mean", "test_loss_rank0", "test_loss_rank1", "peak_memory_mib", "peak_memory_mib_rank0"),
+        *("accuracy_percent_ranks_mean", "accuracy_percent_rank0", "accuracy_percent_rank1", "peak_memory_mib_rank1"),
+        *("startup_s", "data_s", "evaluation_s", "checkpoint_s", "wall_s", "epoch_s", "iteration_p95_ms"),
+        *("step_data_ms", "step_forward_ms", "step_backward_ms", "step_communication_ms", "step_optimizer_ms"),
+        *("step_not_split_ms", "share_of_single_percent", "to_target_s", "to_target_epochs"),
+        *("to_target_usd_per_1000_images", "bubble_percent", "staleness_mean_updates", "staleness_max_updates"),
+    }
+
+
+def test_notes_say_what_a_reader_must_know_of_the_figures() -> None:
+    assert table(grid(), "main", price=PRICE).notes == (
+        "n = 1.",
+        "Accuracy and F1, a macro average, are those of the last epoch on all test images.",
+        "Training is without start-up, data, evaluation and checkpoints.",
+        "Images/s are in steady state.",
+        "Peak memory is that of the worker that took most: of its GPU where it has one, else of its process.",
+        f"{cost.assumption(PRICE)} Counted is the run's wall time; in a sweep, it begins when the run is taken up.",
+    )
+    assert table(grid(), "target", price=PRICE).notes[1:] == (
+        "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone.",
+        "Cost is that of the training until then, by the images trained on until then.",
+    )
+    load = {"system/0123abcd/cpu_utilization_percentage": [Point(1, 1500, 40.0)]}
+    run = trial()
+    sampled = study(replace(run, history={**run.history, **load}), trial("1x2"))
+    assert table(sampled, "load").notes[1] == (
+        "CPU load is the mean of the samples while it trained, of whole machines, with whatever else ran there."
+    )
+    assert column(table(sampled, "load"), "CPU load (%)")["1x1"].text == "40.0"
+    gpus = study(trial(params={"device": "cuda", "gpus_per_worker": "2"}), trial("1x2", params={"device": "cuda"}))
+    memory = column(table(gpus, "main"), "Peak memory (MiB)")
+    assert [entry.note for entry in memory.values()] == ["of the first of a worker's 2 GPUs", ""]
+
+
+def test_everything_of_a_report_as_plain_values() -> None:
+    one = study(trial(), axes=(), hold="")
+    found = data.whole(report.build(one))
+    assert {name: value for name, value in found.items() if name not in ("figures", "runs")} == {
+        "study": "scaling",
+        "store": "sqlite:////tmp/mlflow.db",
+        "status": "FINISHED",
+        "command": "cifar-ray sweep --name scaling",
+        "findings": [
+            {
+                "title": "resnet",
+                "highlights": [
+                    {"title": "Fastest", "figure": "100.00 s", "configuration": "1x1"},
+                    {"title": "Most accurate", "figure": "60.00 %", "configuration": "1x1"},
+                ],
+                "sentences": [],
+            }
+        ],
+        "cautions": [
+            "Every configuration was run once (n=1): small differences may be chance, and there is no standard "
+            "deviation."
+        ],
+    }
+    assert found["runs"] == data.runs(one, None, None)
+    assert found["figures"] == data.figures(one, None, None)
+    lost = [trial(), without_run("SKIPPED", "no room", "2x2", 16), trial("1x2", params={"strategy": ""})]
+    rows = data.runs(study(*lost, axes=("strategy", "topology")), None, None)
+    assert [(row["device"], row["strategy"], row["machine"]) for row in rows] == [
+        ("cpu", "ddp", "host, Linux"),
+        ("", "", ""),
+        ("cpu", "", "host, Linux"),
+    ]
+
+
+def test_a_strategy_that_was_not_recorded_is_said() -> None:
+    runs = of_strategies(of_strategy("ddp"), of_strategy("fsdp"), of_strategy("", "1x2"))
+    assert [label for label, _ in table(runs, "main").rows][2] == "strategy not recorded, 1x2"
 
 
 def test_a_terminals_lines_are_aligned() -> None:
