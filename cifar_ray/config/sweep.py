@@ -193,8 +193,6 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     flat = {**schema.flatten(sweep.train), **values}
     if "global_batch_size" in values:  # the grid's choice replaces what all runs share
         flat.pop("batch_size", None)
-    elif "batch_size" in values:
-        flat.pop("global_batch_size", None)
     if sweep.held == "global_batch" and flat.get("batch_size") is not None:
         flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
     return flat
