@@ -49,7 +49,7 @@ def test_an_unknown_type_is_refused(word: str) -> None:
 
 
 def test_an_unknown_market_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be TYPE, TYPE:spot or TYPE:on-demand"):
+    with pytest.raises(ConfigError, match=r"^price must be TYPE, TYPE:spot or TYPE:on-demand, got "):
         cost.find("g5.xlarge:reserved")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cifar_ray.config.errors import ConfigError
@@ -57,7 +59,14 @@ def test_what_we_have_not_run_stays_empty() -> None:
     assert row(table, "1x2, batch 16")["Training, % of 1x1, ours"] == Entry(note=ALONE)
     missing = row(table, "1x2, batch 64")
     assert missing["Training (s), ours"] == Entry(note="no finished run of the same kind")
+    assert missing["Training, % of 1x1, ours"] == missing["Training (s), ours"]
     assert missing["Training, % of 1x1, theirs"].text == "54.7"
+    assert missing["Training, % of 1x1, theirs"].value == pytest.approx(100 * 448.42 / 819.44)
+
+
+def test_hardware_that_was_not_recorded_is_said() -> None:
+    bare = replace(trial(), tags={})
+    assert papers.comparison(study(bare), "rangoju_katneni_2025").notes[1] == "Ours: not recorded."
 
 
 def test_strategies_of_vgg11_by_time_per_iteration() -> None:
