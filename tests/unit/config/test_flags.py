@@ -96,9 +96,10 @@ def test_what_is_missing_is_named() -> None:
         flags.read(Show, ["r", "i"], "show")
 
 
-def test_the_help_is_made_of_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_the_help_is_made_of_the_fields(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        flags.read(Show, ["r", "--help"], "show")
+        flags.read(Show, ["r", word], "show")
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("usage: cifar-ray show RUN IMAGES ... [OPTIONS] Show images.")

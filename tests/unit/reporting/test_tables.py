@@ -235,6 +235,9 @@ def test_a_steps_parts_add_up_to_its_iteration() -> None:
     assert row[8].run_ids == ("id-ddp-1x2-seed0", "id-ddp-1x1-seed0")
     whole = dict(found.rows)["gpipe, 1x2"]
     assert [entry.text for entry in whole] == ["", "", "", "", "", "300", "300", "250", "74.6"]
+    half = [of_strategy("ddp", "1x2", params={"global_batch_size": "128"}), *small().trials]
+    entry = column(table(of_strategies(*half), "steps"), "Share of a single worker's (%)")["ddp, 1x2, global batch 128"]
+    assert entry == Entry(note="no single worker with a global batch of the same size was measured")
     assert whole[0].note == "the run did not split its steps"
     missing = column(found, "Exposed communication (ms)")["ddp, 1x1"]
     assert missing == Entry(note="not measured apart from the rest")

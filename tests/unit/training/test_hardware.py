@@ -54,6 +54,7 @@ V2 = "0::/a/b\n"
         (V2, {"a/b/cpu.max": "299999 100000\n"}, 2),
         (V2, {"a/b/cpu.max": "20000 100000\n"}, 1),
         (V2, {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # of the group around it
+        ("0::/a:b\n", {"a:b/cpu.max": "300000 100000\n"}, 3),
         (V2, {"cpu.max": "200000 100000\n"}, 2),  # in a container that sees the host's path
         (V1, {"cpu/a/b/cpu.cfs_quota_us": "-1\n", "cpu/a/b/cpu.cfs_period_us": "100000\n"}, 64),
         (V1, {"cpu/a/b/cpu.cfs_quota_us": "150000\n", "cpu/a/b/cpu.cfs_period_us": "50000\n"}, 3),
