@@ -210,7 +210,7 @@ def best_accuracy(trial: Trial) -> float | None:
 def default_target(configurations: Sequence[Configuration]) -> float | None:
     """The largest multiple of 5 % that the best epoch of every finished run reaches; None below 5 %."""
     bests = [best_accuracy(trial) for configuration in configurations for trial in configuration.finished]
-    known = [best for best in bests if best is not None]
+    known = [best for best in bests if best is not None and math.isfinite(best)]
     if not known:
         return None
     steps = math.floor((min(known) + _ROUNDING) / _STEP)

@@ -17,7 +17,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
-"""Lists the charts of the report in a folder, for the next one to remove."""
+"""Lists the charts of the report in a folder, for the next one to remove; earlier ones listed tables, too."""
 
 Note = Callable[[str], None]
 """Is told how far a report is."""
@@ -111,7 +111,7 @@ def _remove_earlier(out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     for name in listed if isinstance(listed, list) else ():
-        if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg)", name):
+        if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg)|tables/\w+\.csv", name):
             (out / name).unlink(missing_ok=True)
 
 

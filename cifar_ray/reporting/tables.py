@@ -94,7 +94,7 @@ def filled(group: Group, target: float | None, price: Price | None) -> Iterator[
         rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
         shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
         columns = [spec.columns[at] for at in shown]
-        if any(entries[at].value is not None for _, entries in rows for at in shown):
+        if any(entries[at].n for _, entries in rows for at in shown):
             entries = _marked(columns, [(one, [entries[at] for at in shown]) for one, entries in rows])
             yield Filled(spec, columns, entries)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import cautions, cost, words
+from cifar_ray.reporting import cautions, compare, cost, html, report, words
 from cifar_ray.tracking.study import Study
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, without_run
 from tests.unit.reporting.test_tables import small
@@ -127,6 +127,10 @@ def test_without_figures_there_is_nothing_to_compare() -> None:
     assert said(failed) == ["No run has finished, so there is nothing to compare yet."]
     bare = study(replace(trial(), metrics={}, history={}))
     assert said(bare) == ["Runs have finished, but recorded neither training times nor accuracies."]
+    whole = report.build(bare, "rangoju_katneni_2025", PRICE)
+    assert whole.sections[0].tables == whole.sections[0].folded == []
+    assert "Runs have finished" in html.page(whole)
+    assert list(compare.terminal(bare, PRICE, None, full=True))
     assert said(study(trial())) == []
 
 
