@@ -151,7 +151,7 @@ def _tied(group: _Group, ties: Sequence[_Found], what: str) -> str:
         return ""
     more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
     listed = "; ".join(group.name(found.one) for found in ties[:_MOST_NAMED])
-    return f"Its {what} is not distinguishable from that of {listed}{more} (Welch's t-test over the seeds, 5 %)."
+    return f"Its {what} is not distinguishable from that of {listed}{more} (Student's t-test over the seeds, 5 %)."
 
 
 def _trade(group: _Group, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
@@ -167,7 +167,7 @@ def _trade(group: _Group, fastest: Configuration, accuracies: Sequence[_Found]) 
     if distinct is False:
         return [
             f"Its accuracy is not distinguishable from the best, that of {group.name(top.one)}: {figures} "
-            "(Welch's t-test over the seeds and the size of the test set, 5 %)."
+            "(Student's t-test over the seeds and the size of the test set, 5 %)."
         ]
     lost = top.value.mean - own.value.mean
     chance = "" if distinct else " One run of each (n = 1) cannot tell that from chance."

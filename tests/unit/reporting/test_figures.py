@@ -229,7 +229,7 @@ STATISTIC = Statistic(50.0, 1.0, 3, ())
         (Statistic(53.0, None, 1, ()), None, None),
         (Statistic(53.0, 1.0, 3, ()), 1000, False),  # two standard errors are 4.5 points
         (Statistic(53.0, 1.0, 3, ()), 10000, True),  # 1.4 points
-        (Statistic(55.0, 3.0, 3, ()), None, False),  # Welch: p = 0.10; with equal variances 0.045
+        (Statistic(55.0, 3.0, 3, ()), None, False),  # t = 2.74: p = 0.052
     ],
 )
 def test_a_difference_is_told_from_chance(other: Statistic, images: int | None, distinct: bool | None) -> None:
@@ -243,6 +243,8 @@ def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     assert peers.distinct(one, other, 360) is False
     assert peers.distinct(one, other) is True
     assert peers.distinct(one, one) is False
+    two = [Statistic(98.61, 0.2, 2, ()), Statistic(91.39, 1.57, 2, ())]
+    assert peers.distinct(*two, 360) is True  # t = 6.45 with 2 degrees of freedom: p = 0.023; Welch's has p = 0.09
     middle, near = (Statistic(value, 0.1, 3, ()) for value in (50.0, 52.0))
     assert peers.distinct(middle, near, 10000) is True  # two standard errors are 1.41 points
     assert peers.distinct(middle, near, 4990) is False  # 2.0016 points

@@ -57,7 +57,7 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
         (
             pair(0.005),
             "Its accuracy is not distinguishable from the best, that of 1x1: 60.50 against 61.00 % "
-            "(Welch's t-test over the seeds and the size of the test set, 5 %).",
+            "(Student's t-test over the seeds and the size of the test set, 5 %).",
         ),
         (
             pair(0.05),
@@ -67,7 +67,7 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
         (
             pair(0.05, images=500),
             "Its accuracy is not distinguishable from the best, that of 1x1: 56.00 against 61.00 % "
-            "(Welch's t-test over the seeds and the size of the test set, 5 %).",
+            "(Student's t-test over the seeds and the size of the test set, 5 %).",
         ),
         (pair(-0.1), "No other is more accurate."),
         (pair(0.0), "No other is more accurate."),
@@ -83,7 +83,7 @@ def test_speeds_that_chance_does_not_tell_apart_are_no_finding() -> None:
     ]
     assert said(study(*runs))[0] == (
         "1x2 is 1.01 times as fast as 1x1 (102.50 against 103.50 s). Its speed is not distinguishable from that of "
-        "1x1 (Welch's t-test over the seeds, 5 %)."
+        "1x1 (Student's t-test over the seeds, 5 %)."
     )
 
 
