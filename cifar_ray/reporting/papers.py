@@ -143,7 +143,7 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
             label = ", ".join(_told(name, value) for name, value in row.place.items() if name != "model")
             label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
             rows.append((label, entries))
-    base = " ".join(paper.get("base", {}).values())
+    base = " ".join(paper["base"].values())
     titles = [f"{_name(relative)}, % of {base}"] if relative else []
     titles += [_PRINTED[name][0].title for name in names]
     first = group.among[0]

@@ -204,7 +204,7 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
     parent = client.create_run(experiment, tags=tags, run_name="bare").info.run_id
     child(client, experiment, parent, trial())
     study = reading.study(address, "bare")
-    assert [one.name for one in study.trials] == ["bs16 1x1 seed0"]
+    assert [(one.name, one.reason) for one in study.trials] == [("bs16 1x1 seed0", "")]
     assert study.cautions[0].startswith("The sweep's list of its runs, cells.json, could not be read")
 
 

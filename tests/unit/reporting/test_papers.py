@@ -22,6 +22,7 @@ def test_topologies_beside_ours() -> None:
     found = papers.comparison(grid(), "rangoju_katneni_2025")
     (main,), (quality,) = found.tables, found.folded
     assert [label for label, _ in main.rows] == [f"{t}, batch {b}" for t in ("1x1", "1x2", "2x2") for b in (16, 64)]
+    assert main.columns[0] == "Configuration"
     last = row(main, "2x2, batch 16")
     assert {title: entry.text for title, entry in last.items()} == {
         "Training, % of 1x1, theirs": "25.2",  # 298.57 s of 1185.90 s
