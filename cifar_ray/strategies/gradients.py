@@ -73,7 +73,7 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                values[name] = torch.empty_like(parameter).copy_(value)
 
 
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,8 +85,10 @@ available_node_types:
 )
 def test_a_cluster_on_gcp_with_spot_machines(scheduling: str, market: str, tmp_path: Path) -> None:
     file = tmp_path / "gcp.yaml"
-    file.write_text(GCP.replace("{preemptible: true}", scheduling))
-    assert cost.find(str(file)) == cost.find(f"n1-standard-4+t4:{market}")
+    text = GCP.replace("{preemptible: true}", scheduling)
+    for gpus in ("nvidia-tesla-t4, acceleratorCount: 1", "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4"):
+        file.write_text(text.replace("nvidia-tesla-t4, acceleratorCount: 1", gpus))
+        assert cost.find(str(file)) == cost.find(f"n1-standard-4+t4:{market}")
 
 
 @pytest.mark.parametrize(

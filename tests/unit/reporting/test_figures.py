@@ -80,6 +80,8 @@ def test_an_epoch_recorded_twice_counts_once_and_one_that_was_lost_leaves_no_tim
 @pytest.mark.parametrize(("bests", "target"), [((0.8, 0.649), 0.6), ((0.65, 0.7), 0.65), ((0.9, 0.04), None)])
 def test_the_default_target_is_one_that_all_reach(bests: tuple[float, float], target: float | None) -> None:
     runs = study(trial(accuracies=(bests[0], 0.1)), trial("1x2", accuracies=(bests[1],)))
+    lost = replace(trial(accuracies=(0.5,)), metrics={"best/accuracy": 0.9, "test/accuracy": 0.4})
+    assert aggregate.best_accuracy(lost) == 0.9
     nan = trial("2x2", accuracies=(float("nan"),))
     assert aggregate.default_target(aggregate.configurations(replace(runs, trials=[*runs.trials, nan]))) == target
 

@@ -41,6 +41,7 @@ def test_topologies_beside_ours() -> None:
     ]
     assert last["Training, % of 1x1, theirs"].note == "computed here from the published figures"
     assert last["Training, % of 1x1, ours"].note == "against 1x1, batch 16"
+    assert last["Training, % of 1x1, ours"].value == pytest.approx(26.25)
     assert (last["Training (s), theirs"].note, last["Training (s), theirs"].value) == ("", 298.57)
     assert found.notes[:2] == (
         "Theirs: NVIDIA Quadro P4000 (8 GB); multi-node is two nodes with two GPUs each, private network.",

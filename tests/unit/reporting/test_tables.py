@@ -323,6 +323,7 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
         ("id-bs16-1x1-seed1", "1", "12.0", "c" * 40),
         ("id-bs16-1x2-seed0", "0", "7.5", "c" * 40),
     ]
+    assert [row["global_batch_size"] for row in read] == ["16", "16", "32"]
     assert float(read[0]["cost_usd"]) == pytest.approx(50 / 3600 * 0.526)
     assert "lr" not in read[0]  # the same in all
     skipped = data.runs(study(trial(), without_run("SKIPPED", "no room", "2x2", 16)), None, None)[1]
