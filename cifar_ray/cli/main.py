@@ -74,6 +74,7 @@ def report(words: Sequence[str]) -> int:
     command = flags.read(ReportCommand, words, "report")
     from cifar_ray.reporting import cost, data, papers
     from cifar_ray.reporting import report as reports
+    from cifar_ray.reporting.words import spoken
 
     _check_target(command.target)
     price = cost.find(command.price) if command.price is not None else None
@@ -82,17 +83,14 @@ def report(words: Sequence[str]) -> int:
     from cifar_ray.tracking import reading, store
 
     study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
-    if command.format == "json":
-        print(json.dumps(data.whole(reports.build(study, command.baseline, price, command.target)), indent=1))
-        return 0
-    folder = reports.folder(command.out)
+    folder = reports.folder(command.out) if command.format == "files" else None
     whole = reports.build(study, command.baseline, price, command.target)
+    if folder is None:
+        print(json.dumps(data.whole(whole), indent=1))
+        return 0
     written = reports.write(whole, folder, flags.note)
-    for finding in whole.findings:
-        for sentence in finding.sentences:
-            print(f"{finding.title}: {sentence}")
-    for caution in whole.cautions:
-        print(f"caution: {caution}")
+    for line in spoken(whole.findings, whole.cautions):
+        print(line)
     print(written[0])
     print(f"{len(written)} files in {folder}")
     return 0

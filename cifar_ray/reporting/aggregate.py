@@ -14,6 +14,14 @@ from cifar_ray.tracking.study import Point, Study, Trial
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
 
+ORIGIN = {
+    "commit": "mlflow.source.git.commit",
+    "machine": "cifar_ray.machine",
+    "hardware": "cifar_ray.hardware",
+    "command": "cifar_ray.command",
+}
+"""Tags that say where a run's figures come from, by short names."""
+
 HARDWARE = "hardware"
 """Name under which compared runs differ in their hardware; a tag, not a parameter."""
 
@@ -181,7 +189,7 @@ def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
 
 
 def _value(trial: Trial, name: str) -> str:
-    return trial.tags.get("cifar_ray.hardware", "") if name == HARDWARE else trial.params.get(name, "")
+    return trial.tags.get(ORIGIN[HARDWARE], "") if name == HARDWARE else trial.params.get(name, "")
 
 
 def _known_device(trial: Trial) -> str:

@@ -11,7 +11,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Study, Trial
 
 _SHOWN = ("main", "quality")
-_TAGS = {"commit": "mlflow.source.git.commit", "hardware": "cifar_ray.hardware"}
+_TAGS = {name: aggregate.ORIGIN[name] for name in ("commit", "hardware")}
 _WIDEST = 24  # characters of a column's heading
 
 
@@ -24,9 +24,7 @@ def terminal(study: Study, price: Price | None, target: float | None, full: bool
         target: test accuracy, 0 to 1, for the time to a target.
         full: whether to show every table of a report.
     """
-    for finding in words.findings(study, price):
-        yield from (f"{finding.title}: {sentence}" for sentence in finding.sentences)
-    yield from (f"caution: {caution}" for caution in cautions.cautions(study))
+    yield from words.spoken(words.findings(study, price), cautions.cautions(study))
     if full:
         for section in tables.sections(study, target, price):
             yield from ("", section.title, *section.notes)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cifar_ray.reporting import tables
+from cifar_ray.reporting import aggregate, tables
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.cells import Group
 from cifar_ray.reporting.contents import Report
@@ -15,12 +15,6 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Study
 
 Row = dict[str, Any]
-_TAGS = {
-    "commit": "mlflow.source.git.commit",
-    "machine": "cifar_ray.machine",
-    "hardware": "cifar_ray.hardware",
-    "command": "cifar_ray.command",
-}
 
 
 def runs(study: Study, target: float | None, price: Price | None) -> list[Row]:
@@ -41,7 +35,7 @@ def runs(study: Study, target: float | None, price: Price | None) -> list[Row]:
     for trial in study.trials:
         row: Row = {"run_id": trial.run_id, "name": trial.name, "status": trial.status, "reason": trial.reason}
         row |= {name: trial.params.get(name, "") for name in (*told, *sorted(varied - {*told}))}
-        row |= {name: trial.tags.get(tag, "") for name, tag in _TAGS.items()}
+        row |= {name: trial.tags.get(tag, "") for name, tag in aggregate.ORIGIN.items()}
         row |= {figure.key: value for figure in columns if (value := figure.measure(trial)) is not None}
         rows.append(row)
     return rows

@@ -95,8 +95,7 @@ def filled(group: Group, target: float | None, price: Price | None) -> Iterator[
         shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
         columns = [spec.columns[at] for at in shown]
         if any(entries[at].n for _, entries in rows for at in shown):
-            entries = _marked(columns, [(one, [entries[at] for at in shown]) for one, entries in rows])
-            yield Filled(spec, columns, entries)
+            yield Filled(spec, columns, _marked(columns, [(one, [row[at] for at in shown]) for one, row in rows]))
 
 
 def _specs(group: Group, goal: float | None, price: Price | None) -> list[Spec]:
@@ -189,10 +188,9 @@ def _marked(
     """
     found = [(one, list(entries)) for one, entries in rows]
     for at, column in enumerate(columns):
-        having = [one for one, entries in rows if entries[at].value is not None]
-        better = peers.better(column.figure, having)
-        known = [(e.value, e.n) for _, entries in rows if (e := entries[at]).value is not None and not e.partial]
-        values = [value for value, _ in known if value is not None]
+        measured = [(one, entries[at]) for one, entries in rows if entries[at].value is not None]
+        better = peers.better(column.figure, [one for one, _ in measured])
+        values = [entry.value for _, entry in measured if entry.value is not None and not entry.partial]
         if not better or len(set(values)) < 2:
             continue
         top = min(values) if better == "low" else max(values)
@@ -280,8 +278,7 @@ def runs_table(study: Study) -> Table:
 
 def _run_row(trial: Trial) -> list[Entry]:
     ids = (trial.run_id,) if trial.run_id else ()
-    tags = trial.tags
-    machine = ", ".join(filter(None, (tags.get("cifar_ray.machine"), tags.get("cifar_ray.hardware"))))
+    origin = {name: trial.tags.get(tag, "") for name, tag in aggregate.ORIGIN.items()}
 
     def words(text: str, note: str = "", link: str = "") -> Entry:
         return Entry(text, run_ids=ids if text else (), note=note, link=link)
@@ -289,7 +286,7 @@ def _run_row(trial: Trial) -> list[Entry]:
     return [
         words(trial.status, trial.reason),
         words(trial.run_id, link=trial.page or ""),
-        words(tags.get("mlflow.source.git.commit", "")),
-        words(machine),
-        words(tags.get("cifar_ray.command", "")),
+        words(origin["commit"]),
+        words(", ".join(filter(None, (origin["machine"], origin["hardware"])))),
+        words(origin["command"]),
     ]

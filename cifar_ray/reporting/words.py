@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cifar_ray.reporting import aggregate, measures, peers, scaling
@@ -69,11 +69,27 @@ def findings(study: Study, price: Price | None) -> list[Finding]:
 
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     unequal = peers.difference(group.among)
-    speeds = group.found(IMAGES_PER_S if unequal else TRAINING_TIME)
-    accuracies = group.found(ACCURACY)
+    speed = IMAGES_PER_S if unequal else TRAINING_TIME
+    speeds = group.found(speed)
+    fastest = speeds[0].one if speeds else None
+    accuracies = _leading(group.found(ACCURACY), fastest)
     if not speeds and not accuracies:
         return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
-    fastest = speeds[0].one if speeds else None
+    ratios = _ratios(group)
+
+    def highlight(title: str, found: _Found, figure: Figure) -> Highlight:
+        return Highlight(title, figure.text(found.value.mean), group.name(found.one))
+
+    shown = [highlight("Fastest", found, speed) for found in speeds[:1]]
+    shown += [highlight("Most accurate", found, ACCURACY) for found in accuracies[:1]]
+    if ratios:
+        one, ratio = max(ratios, key=lambda pair: pair[1].efficiency.mean)
+        times = f"{ratio.speed_up.mean:.2f} times"
+        shown.append(Highlight("Best speed-up for its workers", times, group.name(one)))
+    if price is not None:
+        cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
+        shown += [highlight(f"Cheapest on {price.machine}", found, cost) for found in group.found(cost)[:1]]
+
     said = []
     if unequal:
         said.append(
@@ -81,33 +97,17 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
             "and a difference in accuracy may come from the amount of training."
         )
     if len(speeds) > 1:
-        said.append(_speed(group, speeds, IMAGES_PER_S if unequal else TRAINING_TIME))
+        said.append(_speed(group, speeds, speed))
     if fastest is not None and len(accuracies) > 1 and not unequal:
         said += _trade(group, fastest, accuracies)
-    said += _efficiencies(group)
-    said += _strategies(group)
-    return Finding(title, _highlights(group, speeds, _leading(accuracies, fastest), bool(unequal), price), said)
+    return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
 
 
-def _highlights(
-    group: _Group, speeds: Sequence[_Found], accuracies: Sequence[_Found], unequal: bool, price: Price | None
-) -> list[Highlight]:
-    def highlight(title: str, found: _Found, figure: Figure) -> Highlight:
-        return Highlight(title, figure.text(found.value.mean), group.name(found.one))
-
-    shown = []
-    if speeds:
-        shown.append(highlight("Fastest", speeds[0], IMAGES_PER_S if unequal else TRAINING_TIME))
-    if accuracies:
-        shown.append(highlight("Most accurate", accuracies[0], ACCURACY))
-    if ratios := _ratios(group):
-        one, ratio = max(ratios, key=lambda pair: pair[1].efficiency.mean)
-        times = f"{ratio.speed_up.mean:.2f} times"
-        shown.append(Highlight("Best speed-up for its workers", times, group.name(one)))
-    if price is not None:
-        cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
-        shown += [highlight(f"Cheapest on {price.machine}", found, cost) for found in group.found(cost)[:1]]
-    return shown
+def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str]:
+    """Findings and cautions as lines for a terminal."""
+    for finding in findings:
+        yield from (f"{finding.title}: {sentence}" for sentence in finding.sentences)
+    yield from (f"caution: {caution}" for caution in cautions)
 
 
 def _leading(accuracies: Sequence[_Found], fastest: Configuration | None) -> list[_Found]:
@@ -155,8 +155,8 @@ def _tied(group: _Group, ties: Sequence[_Found], what: str) -> str:
 
 
 def _trade(group: _Group, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
-    """What the fastest gave up in accuracy, and whether that can be told from chance."""
-    top = _leading(accuracies, fastest)[0]
+    """What the fastest gave up in accuracy, and whether that can be told from chance; the most accurate come first."""
+    top = accuracies[0]
     own = next((found for found in accuracies if found.one is fastest), None)
     if own is None:
         return []
@@ -188,10 +188,10 @@ def _ratios(group: _Group) -> list[tuple[Configuration, scaling.Ratio]]:
     return [(one, ratio) for one, ratio in found if ratio is not None and ratio.reference.devices < one.devices]
 
 
-def _efficiencies(group: _Group) -> list[str]:
+def _efficiencies(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> list[str]:
     """The range of the efficiency with the fewest and the most workers, over all batches and strategies."""
     by_count: dict[int, list[float]] = {}
-    for one, ratio in _ratios(group):
+    for one, ratio in ratios:
         by_count.setdefault(one.devices, []).append(ratio.efficiency.mean)
     if not by_count:
         return []
