@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cifar_ray.data import order
 from cifar_ray.data.datasets import DatasetSpec
@@ -28,19 +29,16 @@ def crop_and_flip(images: Tensor, samples: Tensor, seed: int, epoch: int, flip: 
         uint8, shape (B, H, W, C).
     """
     count, height, width, channels = images.shape
-    device = images.device
-    wide = width + 2 * PADDING
-    padded = images.new_zeros(count, height + 2 * PADDING, wide, channels)
-    padded[:, PADDING:-PADDING, PADDING:-PADDING] = images
     row, column, mirror = draws(samples, seed, epoch)
-    rows = row[:, None] + torch.arange(height, device=device)
-    columns = torch.arange(width, device=device)
+    padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
+    tall, wide = padded.shape[1:3]
+    runs = padded.view(-1).unfold(0, width * channels, 1)  # a view: the bytes of a row's length from each byte on
+    first = (torch.arange(count, device=images.device) * tall + row) * wide + column
+    starts = (first[:, None] + torch.arange(height, device=images.device) * wide) * channels
+    crops = runs.index_select(0, starts.view(-1)).view(images.shape)
     if flip:
-        columns = torch.where(mirror[:, None], columns.flip(0), columns)
-    columns = column[:, None] + columns
-    first = torch.arange(count, device=device) * (height + 2 * PADDING) * wide
-    pixels = first[:, None, None] + rows[:, :, None] * wide + columns[:, None, :]
-    return padded.view(-1, channels).index_select(0, pixels.view(-1)).view(images.shape)
+        crops[mirror] = crops[mirror].flip(2)
+    return crops
 
 
 def draws(samples: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -93,3 +93,22 @@ def test_a_data_set_is_there_when_all_its_files_are(name: str, files: list[str],
 
 def test_digits_are_always_there(tmp_path: Path) -> None:
     assert data.present("digits", str(tmp_path))
+
+
+def test_a_step_is_the_same_whether_it_is_made_with_those_before_it_or_alone(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(ahead: int, first: int) -> list[tuple[torch.Tensor, list[int]]]:
+        monkeypatch.setattr(loader, "AHEAD", ahead)
+        made = TrainLoader(config(), digits, DataShard(1, 2, 3), CPU)
+        return [
+            (part.images, part.labels.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
+        ]
+
+    alone = steps(1, 0)
+    for ahead, first in ((150, 0), (150, 4), (10_000, 0), (10_000, 10)):
+        together = steps(ahead, first)
+        assert len(together) == len(alone) - 3 * first
+        for (images, labels), (expected, of) in zip(together, alone[3 * first :], strict=True):
+            assert labels == of
+            assert torch.equal(images, expected)
