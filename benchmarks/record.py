@@ -57,8 +57,11 @@ class Row:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The processor that was measured, and how much of it this process may use."""
-    found = {"processor": hardware.describe(device), "cpus": hardware.allowed_cpus()}
-    return found | {"bf16_in_hardware": hardware.fast_at_bf16(device), "load": round(os.getloadavg()[0], 2)}
+    return {
+        "processor": hardware.describe(device),
+        "cpus": hardware.allowed_cpus(),
+        "load": round(os.getloadavg()[0], 2),
+    }
 
 
 def versions() -> dict[str, str]:

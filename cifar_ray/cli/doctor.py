@@ -58,10 +58,9 @@ def _processor() -> str:
     from cifar_ray.training import hardware
 
     cpu = torch.device("cpu")
-    precision = "fast at bf16" if hardware.fast_at_bf16(cpu) else "fp32 only"
     allowed, there = hardware.allowed_cpus(), os.cpu_count()
     cpus = f"{there} CPUs" if allowed == there else f"{allowed} of {there} CPUs may be used"
-    return f"{hardware.describe(cpu)}, {cpus}, {precision}"
+    return f"{hardware.describe(cpu)}, {cpus}"
 
 
 def _gpus() -> str:

@@ -149,7 +149,8 @@ class RunRecord:
         """Record the start of the loop: re-send rows missing from the store, drop held rows of lost steps."""
         config = event.config
         self._sink.params({"precision": config.precision, "device": config.device})
-        self._sink.tags({"cifar_ray.hardware": event.hardware})
+        measured = {"cifar_ray.precision": event.precision_measured} if event.precision_measured else {}
+        self._sink.tags({"cifar_ray.hardware": event.hardware, **measured})
         self.config_file(config)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}

@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-
-from cifar_ray.strategies.worker import Worker
 
 _CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -64,25 +61,6 @@ def _quota(group: Path) -> float:
 def set_threads(threads: int) -> None:
     """Compute with this many CPU threads, whatever the environment says."""
     torch.set_num_threads(threads)
-
-
-def fast_at_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16 matrices faster than float32 ones.
-
-    GPUs from compute capability 8.0 on; CPUs with AVX-512 BF16 or AMX.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
-
-
-def agree_on_precision(worker: Worker) -> str:
-    """``fp32`` or ``bf16`` for ``auto``: bf16 only where the hardware of every worker is fast at it."""
-    fast = torch.tensor(int(fast_at_bf16(worker.device)), device=worker.device)
-    if worker.world_size > 1:
-        dist.all_reduce(fast, op=dist.ReduceOp.MIN)
-    return "bf16" if fast.item() else "fp32"
 
 
 def use_precision(precision: str) -> None:

@@ -20,7 +20,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, hardware, optimizer, recipe
+from cifar_ray.training import checkpoint, hardware, optimizer, precision, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
@@ -84,12 +84,13 @@ def prepare(
     """
     hardware.set_threads(config.cpus_per_worker)
     found = _agree(folder, config, worker)
-    precision: str = config.precision
-    if precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
-        precision = found[1].config.precision if found else hardware.agree_on_precision(worker)
-    hardware.use_precision(precision)
-    decided: dict[str, Any] = {"precision": precision}
-    config = dataclasses.replace(recipe.on_device(config, worker.device.type), **decided)
+    config = recipe.on_device(config, worker.device.type)
+    measured = ""
+    if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
+        chosen, measured = (found[1].config.precision, "") if found else precision.choose(config, worker)
+        decided: dict[str, Any] = {"precision": chosen}
+        config = dataclasses.replace(config, **decided)
+    hardware.use_precision(config.precision)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if config.sync_batchnorm:
@@ -114,7 +115,9 @@ def prepare(
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),
-        started=Started(config, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device)),
+        started=Started(
+            config, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device), precision_measured=measured
+        ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )
     if found is not None:

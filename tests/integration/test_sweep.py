@@ -66,6 +66,12 @@ def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, 
     assert re.search(r"^runs +2 finished, 2 skipped, 2 failed$", output, flags=re.MULTILINE)
 
 
+def test_all_runs_of_a_model_train_in_one_precision_which_is_measured_once(output: str, runs: dict[str, Run]) -> None:
+    measured = r"^resnet trains in (fp32|bf16) \(32 images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms\)$"
+    (chosen,) = re.findall(measured, output, flags=re.MULTILINE)
+    assert {run.data.params["precision"] for run in runs.values()} == {chosen}
+
+
 def test_a_cell_without_room_is_skipped_and_shown(output: str, resident: Person) -> None:
     assert "lr0.05 bs32 1x40 seed0: skipped, topology 1x40 needs 1 node with 40 CPUs each" in output
     cells = json.loads(resident.artifact("mixed", "cells.json").read_text())["cells"]

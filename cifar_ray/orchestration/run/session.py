@@ -168,7 +168,8 @@ class RunSession:
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
-        where = f"{event.hardware}, {config.precision}, {config.cpus_per_worker} CPU thread(s) per worker"
+        measured = f" ({event.precision_measured})" if event.precision_measured else ""
+        where = f"{event.hardware}, {config.precision}{measured}, {config.cpus_per_worker} CPU thread(s) per worker"
         origin = f"continuing after step {event.step}" if event.resumed_from else "training"
         self.view.line(f"{origin} on {where}")
         self.view.training(config.epochs, event.steps_per_epoch, event.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -187,12 +188,19 @@ def _taken(name: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """Write what a later driver cannot compute: the combinations drawn and the cells skipped.
+    """Write what a later driver cannot compute: the combinations drawn, the cells skipped, the precision measured.
 
     Raises:
         ConfigError: when the folder cannot be written.
     """
-    cells = [{"values": trial.cell.values, "skipped": trial.reason} for trial in trials]
+    cells = [
+        {
+            "values": trial.cell.values,
+            "skipped": trial.reason,
+            "precision": trial.config.precision if trial.config else "auto",
+        }
+        for trial in trials
+    ]
     with storage.refusing(folder):
         folder.write(_CELLS, json.dumps(cells))
 
@@ -217,7 +225,14 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     for trial, entry in zip(trials, kept, strict=True):
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
+        elif trial.config is not None:
+            trial.config = with_precision(trial.config, entry["precision"])
     return config, trials
+
+
+def with_precision(config: ResolvedConfig, precision: Any) -> ResolvedConfig:
+    """``config`` with its precision decided."""
+    return dataclasses.replace(config, precision=precision)
 
 
 def lock(folder: Folder) -> Lock:

@@ -23,6 +23,7 @@ from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
+from cifar_ray.orchestration.sweep import precision
 from cifar_ray.orchestration.sweep.planner import Trial, create, draw, lock, plan, read, refuse, write_cells
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
@@ -151,6 +152,7 @@ class _Sweep:
             board.doing(connection.note(self._base))
             with connected(self._base, board.line, self._locks) as check:
                 at_once = self._fit_to_cluster()
+                precision.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
                 recorder = SweepRecorder(

@@ -122,3 +122,33 @@ def test_vit_sees_every_patch_and_its_position() -> None:
     swapped = IMAGES.clone()
     swapped[..., :4, :4], swapped[..., 28:, 28:] = IMAGES[..., 28:, 28:], IMAGES[..., :4, :4]
     assert not torch.allclose(model(IMAGES), model(swapped))
+
+
+def test_vits_attention_is_the_fused_one_however_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    attention = vit.SelfAttention(48, 3, dropout=0.0)
+    tokens = torch.randn(4, 17, 48)
+
+    def passes() -> list[torch.Tensor]:
+        attention.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = attention(tokens)
+        mixed.float().square().sum().backward()
+        return [mixed.float(), *(parameter.grad.clone() for parameter in attention.parameters())]
+
+    plain = passes()
+    monkeypatch.setattr(vit, "PLAIN_TOKENS", 16)
+    fused = passes()
+    assert not torch.equal(plain[1], fused[1])  # two computations
+    for one, other in zip(plain, fused, strict=True):
+        assert torch.allclose(one, other, rtol=0.02, atol=0.02 * other.abs().max().item())
+
+
+def test_plain_attention_drops_in_training_only() -> None:
+    torch.manual_seed(0)
+    attention = vit.SelfAttention(48, 3, dropout=0.5)
+    tokens = torch.randn(2, 17, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(attention(tokens), attention(tokens))
+        attention.eval()
+        assert torch.equal(attention(tokens), attention(tokens))

@@ -109,31 +109,6 @@ def test_a_unit_costs_the_median_of_its_passes_but_for_the_first(monkeypatch: py
     assert (cost.seconds, cost.shape, cost.dtype) == (3.0, (4, 3), torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("probes", "fast"),
-    [
-        ({"_is_avx512_bf16_supported": True, "_is_amx_tile_supported": False}, True),
-        ({"_is_avx512_bf16_supported": False, "_is_amx_tile_supported": True}, True),
-        ({"_is_avx512_bf16_supported": False, "_is_amx_tile_supported": False}, False),
-        ({}, False),  # a PyTorch that does not tell
-    ],
-)
-def test_a_cpu_is_fast_at_bf16_where_it_says_so(
-    probes: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = SimpleNamespace(**{name: lambda has=has: has for name, has in probes.items()})
-    monkeypatch.setattr(torch, "cpu", cpu)
-    assert hardware.fast_at_bf16(CPU) is fast
-
-
-@pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_a_gpu_is_fast_at_bf16_from_8_0_on(
-    capability: tuple[int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", {GPU: capability}.get)
-    assert hardware.fast_at_bf16(GPU) is fast
-
-
 def test_a_device_is_told_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     assert hardware.describe(GPU) == "GPU cuda:1"

@@ -15,7 +15,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, hardware, optimizer
+from cifar_ray.training import checkpoint, hardware, optimizer, precision
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
@@ -181,18 +181,19 @@ def test_a_run_is_not_continued_as_another(small: TrainConfig, digits: Dataset, 
     train_here(replace(small, batch_size=32, accumulate=4), digits, tmp_path)  # the same images per step
 
 
-@pytest.mark.parametrize(("first", "then"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp32")])
 def test_a_run_keeps_its_precision_on_another_kind_of_processor(
-    first: bool, then: bool, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str, then: str, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undecided = replace(small, precision="auto")
-    monkeypatch.setattr(hardware, "fast_at_bf16", lambda device: first)
+    monkeypatch.setattr(precision, "choose", lambda config, worker: (first, "measured"))
     with pytest.raises(Stopped):
         train_here(undecided, digits, tmp_path, Recorder(stop_after=15))
-    monkeypatch.setattr(hardware, "fast_at_bf16", lambda device: then)
+    monkeypatch.setattr(precision, "choose", lambda config, worker: (then, "measured"))
     train_here(undecided, digits, tmp_path, after := Recorder())
     assert after.steps[0] == 12
-    assert after.begun[0].config.precision == ("bf16" if first else "fp32")
+    assert after.begun[0].config.precision == first
+    assert after.begun[0].precision_measured == ""
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.training import hardware, optimizer, recipe, record
+from cifar_ray.training import optimizer, recipe, record
 from cifar_ray.training.clock import Clock
 
 CPU = torch.device("cpu")
@@ -185,10 +185,3 @@ def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:
     clock.lap()
     clock.stop()
     assert clock.iterations() == {}
-
-
-def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = hardware.Worker()
-    for fast, precision in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(hardware, "fast_at_bf16", lambda device, fast=fast: fast)
-        assert hardware.agree_on_precision(worker) == precision

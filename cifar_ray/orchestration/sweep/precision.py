@@ -1,0 +1,50 @@
+"""Decide ``--precision auto`` once for each model of a sweep: runs in two precisions would not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+import torch
+
+from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.train import MODEL_OPTIONS, ResolvedConfig
+from cifar_ray.orchestration.sweep.planner import Trial, with_precision
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import hardware, precision
+
+
+def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
+    """Replace ``auto`` in the config of every trial that is to run, by a measurement where a worker would compute.
+
+    Raises:
+        RunFailedError: when the process that measures dies, or gives no answer in time.
+    """
+    asking: dict[Any, list[tuple[Trial, ResolvedConfig]]] = {}
+    for trial in trials:
+        if trial.config is not None and trial.config.precision == "auto":
+            asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
+    for alike in asking.values():
+        configs = [config for _, config in alike]
+        largest = max(configs, key=lambda config: (config.strategy != "reproducible", config.batch_size))
+        gpus = largest.gpus_per_worker if largest.device == "cuda" else 0
+        task = ray.remote(num_cpus=largest.cpus_per_worker, num_gpus=gpus)(_measure)
+        try:
+            chosen, measured = ray.get(task.remote(largest), timeout=largest.start_timeout_s)
+        except ray.exceptions.RayError as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RunFailedError(f"the precision could not be measured: {reason}; name it with --precision") from None
+        say(f"{largest.model} trains in {chosen}" + (f" ({measured})" if measured else ""))
+        for trial, config in alike:
+            trial.config = with_precision(config, chosen)
+
+
+def _kind(config: ResolvedConfig) -> Any:
+    """What decides how fast a model is in either precision."""
+    return config.model, config.device, getattr(config, MODEL_OPTIONS.get(config.model, "model"))
+
+
+def _measure(config: ResolvedConfig) -> tuple[str, str]:
+    hardware.set_threads(config.cpus_per_worker)
+    return precision.choose(config, Worker(device=torch.device(config.device)))

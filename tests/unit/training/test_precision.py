@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import precision, recipe
+
+CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", batch_size=64))
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds that a pass of each precision takes, on a clock that nothing else moves."""
+    seconds, now = {"fp32": 1.0, "bf16": 1.0}, [0.0]
+
+    @contextmanager
+    def autocast(name: str, device: torch.device) -> Iterator[None]:
+        yield
+        now[0] += seconds[name]
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(precision, "autocast", autocast)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("bf16", "chosen"), [(0.5, "bf16"), (0.86, "bf16"), (0.88, "fp32"), (1.0, "fp32"), (2.0, "fp32")]
+)
+def test_bf16_must_be_15_percent_faster(bf16: float, chosen: str, passing: dict[str, float]) -> None:
+    passing["bf16"] = bf16
+    assert precision.choose(CONFIG, Worker()) == (
+        chosen,
+        f"32 images forward and backward: fp32 1000.0 ms, bf16 {1000 * bf16:.1f} ms",
+    )
+
+
+def test_the_first_passes_do_not_count_and_of_the_others_the_fastest(
+    passing: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = iter([90.0, 1.0, 5.0, 3.0, 4.0, 9.0])
+    monkeypatch.setattr(precision, "autocast", _each(passes, monkeypatch))
+    assert precision.choose(CONFIG, Worker()) == (
+        "bf16",
+        "32 images forward and backward: fp32 4000.0 ms, bf16 3000.0 ms",
+    )
+    assert next(passes, None) is None
+
+
+def _each(passes: Iterator[float], monkeypatch: pytest.MonkeyPatch) -> object:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    @contextmanager
+    def autocast(name: str, device: torch.device) -> Iterator[None]:
+        yield
+        now[0] += next(passes)
+
+    return autocast
+
+
+def test_reproducible_is_float32_whatever_is_faster(passing: dict[str, float]) -> None:
+    passing["bf16"] = 0.1
+    asked: ResolvedConfig = replace(CONFIG, strategy="reproducible")
+    assert precision.choose(asked, Worker()) == ("fp32", "")
+
+
+@pytest.mark.parametrize(("batch_size", "images"), [(1, 2), (7, 7), (500, 32)])
+def test_it_measures_the_batch_of_the_run_up_to_32_images(batch_size: int, images: int) -> None:
+    _, measured = precision.choose(replace(CONFIG, batch_size=batch_size), Worker())
+    assert re.fullmatch(rf"{images} images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms", measured)
