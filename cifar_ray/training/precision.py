@@ -18,7 +18,7 @@ MARGIN = 1.15
 """How many times as fast as float32 bfloat16 must be to be chosen: for less, rounding is not worth it, and two runs
 would decide differently by chance."""
 
-_IMAGES = 32  # at most; the ratio hardly depends on them, and a large model's passes take long
+_IMAGES = 16  # at most; the ratio hardly depends on them, and a large model's passes take long
 _ROUNDS, _ENOUGH_S = (2, 10), 0.3
 
 
@@ -31,7 +31,10 @@ def choose(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
     if config.strategy == "reproducible":
         return "fp32", ""
     images = min(max(strategies.of(config).at_once(config), 2), _IMAGES)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     seconds = _measure(config, images, worker.device)
+    torch.set_num_threads(threads)
     if worker.world_size > 1:
         dist.all_reduce(seconds)
     fp32, bf16 = (seconds / worker.world_size).tolist()
@@ -42,7 +45,8 @@ def choose(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
 def _measure(config: ResolvedConfig, count: int, device: torch.device) -> torch.Tensor:
     """Least seconds of a forward and backward pass in float32 and in bfloat16; float64, shape (2,), on ``device``.
 
-    In turn, so that what else the machine does slows both; the first round of each is not counted.
+    On a CPU they are CPU seconds of one thread, which others who use it hardly prolong: threads that wait for one
+    another would count as busy. In turn, and without the first round.
     """
     spec = SPECS[config.dataset]
     model = models.build(config, spec).to(device).to(memory_format=torch.channels_last).train()
@@ -66,4 +70,5 @@ def _measure(config: ResolvedConfig, count: int, device: torch.device) -> torch.
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+        return time.perf_counter()
+    return time.process_time()

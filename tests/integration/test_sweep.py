@@ -67,7 +67,7 @@ def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, 
 
 
 def test_all_runs_of_a_model_train_in_one_precision_which_is_measured_once(output: str, runs: dict[str, Run]) -> None:
-    measured = r"^resnet trains in (fp32|bf16) \(32 images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms\)$"
+    measured = r"^resnet trains in (fp32|bf16) \(16 images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms\)$"
     (chosen,) = re.findall(measured, output, flags=re.MULTILINE)
     assert {run.data.params["precision"] for run in runs.values()} == {chosen}
 

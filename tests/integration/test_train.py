@@ -178,6 +178,7 @@ def test_torchrun_comes_to_the_same_weights(run: Run, resident: Person) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "cifar_ray.training"]
     asked = runfile.load(EXAMPLE)
     words = [f"--dataset={asked.dataset}", f"--model={asked.model}", "--epochs=10", "--batch-size=32", *OFTEN]
+    words.append(f"--precision={run.data.params['precision']}")
     recorded = value(resident, "checkpoints.json")["checkpoints"][:7]
     assert recorded[-1]["step"] == 66
     options = {"env": resident.environment, "cwd": resident.home, "stdout": subprocess.PIPE, "text": True}
