@@ -53,4 +53,5 @@ def digits() -> data.Dataset:
 @pytest.fixture
 def small() -> TrainConfig:
     """A resolved config that trains in well under a second."""
-    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", epochs=2, precision="fp32", log_every=5))
+    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "log_every": 5}
+    return recipe.resolve(TrainConfig(**usual, cpus_per_worker=1))

@@ -24,7 +24,7 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
         if given in values and other not in values:
             values[other] = None
-    return _built(schema.overlay(schema.to_plain(base), values))
+    return _built(schema.overlay(_asked(base), values))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -93,7 +93,15 @@ def _built(values: Mapping[str, Any]) -> TrainConfig:
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, with the version that reads it."""
-    return {"version": VERSION, **schema.to_plain(config)}
+    return {"version": VERSION, **_asked(config)}
+
+
+def _asked(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, without what follows from the nodes of now."""
+    values = schema.to_plain(config)
+    if values.pop("cpus_follow", False):
+        values["cpus_per_worker"] = None
+    return values
 
 
 def _own(config: TrainConfig) -> dict[str, Any]:
@@ -117,6 +125,7 @@ def to_yaml(config: TrainConfig) -> str:
 def params(config: ResolvedConfig) -> dict[str, str]:
     """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
     flat = schema.flatten(_own(config))
+    flat["cpus_per_worker"] = config.cpus_per_worker
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node

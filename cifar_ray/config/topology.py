@@ -100,6 +100,15 @@ def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus
     return [node.node_id for node in chosen for _ in range(topology.workers_per_node)]
 
 
+def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: int = 0) -> int:
+    """CPUs for each worker: an equal share of the smallest of the chosen ``nodes``, at least 1.
+
+    With GPUs, it is the CPUs that belong to the worker's GPUs, so that others can use the rest of the node.
+    """
+    ways = (node.gpus / gpus_per_worker if gpus_per_worker else topology.workers_per_node for node in nodes)
+    return max(min(int(node.cpus / way) for node, way in zip(nodes, ways, strict=True)), 1)
+
+
 def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> int:
     """How many runs of this topology the nodes hold at once."""
     free = sorted(capacity(node, cpus_per_worker, gpus_per_worker) // topology.workers_per_node for node in nodes)

@@ -266,8 +266,9 @@ class TrainConfig:
     """MIN:MAX in place of --topology, such as 1x1:2x2: the run takes the most workers that there is room for, and
     grows or shrinks between two steps when nodes come or go. The global batch stays that of MAX."""
 
-    cpus_per_worker: Count = 1
-    """CPUs that each worker reserves, and threads that it computes with."""
+    cpus_per_worker: Count | None = None
+    """CPUs that each worker reserves, and threads that it computes with; when not given, an equal share of what its
+    node has, and of what all runs at once leave in a sweep. 1 with --strategy reproducible."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """'auto' gives each worker one GPU where the cluster has enough of them, else CPUs only; where it has too few, the
@@ -341,6 +342,11 @@ class TrainConfig:
         return self.placement.world_size
 
     @property
+    def cpus_reserved(self) -> int:
+        """CPUs that each worker reserves, once the nodes are known; until then, the least that it needs."""
+        return self.cpus_per_worker or 1
+
+    @property
     def gpus_reserved(self) -> int:
         """GPUs that each worker reserves, once the device is decided."""
         return self.gpus_per_worker if self.device == "cuda" else 0
@@ -360,6 +366,8 @@ class ResolvedConfig(TrainConfig):
     warmup_epochs: NotNegative
     label_smoothing: Share
     base_batch: Count
+    cpus_follow: bool = False
+    """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
 
     @property
     def images_per_step(self) -> int:

@@ -19,6 +19,7 @@ class Base:
     synchronous = True
     needs_server = False
     warm_ups = 1
+    cpus: int | None = None
 
     def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
         """Train ``model``, or ``context.model`` when it is None."""

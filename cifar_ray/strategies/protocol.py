@@ -51,6 +51,7 @@ class Strategy(Protocol):
         synchronous: whether all ranks take each step together; others have a pace each.
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
+        cpus: the CPUs of each worker where none are given; None when they follow from the nodes.
     """
 
     optimizer: torch.optim.Optimizer
@@ -58,6 +59,7 @@ class Strategy(Protocol):
     synchronous: bool
     needs_server: bool
     warm_ups: int
+    cpus: int | None
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:

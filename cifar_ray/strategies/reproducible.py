@@ -34,6 +34,8 @@ from cifar_ray.strategies.worker import Worker, autocast, seed
 class Reproducible(Base):
     """See the module."""
 
+    cpus = 1  # threads change the order of sums, and more workers on a node would leave each of them fewer
+
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]

@@ -31,6 +31,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     recipe = _recipe(config)
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     given |= {name: value for name, value in recipe.items() if given[name] is None}
+    given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
     resolved = ResolvedConfig(**given)
     if resolved.images_per_step > spec.train_size:
@@ -129,7 +130,7 @@ def command(config: ResolvedConfig) -> str:
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
-        if key in _NEVER or (key not in always and value == defaults[key]):
+        if key in _NEVER or key == "cpus_follow" or (key not in always and value == defaults[key]):
             continue
         if isinstance(value, bool):
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
@@ -150,6 +151,13 @@ def on_device(config: ResolvedConfig, device: str) -> ResolvedConfig:
     decided = dataclasses.replace(config, device=typing.cast(Any, device))
     strategies.of(decided).check(decided)
     return decided
+
+
+def with_cpus(config: ResolvedConfig, cpus: int) -> ResolvedConfig:
+    """``config`` with ``cpus`` for each worker, where none were given."""
+    if config.cpus_per_worker is not None:
+        return config
+    return dataclasses.replace(config, cpus_per_worker=cpus, cpus_follow=True)
 
 
 def _check_single_image(config: ResolvedConfig) -> None:

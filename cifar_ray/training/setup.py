@@ -82,7 +82,8 @@ def prepare(
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
         ConfigError: when the config needs hardware that is not there.
     """
-    hardware.set_threads(config.cpus_per_worker)
+    config = recipe.with_cpus(config, max(hardware.allowed_cpus() // config.placement.workers_per_node, 1))
+    hardware.set_threads(config.cpus_reserved)
     found = _agree(folder, config, worker)
     config = recipe.on_device(config, worker.device.type)
     measured = ""

@@ -150,7 +150,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
     if config.elastic is None:
         return at_topology(config)
     nodes = connection.free_nodes(
-        {node: workers * config.cpus_per_worker for node, workers in held.items()},
+        {node: workers * config.cpus_reserved for node, workers in held.items()},
         {node: workers * config.gpus_per_worker for node, workers in held.items()},
     )
     nodes = [node for node in nodes if node.node_id not in excluded]
@@ -165,7 +165,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
 
 
 def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
-    """Choose device and nodes for the topology of a resolved config.
+    """Choose device, nodes and CPUs for the topology of a resolved config.
 
     Args:
         config: a resolved config.
@@ -175,19 +175,37 @@ def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> 
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    nodes = connection.nodes() if nodes is None else nodes
+    there = connection.nodes() if nodes is None else nodes
     if config.device != "cpu":
         try:
-            chosen = topology.choose(config.placement, nodes, config.cpus_per_worker, config.gpus_per_worker)
-            return Allocation(recipe.on_device(config, "cuda"), chosen)
+            chosen = topology.choose(config.placement, there, config.cpus_reserved, config.gpus_per_worker)
+            return _with_cpus(recipe.on_device(config, "cuda"), chosen, there, nodes)
         except ValueError as error:
             if config.device == "cuda":
                 raise TooSmallError("topology", str(error)) from None
     try:
-        chosen = topology.choose(config.placement, nodes, config.cpus_per_worker)
+        chosen = topology.choose(config.placement, there, config.cpus_reserved)
     except ValueError as error:
         raise TooSmallError("topology", f"{error}{_advice(config)}") from None
-    return Allocation(recipe.on_device(config, "cpu"), chosen)
+    return _with_cpus(recipe.on_device(config, "cpu"), chosen, there, nodes)
+
+
+def _with_cpus(
+    config: ResolvedConfig, chosen: list[str], there: Sequence[Node], free: Sequence[Node] | None
+) -> Allocation:
+    """Decide the CPUs of each worker, where none are given: a share of what is ``free`` on the chosen nodes.
+
+    A node on which others leave too little counts as a whole, since the run has to wait for it anyway.
+    """
+    if config.cpus_per_worker is None:
+        wanted, gpus = config.placement, config.gpus_reserved
+        offers = {node.node_id: node for node in there}
+        for node in connection.free_nodes({}, {}) if free is None else free:
+            if topology.capacity(node, config.cpus_reserved, gpus) >= wanted.workers_per_node:
+                offers[node.node_id] = node
+        sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
+        config = recipe.with_cpus(config, topology.share_of_cpus(wanted, sizes, gpus))
+    return Allocation(config, chosen)
 
 
 def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] | None = None) -> str:
@@ -202,7 +220,7 @@ def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] 
     if (asked.device, decided.device) != ("auto", "cpu") or not any(node.gpus for node in nodes):
         return ""
     try:
-        topology.choose(asked.placement, nodes, asked.cpus_per_worker, asked.gpus_per_worker)
+        topology.choose(asked.placement, nodes, asked.cpus_reserved, asked.gpus_per_worker)
     except ValueError as error:
         return str(error)
     return "they were in use, or have come since"
@@ -243,6 +261,6 @@ def _found(config: ResolvedConfig) -> tuple[int, int]:
     large = [
         node
         for node in connection.nodes()
-        if topology.capacity(node, least.cpus_per_worker, least.gpus_reserved) >= wanted.workers_per_node
+        if topology.capacity(node, least.cpus_reserved, least.gpus_reserved) >= wanted.workers_per_node
     ]
     return min(len(large), wanted.nodes), wanted.nodes

@@ -99,11 +99,11 @@ def _bundles(config: TrainConfig) -> list[dict[str, float]]:
     """The request for ``config``: bundles of the size of a node's workers; see :class:`Demand`."""
     wanted = config.placement
     gpus = config.gpus_reserved
-    bundle = {"CPU": float(wanted.workers_per_node * config.cpus_per_worker)}
+    bundle = {"CPU": float(wanted.workers_per_node * config.cpus_reserved)}
     if gpus:
         bundle["GPU"] = float(wanted.workers_per_node * gpus)
     rooms = [
-        topology.capacity(node, config.cpus_per_worker, gpus) // wanted.workers_per_node for node in connection.nodes()
+        topology.capacity(node, config.cpus_reserved, gpus) // wanted.workers_per_node for node in connection.nodes()
     ]
     missing = wanted.nodes - sum(room > 0 for room in rooms)
     held = sum(rooms) if missing > 0 else wanted.nodes

@@ -119,7 +119,7 @@ def is_made_up(config: TrainConfig) -> bool:
 
 def shares_a_machine(config: TrainConfig) -> bool:
     """Whether the workers share CPUs or one machine, so that the run's times are not those of a cluster."""
-    crowded = config.oversubscribe and config.world_size * config.cpus_per_worker > hardware.allowed_cpus()
+    crowded = config.oversubscribe and config.world_size * config.cpus_reserved > hardware.allowed_cpus()
     return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
 
 

@@ -161,7 +161,7 @@ def cpus_per_node(config: TrainConfig) -> int:
     Raises:
         ConfigError: when there are fewer of them than nodes.
     """
-    needed = config.placement.workers_per_node * config.cpus_per_worker
+    needed = config.placement.workers_per_node * config.cpus_reserved
     there = hardware.allowed_cpus()
     if config.oversubscribe:
         return max(needed, there // config.local_nodes)

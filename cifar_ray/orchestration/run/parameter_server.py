@@ -55,7 +55,7 @@ def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
     if worker.rank == 0:
         here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
         options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": here}
-        actor[0] = ray.remote(_Server).options(**options).remote(config.cpus_per_worker)
+        actor[0] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)
     if worker.world_size > 1:
         dist.broadcast_object_list(actor, src=0, device=worker.device)
     return RayServer(actor[0])

@@ -52,7 +52,7 @@ def build(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
     _set_environment(config, attempt.stoppable)
     placement = Placement(
         config.placement,
-        config.cpus_per_worker,
+        config.cpus_reserved,
         config.gpus_reserved,
         config.start_timeout_s,
         mailbox,
@@ -103,7 +103,7 @@ def _scaling(allocation: Allocation) -> ray.train.ScalingConfig:
     return ray.train.ScalingConfig(
         num_workers=config.world_size,
         use_gpu=bool(gpus),
-        resources_per_worker={"CPU": config.cpus_per_worker, **({"GPU": gpus} if gpus else {})},
+        resources_per_worker={"CPU": config.cpus_reserved, **({"GPU": gpus} if gpus else {})},
         placement_strategy="STRICT_PACK" if anywhere else "PACK",
         label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in allocation.nodes],
     )

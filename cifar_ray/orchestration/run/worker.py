@@ -147,7 +147,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox) -> Worker:
             address=ray.util.get_node_ip_address(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            threads=config.cpus_per_worker,
+            threads=config.cpus_reserved,
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         )

@@ -185,7 +185,7 @@ class _Sweep:
         waiting = [trial.config for trial in self._trials if trial.config]
         nodes = max(config.placement.nodes for config in waiting)
         workers = max(config.placement.workers_per_node for config in waiting)
-        cpus = max(config.cpus_per_worker for config in waiting)
+        cpus = max(config.cpus_reserved for config in waiting)
         return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
 
     def _load_data(self) -> dict[str, Dataset]:
@@ -214,11 +214,32 @@ class _Sweep:
             return 1
         preflight.check_storage(self._folder, max(waiting, key=preflight.checkpoint_bytes))
         gpus = max(config.gpus_reserved for config in waiting)
-        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_per_worker, gpus)
+        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_reserved, gpus)
         if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
-            needed = self._base.world_size * self._base.cpus_per_worker
+            needed = self._base.world_size * self._base.cpus_reserved
             room = min(room, hardware.allowed_cpus() // needed)
-        return max(min(max(room, 1), len(waiting), self._config.max_concurrent or room or 1), 1)
+        most = max(min(max(room, 1), self._config.max_concurrent or room or 1), 1)
+        self._share_cpus(min(most, sum(trial.config is not None for trial in self._trials)))
+        return min(most, len(waiting))
+
+    def _share_cpus(self, at_once: int) -> None:
+        """Where none are given, give each worker as many CPUs as all runs at once leave: the same number in every run.
+
+        More runs at once come first, since many runs of one thread each are done earlier than one run after another.
+        With the same number in every run, their times tell what the workers do, and not what the threads do.
+
+        Args:
+            at_once: how many runs of the whole sweep train at once, so that a sweep that is continued finds the same.
+        """
+        nodes, sharing = connection.nodes(), [config for _, config in self._waiting() if config.cpus_follow]
+        cpus = min((config.cpus_reserved for config in sharing), default=1)
+        while cpus > 1 and any(
+            topology.copies(config.placement, nodes, cpus, config.gpus_reserved) < at_once for config in sharing
+        ):
+            cpus -= 1
+        for trial, config in self._waiting():
+            if config.cpus_follow:
+                trial.config = dataclasses.replace(config, cpus_per_worker=cpus, cpus_follow=False)
 
     def _announce(self, at_once: int) -> None:
         board, config = self._board, self._config

@@ -1,0 +1,187 @@
+"""How many CPUs each worker gets where none are asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cifar_ray.config import flags, runfile, schema
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import cells as cells_of
+from cifar_ray.config.topology import Node
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.cluster import allocation, connection, local
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.sweep.planner import draw, plan
+from cifar_ray.orchestration.sweep.runner import _Sweep
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import hardware, recipe, setup
+from cifar_ray.training.observer import Launch
+
+
+def node(cpus: float, gpus: float = 0.0, name: str = "here") -> Node:
+    return Node(name, "127.0.0.1", cpus, gpus)
+
+
+def config(topology: str = "1x1", **values: Any) -> ResolvedConfig:
+    usual = {"dataset": "digits", "model": "simple_cnn", "topology": topology, "global_batch_size": 64}
+    return recipe.resolve(TrainConfig(**{**usual, **values}))
+
+
+def decided(asked: ResolvedConfig, *nodes: Node) -> ResolvedConfig:
+    return allocation.at_topology(asked, nodes).config
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``cluster(nodes, free)`` makes a cluster of these nodes, of which so much is free."""
+
+    def make(nodes: list[Node], free: list[Node] | None = None) -> None:
+        monkeypatch.setattr(connection, "nodes", lambda: nodes)
+        monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes if free is None else free)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("topology", "cpus", "share"), [("1x1", 8, 8), ("1x2", 8, 4), ("1x3", 8, 2), ("1x2", 2, 1), ("1x1", 1, 1)]
+)
+def test_the_workers_of_a_node_share_its_cpus(topology: str, cpus: int, share: int) -> None:
+    asked = config(topology, global_batch_size=None, batch_size=16)
+    assert decided(asked, node(cpus)).cpus_per_worker == share
+    assert decided(replace(asked, cpus_per_worker=1), node(cpus)).cpus_per_worker == 1, "a given number stays"
+
+
+def test_the_smallest_of_the_chosen_nodes_decides() -> None:
+    nodes = [node(9, name="a"), node(6, name="b"), node(2, name="c")]
+    assert decided(config("2x2"), *nodes).cpus_per_worker == 3
+
+
+def test_a_gpu_worker_gets_the_cpus_that_belong_to_its_gpus() -> None:
+    assert decided(config("1x2"), node(32, gpus=8)).cpus_per_worker == 4
+    assert decided(config("1x2", device="cpu"), node(32, gpus=8)).cpus_per_worker == 16
+    assert decided(config("1x2"), node(2, gpus=2)).cpus_per_worker == 1
+
+
+def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any) -> None:
+    cluster([node(8)], [node(5)])
+    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 2
+    cluster([node(8)], [node(1)])
+    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 4
+
+
+@pytest.mark.parametrize(
+    ("there", "values", "per_node", "share"),
+    [
+        (8, {"topology": "1x2"}, 8, 4),
+        (8, {"topology": "2x2", "local_nodes": 2}, 4, 2),
+        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "oversubscribe": True}, 8, 2),
+        (2, {"topology": "1x4", "oversubscribe": True}, 4, 1),
+        (1, {"topology": "2x2", "local_nodes": 2, "oversubscribe": True}, 2, 1),
+    ],
+)
+def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
+    monkeypatch: pytest.MonkeyPatch, there: int, values: dict[str, Any], per_node: int, share: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(there)), raising=False)
+    monkeypatch.setattr(hardware, "_CGROUPS", Path("/none"))
+    asked = config(**values)
+    assert local.cpus_per_node(asked) == per_node
+    nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]
+    assert decided(asked, *nodes).cpus_per_worker == share
+
+
+def test_an_elastic_run_shares_the_cpus_again_at_every_size(cluster: Any) -> None:
+    cluster([node(8)])
+    wide = allocation.choose(config("1x4", elastic="1x1:1x4"), {}).config
+    assert (wide.topology, wide.cpus_per_worker) == ("1x4", 2)
+    cluster([node(8)], [node(3)])
+    fewer = allocation.choose(wide, {}).config
+    assert (fewer.topology, fewer.cpus_per_worker) == ("1x2", 1)
+    cluster([node(8)])
+    assert allocation.choose(fewer, {}).config == wide
+    fixed = allocation.choose(config("1x4", elastic="1x1:1x4", cpus_per_worker=4), {}).config
+    assert (fixed.topology, fixed.cpus_per_worker) == ("1x2", 4)
+
+
+def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> None:
+    asked = config("1x2", run_name="run", storage=str(tmp_path))
+    run, held = runs.create(asked)
+    with held:
+        begun = decided(asked, node(8))
+        run.write_config(begun)
+        assert decided(run.config(), node(8)) == replace(begun, run_name=None)
+        assert decided(run.config(), node(2)).cpus_per_worker == 1
+        moved = recipe.resolve(runfile.merge(run.config(), {"topology": "1x1", "global_batch_size": 64}))
+        assert decided(moved, node(8)).cpus_per_worker == 8
+        run.write_config(replace(asked, cpus_per_worker=3))
+        assert decided(run.config(), node(8)).cpus_per_worker == 3
+
+
+def test_the_record_and_the_command_have_the_number_that_was_used() -> None:
+    used = decided(config("1x2"), node(8))
+    assert runfile.params(used)["cpus_per_worker"] == "4"
+    assert "cpus_per_worker" not in runfile.params(config("1x2"))
+    told = recipe.command(used)
+    assert "--cpus-per-worker 4" in told
+    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told.split()[2:], "cifar-ray train"))
+    assert recipe.resolve(again) == replace(used, device="auto", cpus_follow=False)
+    assert "cpus" not in recipe.command(config("1x2"))
+
+
+def test_threads_do_not_follow_the_machine_where_bits_must_not() -> None:
+    assert decided(config("1x2", strategy="reproducible"), node(8)).cpus_per_worker == 1
+    assert decided(config("1x2", strategy="reproducible", cpus_per_worker=2), node(8)).cpus_per_worker == 2
+
+
+@pytest.mark.parametrize(("there", "threads"), [(8, 4), (1, 1)])
+def test_without_ray_the_workers_of_this_machine_share_its_cpus(
+    monkeypatch: pytest.MonkeyPatch, digits: Dataset, tmp_path: Path, there: int, threads: int
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(hardware, "allowed_cpus", lambda: there)
+    monkeypatch.setattr(hardware, "set_threads", used.append)
+    alone = replace(config("1x2"), strategy="local_sgd")
+    state = setup.prepare(alone, digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
+    assert used == [threads]
+    assert state.config.cpus_per_worker == threads
+    assert schema.flatten(runfile.to_mapping(state.config))["cpus_per_worker"] is None
+
+
+@pytest.mark.parametrize(
+    ("grid", "values", "nodes", "at_once", "shares"),
+    [
+        ({"topology": ["1x1"], "batch_size": [16, 32, 64, 128]}, {}, [2], 2, [1, 1, 1, 1]),
+        ({"topology": ["1x1"], "batch_size": [16, 32]}, {}, [8], 2, [4, 4]),
+        ({"topology": ["1x1", "1x2"], "batch_size": [16, 32]}, {"max_concurrent": 1}, [8], 1, [4, 4, 4, 4]),
+        ({"topology": ["1x2", "2x2"], "batch_size": [16]}, {}, [4, 6], 2, [1, 1]),
+        ({"topology": ["1x1"], "cpus_per_worker": [1, 3]}, {}, [8], 2, [1, 3]),
+        ({"topology": ["1x2"], "strategy": ["ddp", "reproducible"]}, {"max_concurrent": 1}, [8], 1, [4, 1]),
+    ],
+)
+def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
+    cluster: Any, grid: dict[str, Any], values: dict[str, Any], nodes: list[int], at_once: int, shares: list[int]
+) -> None:
+    cluster([node(cpus, name=str(index)) for index, cpus in enumerate(nodes)])
+    sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, hold="global_batch", **values)
+    trials = plan(cells_of(sweep, draw(sweep)))
+    folder: Any = SimpleNamespace(disk=Path("/"), local=True)
+    made = _Sweep(sweep, folder, None, trials, 0.0)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
+        assert made._fit_to_cluster() == at_once
+        found = [trial.config for trial in trials]
+        assert [one.cpus_per_worker for one in found if one] == shares
+        # When the sweep is continued with its last run alone, this run computes as the others did.
+        for trial in trials[:-1]:
+            trial.state = "finished"
+        trials[-1].config = recipe.resolve(trials[-1].cell.config or TrainConfig())
+        assert made._fit_to_cluster() == 1
+        assert trials[-1].config.cpus_per_worker == shares[-1]
+    assert all(one.cpus_follow is False for one in found if one)
