@@ -129,4 +129,4 @@ def test_enough_gpus_are_used_without_a_word() -> None:
 @pytest.mark.usefixtures("one_cpu")
 def test_the_doctor_tells_how_many_cpus_may_be_used() -> None:
     processor = next(finding for finding in doctor.examine(TrainConfig()) if finding.subject == "processor")
-    assert f", 1 of {os.cpu_count()} CPUs may be used, " in processor.state
+    assert f", 1 of {os.cpu_count()} CPUs may be used" in processor.state
