@@ -15,6 +15,7 @@ from torch import nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
+from cifar_ray.models import pointwise
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
@@ -29,6 +30,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         network.conv1 = nn.Conv2d(spec.channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
+    pointwise.replace(network)
     return network
 
 
