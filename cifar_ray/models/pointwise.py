@@ -11,7 +11,7 @@ class Pointwise(nn.Conv2d):
     """A 1x1 convolution without padding; (B, C, H, W) to (B, filters, H/stride, W/stride).
 
     In bfloat16 on a CPU it is a matrix product over the channels, which is the same arithmetic. oneDNN's backward pass
-    of such a convolution over images of one or two pixels is slow: 512 to 2,048 channels over 64 images of one pixel took
+    of such a convolution over images of few pixels is slow: 512 to 2,048 channels over 64 images of one pixel took
     14.9 ms of CPU time, forward and backward, against 1.6, and 64 to 256 channels over 8x8 pixels 1.43 against 1.28
     (least of n = 3, one thread of an AMD EPYC). In float32 the convolution is faster but for single pixels.
     """
@@ -30,8 +30,6 @@ def replace(network: nn.Module) -> None:
         for name, child in parent.named_children():
             if type(child) is nn.Conv2d and child.kernel_size == (1, 1):
                 with torch.device("meta"):  # no memory and no random numbers for weights that are not kept
-                    made = Pointwise(
-                        child.in_channels, child.out_channels, 1, child.stride, bias=child.bias is not None
-                    )
-                made.weight, made.bias = child.weight, child.bias
+                    made = Pointwise(child.in_channels, child.out_channels, 1, bias=child.bias is not None)
+                made.stride, made.weight, made.bias = child.stride, child.weight, child.bias
                 setattr(parent, name, made)
