@@ -12,7 +12,7 @@ from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import MODEL_OPTIONS, ResolvedConfig
 from cifar_ray.orchestration.sweep.planner import Trial, with_precision
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware, precision
+from cifar_ray.training import precision
 
 
 def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
@@ -29,7 +29,7 @@ def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
         configs = [config for _, config in alike]
         largest = max(configs, key=lambda config: (config.strategy != "reproducible", config.batch_size))
         gpus = largest.gpus_per_worker if largest.device == "cuda" else 0
-        task = ray.remote(num_cpus=largest.cpus_per_worker, num_gpus=gpus)(_measure)
+        task = ray.remote(num_cpus=1, num_gpus=gpus)(_measure)
         try:
             chosen, measured = ray.get(task.remote(largest), timeout=largest.start_timeout_s)
         except ray.exceptions.RayError as error:
@@ -46,5 +46,4 @@ def _kind(config: ResolvedConfig) -> Any:
 
 
 def _measure(config: ResolvedConfig) -> tuple[str, str]:
-    hardware.set_threads(config.cpus_per_worker)
     return precision.choose(config, Worker(device=torch.device(config.device)))
