@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def test_the_page_of_performance_is_made_from_the_results() -> None:
+    spec = importlib.util.spec_from_file_location("record", ROOT / "benchmarks" / "record.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["record"] = record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    assert record.PAGE.read_text() == record.page(), "run python benchmarks/record.py"
+
+
 def ours(block: str) -> list[str]:
     """The commands of this program in a block of shell, from its name on, and their flags."""
     return re.findall(r"(?:^|'|nohup )(cifar-ray [a-z].*)", block, flags=re.MULTILINE)
@@ -47,6 +58,7 @@ def test_flags_exist(page: Path) -> None:
     # A line of a shell that has no command of this program has flags of another one.
     lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
     others |= {"--yes"}  # of Ray's launcher
+    lines = re.sub(r"`python benchmarks/[^`]*`", "", lines)
     found = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9.-]*[a-z0-9]", lines))
     assert found - known - others == set()
 
