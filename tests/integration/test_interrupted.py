@@ -20,6 +20,7 @@ ARCHITECTURES = {
     ),
 }
 SHORT = {"epochs": 2, "steps_per_epoch": 11, "batch_size": 16, "checkpoint_every": 4, "log_every": 3}
+SHORT["cpus_per_worker"] = 1  # several threads are slow where other tests run beside
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

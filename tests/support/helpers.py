@@ -135,14 +135,14 @@ def seal(path: Path, values: dict[str, object]) -> None:
 
 
 def resolved(usual: dict[str, object], **values: object) -> TrainConfig:
-    """A resolved config: these values on top of what is usual where it is asked for."""
-    return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
+    """A resolved config: these values on top of what is usual where it is asked for; one thread for each worker."""
+    return recipe.resolve(TrainConfig(**{"cpus_per_worker": 1, **usual, **values}))  # type: ignore[arg-type]
 
 
 def small_config(strategy: str, topology: str, **values: object) -> TrainConfig:
-    """A resolved config of two epochs that trains in about a second; with one thread at any topology."""
+    """A resolved config of two epochs that trains in about a second."""
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "log_every": 2}
-    return resolved({**usual, "cpus_per_worker": 1}, strategy=strategy, topology=topology, **values)
+    return resolved(usual, strategy=strategy, topology=topology, **values)
 
 
 def built(
