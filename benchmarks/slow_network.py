@@ -3,6 +3,9 @@
     python benchmarks/slow_network.py                        # every strategy, two nodes, 1 Gbit/s beside unshaped
     python benchmarks/slow_network.py --strategies ddp --nodes 4 --rate none,100mbit,1gbit --rounds 5
     python benchmarks/slow_network.py --strategies ddp -- --bucket-cap-mb 5     # flags of the training after --
+    python benchmarks/slow_network.py --save buckets --dataset digits --model resnet18 --rate none,1gbit,100mbit \
+        --steps 8 --rounds 5 --strategies "ddp --bucket-cap-mb 1,ddp --bucket-cap-mb 5,ddp --bucket-cap-mb 25,\
+        ddp --bucket-cap-mb 100,ddp --comm-hook bf16"     # flags of each in turn; rows for docs/performance.md
 
 A node is a Linux network namespace with one link to a switch, a bridge in a namespace of its own, so that neither
 the machine's interfaces nor its firewall take part. ``tc`` shapes both ends of every link: tbf bounds what a node
@@ -45,6 +48,8 @@ import typing
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+
+import record
 
 from cifar_ray.config.train import StrategyName
 
@@ -169,7 +174,18 @@ def torchruns(given: argparse.Namespace, strategy: str, folder: Path) -> Iterato
     """One torchrun in each node, whose output goes to a file of its rank in ``folder``."""
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={given.nodes}"]
     launch += [f"--nproc-per-node={given.workers}", f"--master-addr={SUBNET}.1", "--master-port=29500"]
-    words = ["--strategy", strategy, "--storage", str(folder), "--epochs", "1", "--steps-per-epoch", str(given.steps)]
+    words = [
+        "--cpus-per-worker",
+        "1",
+        "--strategy",
+        *strategy.split(),
+        "--storage",
+        str(folder),
+        "--epochs",
+        "1",
+        "--steps-per-epoch",
+        str(given.steps),
+    ]
     words += ["--dataset", given.dataset, "--model", given.model, "--global-batch-size", str(given.global_batch_size)]
     # A small learning rate: no strategy diverges in its first steps, and the time is the same.
     words += ["--precision", given.precision, "--device", "cpu", "--lr", "0.001", *given.flags]
@@ -251,10 +267,25 @@ def table(found: Found, delay: str | None) -> Iterator[str]:
         yield f"| {strategy} | {network} | {spread} | {f'{median / bare:.2f}' if bare else '-'} | {by_node} |"
 
 
+def save(given: argparse.Namespace, found: Found, delay: str | None) -> None:
+    """Keep every run's figures, and a row for each strategy on each network."""
+    rows = []
+    for (strategy, rate), runs in found.items():
+        seconds = [each for each, _ in runs]
+        where = "unshaped" if rate == "none" else f"{rate}, {delay or 'no delay'}"
+        spread = f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
+        note = f"{given.model}, {given.global_batch_size} images per step, {given.nodes}x{given.workers}"
+        rows.append(record.Row(f"{strategy}: {where}", "", spread, len(runs), note))
+    raw = {f"{strategy}: {rate}": runs for (strategy, rate), runs in found.items()}
+    print(record.save(given.save, "A step over links of several rates", rows, raw))
+
+
 def read_words() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="separated by commas (%(default)s)")
+    parser.add_argument(
+        "--strategies", default=",".join(STRATEGIES), help="separated by commas, each may have flags (%(default)s)"
+    )
     parser.add_argument("--nodes", type=int, choices=(2, 4), default=2, help="network namespaces (%(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="workers on each node (%(default)s)")
     parser.add_argument("--rate", default="none,1gbit", help="tc's rates of a link; none: unshaped (%(default)s)")
@@ -265,10 +296,12 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--global-batch-size", type=int, default=64, help="images per step (%(default)s)")
     parser.add_argument("--precision", default="auto", help="auto is bf16 where it is fast (%(default)s)")
     parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a run (%(default)s)")
+    parser.add_argument("--save", metavar="CLAIM", help="keep the figures under this name, for docs/performance.md")
     parser.add_argument("flags", nargs="*", help="further flags of the training, after --")
     given = parser.parse_args()
     given.strategies, given.rate = given.strategies.split(","), given.rate.split(",")
-    if unknown := [name for name in given.strategies if name not in STRATEGIES]:
+    given.strategies = [" ".join(each.split()) for each in given.strategies]
+    if unknown := [each for each in given.strategies if each.partition(" ")[0] not in STRATEGIES]:
         parser.error(f"--strategies may have {', '.join(STRATEGIES)}; not {', '.join(unknown)}")
     if min(given.rounds, given.workers) < 1 or given.steps < 2:
         parser.error("--rounds and --workers must be at least 1, and --steps 2, as the first is not counted")
@@ -300,6 +333,8 @@ def main() -> int:
         print(
             f"\n{trained}, topology {given.nodes}x{given.workers} on {os.cpu_count()} cores, torch {version('torch')}."
         )
+        if given.save:
+            save(given, found, delay)
     return 1 if failed else 0
 
 
