@@ -1,12 +1,12 @@
 """Fork Ray's worker processes from one that has imported their modules.
 
 A Ray worker spends seconds of a core on importing torch and torchmetrics, and a run starts several. For a Ray started
-on this machine, the fork server imports those modules once and forks a copy of itself for each worker: Ray's
-``py_executable`` starts ``fork_client.py`` instead of Python, which asks for a copy and exits when the copy does. The
+on this machine, the fork server imports those modules once and forks a copy of itself for each worker: in place of
+its own ``setup_worker.py``, Ray runs ``fork_client.py``, which asks for a copy and exits when the copy does. The
 server does not import Ray, whose compiled part reads its settings at import, and computes nothing, so that a fork
 copies no held lock and loses no thread.
 
-Without an answer from the server, the client starts Python as Ray would.
+Without an answer from the server, the client runs Ray's script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import importlib
 import json
 import os
 import runpy
-import shlex
 import signal
 import socket
 import subprocess
@@ -44,18 +43,20 @@ _LENGTH_BYTES = 4
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[dict[str, str]]:
+def running(folder: Path) -> Iterator[Path | None]:
     """Context manager: a fork server for one Ray session; it ends with this process, however that ends.
 
     Args:
-        folder: for its socket.
+        folder: for its socket, and a link to the client beside it.
 
     Yields:
-        The ``runtime_env`` that makes Ray's workers its copies; empty where forking is not safe.
+        The client, which takes the place of Ray's ``setup_worker.py``; None where forking is not safe.
     """
     if sys.platform != "linux":
-        yield {}
+        yield None
         return
+    client = folder / _CLIENT.name  # a name of its own: Ray skips "setup_worker.py" where it has nothing to set up
+    client.symlink_to(_CLIENT)
     address = str(folder / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -74,7 +75,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     ):
         listener.close()  # the server has its own, which closes when the server ends
         try:
-            yield {"py_executable": shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])}
+            yield client
         finally:
             server.kill()
 

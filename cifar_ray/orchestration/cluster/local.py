@@ -24,6 +24,7 @@ _START_S = 120  # for each part of Ray; its own 30 s are too short for a busy ma
 _STARTS = 2
 _KILLED_S = 5.0
 _LONGEST_REASON = 200
+_HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 
 
@@ -52,10 +53,10 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         ray_internals.environment(_environment()),
         ray_internals.on_loopback(),
         storage.scratch(ray_internals.get_default_system_temp_dir()) as folder,
-        fork_server.running(folder) as runtime_env,
+        fork_server.running(folder) as setup_worker,
     ):
-        with ray_internals.patient_start(_START_S):
-            head, stop = _start(config, sizes, folder, runtime_env)
+        with ray_internals.patient_start(_START_S), ray_internals.lean_start(setup_worker, config.verbose):
+            head, stop = _start(config, sizes, folder)
 
         def ended() -> str:
             kind = ray_internals.ended_process(head)
@@ -72,9 +73,16 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
             _kill(left)  # Ray's agents end later, and would make their folders again
 
 
+def here() -> bool:
+    """Whether this process belongs to a Ray that :func:`running` has started; no node of it is ever taken away."""
+    return _HERE in os.environ
+
+
 def _environment() -> dict[str, str]:
     """Variables for Ray. Its token is passed on in memory; Ray's default is a file in the home folder."""
     variables = {
+        _HERE: "1",  # for all of Ray's processes, which inherit it
+        "RAY_enable_metrics_collection": "0",  # nobody reads them without a dashboard
         "RAY_USAGE_STATS_ENABLED": "0",
         ray_internals.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
         "RAY_prestart_worker_first_driver": "0",  # a Python per CPU, none of them a copy of the fork server
@@ -86,9 +94,7 @@ def _environment() -> dict[str, str]:
     return variables
 
 
-def _start(
-    config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]
-) -> tuple[Any, Callable[[], None]]:
+def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any, Callable[[], None]]:
     """Start Ray and connect to it; try once more if that fails.
 
     Returns:
@@ -100,7 +106,7 @@ def _start(
     for left in reversed(range(_STARTS)):
         before = set(psutil.Process().children(recursive=True))
         try:
-            return _try(config, sizes, folder, runtime_env)
+            return _try(config, sizes, folder)
         except BaseException as error:
             # Ray does not keep track of the processes of a start that failed.
             ray.shutdown()
@@ -116,18 +122,16 @@ def _start(
     raise AssertionError("the last failure was raised")
 
 
-def _try(
-    config: TrainConfig, sizes: dict[str, Any], folder: Path, runtime_env: dict[str, str]
-) -> tuple[Any, Callable[[], None]]:
+def _try(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any, Callable[[], None]]:
     if config.local_nodes == 1:
-        ray.init(address="local", **sizes, **quiet(config), runtime_env=runtime_env, _temp_dir=str(folder))
+        ray.init(address="local", **sizes, **quiet(config), _temp_dir=str(folder))
         return ray_internals._global_node, ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
     ray_internals.try_to_create_directory(ray_internals.get_default_ray_temp_dir())  # Cluster writes its address there
     cluster = ray_internals.Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
     for _ in range(config.local_nodes - 1):
         cluster.add_node(**sizes)
-    ray.init(address=cluster.address, **quiet(config), runtime_env=runtime_env)
+    ray.init(address=cluster.address, **quiet(config))
 
     def stop() -> None:
         ray.shutdown()

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,6 +32,8 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "PROCESS_TYPE_RAYLET": ("ray._private.ray_constants", "a node that was killed would be waited for"),
     "get_node": ("ray._private.services", "Ray would wait only 30 s for its node, too short on a busy machine"),
     "start_ray_process": ("ray._private.services", "the raylet would wait only 15 s for its agents, and die"),
+    "RAY_PATH": ("ray._private.services", "every node would have an agent that collects figures for nobody"),
+    "start_api_server": ("ray._private.services", "a Ray for one run would start a server that nobody asks"),
     "RayParams": ("ray._private.parameter", "the agents' ports could not be chosen, and the raylet would wait"),
     "Cluster": ("ray.cluster_utils", "--local-nodes could not start several nodes on one machine"),
     "get_default_ray_temp_dir": ("ray._common.utils", "Cluster would find no folder for its address"),
@@ -66,6 +69,7 @@ INTERNALS: dict[str, tuple[str, str]] = {
         f"{_V2}.callbacks.placement_group_callback",
         "a run without a dashboard would wait up to 12 s at its end",
     ),
+    "DatasetsCallback": (f"{_V2}.callbacks.datasets", "each start of the workers would start a process for no data"),
     "get_webui_url_from_internal_kv": ("ray._private.services", "a run could not tell whether there is a dashboard"),
 }
 """Name -> its module, and what breaks without it."""
@@ -222,6 +226,37 @@ def patient_start(timeout_s: float) -> Iterator[None]:
         return start(command, kind, **rest)
 
     with _replaced(get_node=patiently, RayParams=with_ports, start_ray_process=start_process):
+        yield
+
+
+@contextmanager
+def lean_start(setup_worker: Path | None, show_output: bool) -> Iterator[None]:
+    """Context manager: start only those of Ray's processes that a run on one machine needs.
+
+    Left out are the autoscaler's monitor, the API server, which counts usage where there is no dashboard, the
+    dashboard's agent, and the log monitor where nobody reads the workers' output.
+
+    Args:
+        setup_worker: what Python runs for each of Ray's workers; Ray's own script when None.
+        show_output: whether the driver shows the workers' output.
+    """
+    params, start = find("RayParams"), find("start_ray_process")
+    given: dict[str, Any] = {"no_monitor": True, "include_log_monitor": show_output}
+    if setup_worker is not None:
+        given["setup_worker_path"] = str(setup_worker)
+    agent = str(Path(find("RAY_PATH"), "dashboard", "agent.py"))
+    stand_in = str(Path(__file__).with_name("stand_in.py"))
+
+    def start_process(command: list[str], kind: str, **rest: Any) -> Any:
+        # Cluster lets the agents of its further nodes choose a port (0), and the raylet would wait to be told which.
+        command = [word.replace(agent, stand_in).replace("--listen-port=0 ", "--listen-port=1 ") for word in command]
+        return start(command, kind, **rest)
+
+    with _replaced(
+        RayParams=lambda **rest: params(**{**rest, **given}),
+        start_ray_process=start_process,
+        start_api_server=lambda *_, **__: (None, None),
+    ):
         yield
 
 

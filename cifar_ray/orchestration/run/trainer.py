@@ -13,8 +13,10 @@ import ray.train
 from ray.train.torch import TorchTrainer
 
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.cluster import local
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.cluster.ray_internals import (
+    DatasetsCallback,
     PlacementGroupCleanerCallback,
     get_webui_url_from_internal_kv,
 )
@@ -88,8 +90,8 @@ def _set_environment(config: ResolvedConfig, stoppable: bool) -> None:
     # Ray Train's own preemption watcher polls every 5 s, stops the workers at a barrier, and starts again at the same
     # size. Where workers can stop between two steps, the driver watches instead, since it chooses the nodes and may
     # change the topology; with both, the run would start twice. Elsewhere (asynchronous strategies, the runs of a
-    # sweep) Ray Train's watcher stays on.
-    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0" if stoppable else "1"
+    # sweep) Ray Train's watcher stays on, but for a Ray started here, whose nodes nobody takes away.
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0" if stoppable or local.here() else "1"
     # The default of 2 s between polls would delay every epoch's report.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(min(_PLACEMENT_TRY_S, config.start_timeout_s))
@@ -117,14 +119,17 @@ def _train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
 
 
 class _Trainer(TorchTrainer):
-    """TorchTrainer without the placement-group cleaner where there is no dashboard, which the cleaner needs.
+    """TorchTrainer without the processes that would do nothing.
 
-    The cleaner asks the dashboard whether the controller is alive. A Ray started here for one run has none; where
-    another Ray has left its address on this machine, the cleaner asks that one and the run's end waits up to 12 s.
+    The one for Ray Data has no data set here. The placement-group cleaner asks the dashboard whether the controller
+    is alive. A Ray started here for one run has no dashboard; where another Ray has left its address on this machine,
+    the cleaner asks that one and the run's end waits up to 12 s.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
-        callbacks = super()._create_default_callbacks()
-        if get_webui_url_from_internal_kv():
-            return callbacks
-        return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
+        idle = (
+            (DatasetsCallback,)
+            if get_webui_url_from_internal_kv()
+            else (DatasetsCallback, PlacementGroupCleanerCallback)
+        )
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, idle)]

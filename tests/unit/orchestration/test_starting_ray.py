@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray._private import services
+from ray._private import parameter, services
 
 from cifar_ray.cli import main
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import local, ray_internals
+from cifar_ray.orchestration.run import trainer
+from cifar_ray.training import recipe
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -35,7 +38,7 @@ class Starts:
 def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(ray, "init", starts)
     try:
-        local._start(TrainConfig(), {}, folder, {})
+        local._start(TrainConfig(), {}, folder)
     finally:
         for process in starts.left[: starts.succeeds - 1]:
             assert not psutil.pid_exists(process.pid)
@@ -92,3 +95,47 @@ def test_ray_waits_for_its_node_as_long_as_a_busy_machine_needs(
             with pytest.raises(RuntimeError, match="no such node"):
                 services.get_node("address", "id")
     assert services.get_node is get_node
+
+
+def test_only_what_a_run_needs_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(services, "start_ray_process", lambda command, kind, **rest: started.append(command))
+    agent = str(Path(services.RAY_PATH) / "dashboard" / "agent.py")
+    with ray_internals.lean_start(tmp_path / "client.py", show_output=False):
+        params = parameter.RayParams(num_cpus=2)
+        assert services.start_api_server(False, False, "127.0.0.1") == (None, None)
+        services.start_ray_process(["raylet", f"--dashboard_agent_command=python -u {agent} --node-id=1"], "raylet")
+    assert (params.num_cpus, params.no_monitor, params.include_log_monitor) == (2, True, False)
+    assert params.setup_worker_path == str(tmp_path / "client.py")
+    ((_, command),) = started
+    stand_in = command.split()[2]
+    assert (Path(stand_in).name, agent in command, "--node-id=1" in command) == ("stand_in.py", False, True)
+    with ray_internals.lean_start(None, show_output=True):
+        params = parameter.RayParams()
+    assert (params.include_log_monitor, params.setup_worker_path) == (True, None)
+
+
+def test_the_stand_in_for_the_agent_ends_with_its_raylet() -> None:
+    stand_in = Path(ray_internals.__file__).with_name("stand_in.py")
+    raylet = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, {str(stand_in)!r}]); "
+    with subprocess.Popen(
+        [sys.executable, "-c", raylet + "time.sleep(1); print(p.pid, flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        agent = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    agent.wait(timeout=30)
+
+
+def test_no_preemption_is_watched_for_where_ray_was_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+    monkeypatch.setenv(name, "")
+    config = recipe.resolve(TrainConfig())
+    found = []
+    for variables, stoppable in (({}, False), ({}, True), (local._environment(), False)):
+        with ray_internals.environment(variables):
+            trainer._set_environment(config, stoppable)
+            found.append(os.environ[name])
+    assert found == ["1", "0", "0"]
