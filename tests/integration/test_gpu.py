@@ -1,0 +1,187 @@
+"""Training on a GPU, also two workers on one GPU, over gloo.
+
+pytest -m gpu tests/integration/test_gpu.py
+CIFAR_RAY_GPU_DRY_RUN=1 pytest -m gpu tests/integration/test_gpu.py    # on a CPU: everything but CUDA itself
+python3 -m pytest --noconftest -m gpu tests/integration/test_gpu.py    # where there is no Ray and no MLflow
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResNetOptions, ResolvedConfig, TrainConfig
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import manifest, recipe, setup
+from cifar_ray.training.loop import fit
+from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+
+HERE = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if HERE else torch.device("cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not HERE and "CIFAR_RAY_GPU_DRY_RUN" not in os.environ,
+        reason="needs a GPU; with CIFAR_RAY_GPU_DRY_RUN=1, everything but CUDA itself runs on a CPU",
+    ),
+]
+EXCHANGING = ["ddp", "all_reduce", "gather_scatter", "fsdp"]
+
+
+class Stopped(Exception):  # noqa: N818
+    """The process ends here, as if it had been killed."""
+
+
+class Recorder:
+    """Keeps the losses; ends the loop after a step."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.losses: list[float] = []
+        self.saved: list[Path] = []
+        self._stop_after = stop_after
+
+    def started(self, event: Started) -> None:
+        pass
+
+    def step_done(self, epoch: int, step: int, row: Row | None) -> None:
+        if row is not None:
+            self.losses.append(row.metrics["train/loss"])
+        if step == self._stop_after:
+            raise Stopped
+
+    def epoch_done(self, record: EpochRecord) -> None:
+        pass
+
+    def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        self.saved.append(saved.path)
+
+
+def config(strategy: str = "ddp", topology: str = "1x1", **values: Any) -> ResolvedConfig:
+    usual: dict[str, Any] = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32"}
+    usual |= {"log_every": 1, "global_batch_size": 64, "cpus_per_worker": 1}
+    return recipe.resolve(TrainConfig(**{**usual, "strategy": strategy, "topology": topology, **values}))
+
+
+def train(
+    config: ResolvedConfig, folder: Path, worker: Worker | None = None, stop_after: int | None = None
+) -> tuple[str, list[float]]:
+    """SHA-256 of the newest checkpoint's weights, on rank 0, and the losses of every step."""
+    recorder = Recorder(stop_after)
+    with suppress(Stopped):
+        fit(config, data.load("digits"), folder, worker or Worker(device=DEVICE), recorder, Launch(time.time(), 0.0))
+    digest = manifest.read(recorder.saved[-1]).weights.sha256 if recorder.saved else ""
+    return digest, recorder.losses
+
+
+def _on_rank(config: ResolvedConfig, folder: Path, rank: int) -> tuple[str, list[float]]:
+    with joined("gloo", folder / "store", rank, config.world_size):
+        return train(config, folder / "checkpoints", Worker(rank, config.world_size, rank, device=DEVICE))
+
+
+def on_ranks(config: ResolvedConfig, folder: Path) -> tuple[str, list[float]]:
+    """What rank 0 of several processes finds, all on the one GPU."""
+    folder.mkdir()
+    ranks = range(config.world_size)
+    with ProcessPoolExecutor(config.world_size, get_context("spawn")) as pool:
+        found = [pool.submit(_on_rank, config, folder, rank) for rank in ranks]
+        return next(one.result(timeout=300) for one in found)
+
+
+@contextmanager
+def joined(backend: str, store: Path, rank: int = 0, count: int = 1) -> Iterator[None]:
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one worker on the device."""
+    return train(config(), tmp_path_factory.mktemp("alone"))[1]
+
+
+def test_the_gpu_learns_what_the_cpu_learns(alone: list[float], tmp_path: Path) -> None:
+    on_cpu = train(config(device="cpu"), tmp_path, Worker())[1]
+    assert alone[-1] < alone[0]
+    assert alone == pytest.approx(on_cpu, rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit"])
+def test_nothing_waits_for_the_gpu_within_a_step(model: str, precision: str, tmp_path: Path) -> None:
+    asked = config(model=model, precision=precision)
+    state = setup.prepare(asked, data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
+    strategy = state.strategy
+    state.clock.start()
+    if HERE:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(1, 6):
+            loss = strategy.gradients(state.loader.micro_batches(0, step))
+            strategy.step()
+            state.epoch_loss += loss
+            state.clock.lap()
+    finally:
+        if HERE:
+            torch.cuda.set_sync_debug_mode("default")
+    state.clock.stop()
+    assert state.epoch_loss.item() > 0
+    assert state.clock.iterations()["iteration_mean_s"] > 0
+
+
+@pytest.mark.parametrize("strategy", EXCHANGING)
+def test_two_workers_on_one_gpu_come_to_the_losses_of_one(strategy: str, alone: list[float], tmp_path: Path) -> None:
+    assert on_ranks(config(strategy, "1x2"), tmp_path / "two")[1] == pytest.approx(alone, rel=1e-3)
+
+
+def test_nccl_with_one_rank(tmp_path: Path, alone: list[float]) -> None:
+    with joined("nccl" if HERE else "gloo", tmp_path / "store"):
+        one = torch.ones(3, device=DEVICE)
+        dist.all_reduce(one)
+        assert one.tolist() == [1, 1, 1]
+        assert train(config(), tmp_path / "run")[1] == pytest.approx(alone, rel=1e-3)
+
+
+def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "steps_per_epoch": 5, "epochs": 1}
+    if not HERE:
+        with pytest.raises(ConfigError, match="needs GPUs"):
+            train(config(sync_batchnorm=True, **values), tmp_path)
+        return
+    one = train(config(**values), tmp_path / "one")[1]
+    two = on_ranks(config("ddp", "1x2", sync_batchnorm=True, **values), tmp_path / "two")[1]
+    assert two == pytest.approx(one, rel=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="data_parallel needs two GPUs")
+def test_one_process_with_two_gpus(alone: list[float], tmp_path: Path) -> None:
+    assert train(config("data_parallel", gpus_per_worker=2), tmp_path)[1] == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_run_goes_on_from_its_checkpoint(alone: list[float], tmp_path: Path) -> None:
+    asked = config(checkpoint_every=5)
+    begun = train(asked, tmp_path, stop_after=17)[1]
+    again = train(asked, tmp_path)[1]
+    assert begun[:15] + again == pytest.approx(alone, rel=1e-3)
+
+
+def test_reproducible_has_the_same_bits_on_one_worker_and_two(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "steps_per_epoch": 10, "epochs": 1}
+    one = train(config("reproducible", **values), tmp_path / "one")
+    two = on_ranks(config("reproducible", "1x2", **values), tmp_path / "two")
+    assert one[1] == two[1]
+    assert one[0] == two[0]
