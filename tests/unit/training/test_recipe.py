@@ -82,7 +82,7 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
 def test_a_command_spells_out_what_differs_from_the_defaults_and_the_recipe(
     values: dict[str, object], words: str
 ) -> None:
-    assert recipe.command(resolved(DIGITS, **values)) == f"cifar-ray train {words}"
+    assert recipe.command(resolved(DIGITS, cpus_per_worker=None, **values)) == f"cifar-ray train {words}"
 
 
 def test_batch_norm_is_synchronised_on_gpus_alone() -> None:
