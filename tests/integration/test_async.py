@@ -180,17 +180,17 @@ def memory_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
-def test_a_parameter_server_is_not_to_be_had_under_torchrun(resident: Person) -> None:
+def test_a_parameter_server_is_not_to_be_had_under_torchrun(person: Person) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cifar_ray.training", *LEARNED, "--strategy", "parameter_server"],
         capture_output=True,
         text=True,
         timeout=120,
-        env=resident.environment,
-        cwd=resident.home,
+        env=person.environment,
+        cwd=person.home,
     )
     assert (done.returncode, done.stderr) == (
         2,
         "error: --strategy parameter_server needs a server, which only `cifar-ray train` starts\n",
     )
-    assert not list(resident.home.rglob("checkpoints"))
+    assert not list(person.home.rglob("checkpoints"))
