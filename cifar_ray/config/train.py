@@ -24,7 +24,7 @@ DEFAULT_GLOBAL_BATCH = 128
 is what the models' learning rates are meant for."""
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
-ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "vit"]
+ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit"]
 StrategyName = Literal[
     "gather_scatter",
     "send_recv",
@@ -41,7 +41,7 @@ StrategyName = Literal[
     "model_parallel",
 ]
 OptimizerName = Literal["sgd", "adamw"]
-ScheduleName = Literal["cosine", "constant"]
+ScheduleName = Literal["cosine", "constant", "triangle"]
 WhichCheckpoint = Literal["last", "best"]
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,13 +11,32 @@ from torch.nn import functional as F
 from cifar_ray.data import order
 from cifar_ray.data.datasets import DatasetSpec
 
-PADDING = 4
-"""Pixels of zeros on each side before the random crop."""
+
+@dataclass(frozen=True)
+class Variation:
+    """How training images vary.
+
+    Attributes:
+        padding: pixels on each side before the random crop.
+        reflect: whether they mirror the image's edge; else they are zeros.
+        alternate: whether an image is mirrored in every second epoch, begun by chance; else by chance in each epoch.
+    """
+
+    padding: int = 4
+    reflect: bool = False
+    alternate: bool = False
+
+
+USUAL = Variation()
+OF_MODEL = {"speednet": Variation(padding=2, reflect=True, alternate=True)}
+"""Model -> what belongs to its recipe; for the other models it is the usual."""
 
 _BITS = 20  # of a sample's hash for each draw; one hash gives all three
 
 
-def crop_and_flip(images: Tensor, samples: Tensor, seed: int, epoch: int, flip: bool) -> Tensor:
+def crop_and_flip(
+    images: Tensor, samples: Tensor, seed: int, epoch: int, flip: bool, variation: Variation = USUAL
+) -> Tensor:
     """Padded random crop and random mirror, drawn for each sample from (seed, epoch, sample).
 
     Args:
@@ -24,13 +45,18 @@ def crop_and_flip(images: Tensor, samples: Tensor, seed: int, epoch: int, flip: 
         seed: the run's seed.
         epoch: the epoch, from 0.
         flip: whether to mirror half of the images.
+        variation: how they vary.
 
     Returns:
         uint8, shape (B, H, W, C).
     """
     count, height, width, channels = images.shape
-    row, column, mirror = draws(samples, seed, epoch)
-    padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
+    row, column, mirror = draws(samples, seed, epoch, variation)
+    border = [variation.padding] * 4
+    if variation.reflect:
+        padded = F.pad(images.permute(0, 3, 1, 2), border, "reflect").permute(0, 2, 3, 1).contiguous()
+    else:
+        padded = F.pad(images, [0, 0, *border])
     tall, wide = padded.shape[1:3]
     runs = padded.view(-1).unfold(0, width * channels, 1)  # a view: the bytes of a row's length from each byte on
     first = (torch.arange(count, device=images.device) * tall + row) * wide + column
@@ -41,20 +67,24 @@ def crop_and_flip(images: Tensor, samples: Tensor, seed: int, epoch: int, flip: 
     return crops
 
 
-def draws(samples: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+def draws(samples: Tensor, seed: int, epoch: int, variation: Variation = USUAL) -> tuple[Tensor, Tensor, Tensor]:
     """What each sample is given: the crop's top row and left column, and whether it is mirrored.
 
     Args:
         samples: int64, shape (B,).
         seed: the run's seed.
         epoch: the epoch, from 0.
+        variation: how images vary.
 
     Returns:
-        int64 from 0 to ``2 * PADDING``, the same, and bool; each of shape (B,).
+        int64 from 0 to ``2 * variation.padding``, the same, and bool; each of shape (B,).
     """
     hashed = order.hash64(seed, epoch, samples)
     first, second, third = ((hashed >> shift) & ((1 << _BITS) - 1) for shift in (0, _BITS, 2 * _BITS))
-    return first % (2 * PADDING + 1), second % (2 * PADDING + 1), (third & 1).bool()
+    if variation.alternate:
+        third = (order.hash64(seed, 0, samples) >> 2 * _BITS) + epoch
+    places = 2 * variation.padding + 1
+    return first % places, second % places, (third & 1).bool()
 
 
 class Normalise(nn.Module):

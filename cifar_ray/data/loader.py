@@ -101,7 +101,8 @@ class TrainLoader:
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
         images = self._images.index_select(0, shown)
         if config.augment and len(shown):
-            images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip)
+            variation = augment.OF_MODEL.get(config.model, augment.USUAL)
+            images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip, variation)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         return _Block(epoch, steps, images, self._labels[samples])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import DatasetSpec
-from cifar_ray.models import resnet, resnet50, simple_cnn, vgg11, vit
+from cifar_ray.models import resnet, resnet50, simple_cnn, speednet, vgg11, vit
 from cifar_ray.models.architecture import Architecture, Recipe
 
-__all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers"]
+__all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers", "recipe"]
 
 
 REGISTRY: dict[str, Architecture] = {
@@ -18,6 +18,7 @@ REGISTRY: dict[str, Architecture] = {
     "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
     "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
     "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
+    "speednet": Architecture(speednet.build, speednet.RECIPES, prepare=speednet.whiten),
     "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
 }
 
@@ -28,6 +29,11 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     It maps float32 images (B, C, H, W) to float logits (B, num_classes).
     """
     return REGISTRY[config.model].build(config, spec)
+
+
+def recipe(config: ResolvedConfig) -> Recipe | None:
+    """The model's recipe for the optimizer of a resolved config; None when there is none for it."""
+    return next((each for each in REGISTRY[config.model].recipes if each.optimizer == config.optimizer), None)
 
 
 def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:

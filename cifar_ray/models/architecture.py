@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
@@ -14,7 +14,12 @@ from cifar_ray.data import DatasetSpec
 
 @dataclass(frozen=True)
 class Recipe:
-    """Documented defaults of one model with one optimizer, each under the name of its ``TrainConfig`` field."""
+    """How one model is trained with one optimizer: defaults, each under the name of its ``TrainConfig`` field.
+
+    Attributes:
+        norm_bias_lr: learning rate of batch norms' biases, as a multiple of the others'; no field of ``TrainConfig``.
+        lookahead: whether the weights are drawn to their own moving average every few steps; no field either.
+    """
 
     optimizer: Literal["sgd", "adamw"]
     lr: float
@@ -22,8 +27,10 @@ class Recipe:
     warmup_epochs: float
     base_batch: int = 128
     momentum: float = 0.9
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "triangle"] = "cosine"
     label_smoothing: float = 0.0
+    norm_bias_lr: float = 1.0
+    lookahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,11 @@ class Architecture:
     Attributes:
         recipes: one for each optimizer that has been tried, first that of the model's own.
         layers: takes such a model apart, by default a ``Sequential`` into its children.
+        prepare: sets weights that follow from the training images, given the model and those, normalised float32
+            (B, C, H, W); None when all are random.
     """
 
     build: Callable[[TrainConfig, DatasetSpec], nn.Module]
     recipes: tuple[Recipe, ...]
     layers: Callable[[Any], list[nn.Module]] = list
+    prepare: Callable[[nn.Module, Tensor], None] | None = None

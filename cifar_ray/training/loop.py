@@ -44,8 +44,7 @@ def fit(
     for epoch in range(state.step // steps, config.epochs):
         clock.start()
         for step_in_epoch in range(state.step % steps, steps):
-            lr = optimizer.learning_rate(config, state.step, steps)
-            optimizer.set_learning_rate(strategy.optimizer, lr)
+            lr = optimizer.schedule(strategy.optimizer, config, state.step, steps)
             loss = strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
             strategy.step()
             state.epoch_loss += loss

@@ -3,34 +3,101 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from cifar_ray import models
 from cifar_ray.config.train import ResolvedConfig
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+_TRIANGLE = (0.2, 0.07)
+"""Where schedule triangle begins and ends, as shares of the peak."""
+_LOOKAHEAD_STEPS, _LOOKAHEAD_SHARE = 5, 0.95
+
+
+class Lookahead(torch.optim.SGD):
+    """SGD whose weights are drawn, every five steps, to a moving average of themselves.
+
+    Source: Zhang et al. 2019, "Lookahead Optimizer"; Jordan 2024 for the share that the average keeps of itself, which
+    rises over a run; after the last step, the average is the result. A parameter's average is ``slow`` in its state,
+    and what it keeps in this step is ``kept`` in its group, where :func:`schedule` has set that.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if "slow" not in self.state[parameter]:
+                    self.state[parameter]["slow"] = parameter.detach().clone()
+        done = super().step(closure)
+        for group in self.param_groups:
+            if (kept := group.get("kept")) is not None and group["params"]:
+                slow: list[Tensor] = [self.state[parameter]["slow"] for parameter in group["params"]]
+                torch._foreach_lerp_(slow, group["params"], 1 - kept)
+                torch._foreach_copy_(group["params"], slow)
+        return done
 
 
 def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
-    """The optimizer of a resolved config; biases, norms and other vectors do not decay."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    """The optimizer of a resolved config; biases, norms and other vectors do not decay.
+
+    With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
+    matrices.
+    """
+    recipe = models.recipe(config)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in learning if parameter.ndim > 1]
+    vectors = [parameter for parameter in learning if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay}]
+    if recipe is not None and recipe.norm_bias_lr != 1:
+        own = [module.bias for module in model.modules() if isinstance(module, _BatchNorm)]
+        vectors = [vector for vector in vectors if all(vector is not bias for bias in own)]
+        decay = config.weight_decay / recipe.norm_bias_lr
+        groups.append({"params": own, "weight_decay": decay, "lr_factor": recipe.norm_bias_lr})
+    groups.append({"params": vectors, "weight_decay": 0.0})
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
-    momentum = config.momentum
-    return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
+    kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
+    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+
+
+def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
+    """Set everything that changes from step to step, for one step of a resolved config.
+
+    Args:
+        optimizer: as :func:`build` makes it.
+        config: a resolved config.
+        step: optimizer step over the whole run, from 0.
+        steps_per_epoch: optimizer steps in an epoch.
+
+    Returns:
+        The learning rate, of :func:`learning_rate`.
+    """
+    lr = learning_rate(config, step, steps_per_epoch)
+    kept = _kept(step + 1, config.epochs * steps_per_epoch)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_factor", 1.0)
+        if isinstance(optimizer, Lookahead):
+            group["kept"] = kept
+    return lr
+
+
+def _kept(done: int, total: int) -> float | None:
+    """The share that the average of :class:`Lookahead` keeps of itself once ``done`` steps are; None at most steps."""
+    if done == total:
+        return 1.0
+    return _LOOKAHEAD_SHARE**_LOOKAHEAD_STEPS * (done / total) ** 3 if done % _LOOKAHEAD_STEPS == 0 else None
 
 
 def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
     """Learning rate of one step of a resolved config.
 
     It rises linearly over the warm-up and then stays, or falls along half a cosine towards zero, which
-    it would reach one step after the last. The peak follows the global batch as ``lr_scaling`` says.
+    it would reach one step after the last. A triangle begins its rise at 0.2 of the peak and falls linearly towards
+    0.07 of it. The peak follows the global batch as ``lr_scaling`` says.
 
     Args:
         config: a resolved config.
@@ -40,14 +107,13 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
     peak = config.lr * (config.images_per_step / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch
     warmup = config.warmup_epochs * steps_per_epoch
+    if config.schedule == "triangle":
+        begin, end = _TRIANGLE
+        if step < warmup:
+            return peak * (begin + (1 - begin) * step / warmup)
+        return peak * (1 - (1 - end) * (step - warmup) / max(total - warmup, 1))
     if step < warmup:
         return peak * min((step + 1) / warmup, 1.0)
     if config.schedule == "constant":
         return peak
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Give every parameter group the same learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = value

@@ -12,7 +12,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config import errors, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
+from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, order
 
 LONGEST_WARMUP = 0.25
@@ -62,6 +62,13 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
             f"needs a strategy whose workers take every step together, so that all stop after the same one; "
             f"those of {resolved.strategy} do not",
         )
+    found = models.recipe(resolved)
+    if found is not None and found.lookahead and not strategy.synchronous:
+        raise ConfigError(
+            "strategy",
+            f"must be one whose workers take every step together for --model {config.model}, whose recipe averages "
+            f"weights over steps, got {config.strategy}",
+        )
     if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
@@ -80,12 +87,14 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
         )
     found = recipes.get(chosen, recipes[own])
     warmup = min(found.warmup_epochs, LONGEST_WARMUP * config.epochs)
-    return {**dataclasses.asdict(found), "optimizer": chosen, "warmup_epochs": warmup}
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    defaults = {name: value for name, value in dataclasses.asdict(found).items() if name in names}
+    return {**defaults, "optimizer": chosen, "warmup_epochs": warmup}
 
 
 def _share(config: TrainConfig) -> int:
     """Images per worker and micro-batch of a config that has no batch size, or a global one."""
-    images, ways = config.global_batch_size or DEFAULT_GLOBAL_BATCH, config.world_size * config.accumulate
+    images, ways = config.global_batch_size or _recipe(config)["base_batch"], config.world_size * config.accumulate
     if images % ways:
         example = max(images // ways, 1)
         raise ConfigError(

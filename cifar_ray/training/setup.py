@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from cifar_ray import models, strategies
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
+from cifar_ray.data.augment import Normalise
+from cifar_ray.data.datasets import as_tensors
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
@@ -27,6 +29,9 @@ from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
 from cifar_ray.training.stopping import Stopper
+
+_PREPARING_IMAGES = 5000
+"""Training images from which weights may follow; the first ones, so that they are the same in every run."""
 
 
 @dataclass
@@ -84,6 +89,7 @@ def prepare(
     """
     config = recipe.with_cpus(config, max(hardware.allowed_cpus() // config.placement.workers_per_node, 1))
     hardware.set_threads(config.cpus_reserved)
+    hardware.keep_freed_memory()
     found = _agree(folder, config, worker)
     config = recipe.on_device(config, worker.device.type)
     measured = ""
@@ -97,6 +103,8 @@ def prepare(
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(worker.device).to(memory_format=torch.channels_last).train()
+    if found is None:
+        _prepare_weights(model, config, dataset, worker)
     clock = Clock(worker.device, launch.begun)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
     make_optimizer = partial(optimizer.build, config=config)
@@ -126,6 +134,19 @@ def prepare(
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return state
+
+
+def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset, worker: Worker) -> None:
+    """Set the weights that follow from the training images: on rank 0, from which the others get theirs."""
+    set_weights = models.REGISTRY[config.model].prepare
+    if set_weights is None:
+        return
+    if worker.rank == 0:
+        images, _ = as_tensors(dataset.train)
+        set_weights(model, Normalise(dataset.spec)(images[:_PREPARING_IMAGES]).to(worker.device))
+    if worker.world_size > 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), src=0)
 
 
 def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
