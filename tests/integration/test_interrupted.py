@@ -15,6 +15,7 @@ from tests.support.helpers import Recorder, Stopped, train_here
 ARCHITECTURES = {
     "simple_cnn": TrainConfig(dataset="digits", model="simple_cnn"),
     "resnet": TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 1), 8)),
+    "speednet": TrainConfig(dataset="digits", model="speednet"),
     "vit": TrainConfig(
         dataset="digits", model="vit", vit=ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)
     ),

@@ -117,7 +117,8 @@ def test_the_table_of_models_is_the_registry() -> None:
         assert optimizer == recipe.optimizer
         stated = (float(lr), float(decay), float(warmup.split()[0]), float(smoothing))
         assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
-        assert (recipe.schedule, recipe.base_batch, recipe.momentum) == ("cosine", 128, 0.9)
+        usual = ("triangle", 1024, 0.85) if name == "speednet" else ("cosine", 128, 0.9)
+        assert (recipe.schedule, recipe.base_batch, recipe.momentum) == usual
         other = replace(recipe, optimizer="adamw", lr=3e-3, weight_decay=0.05)  # as the text says
         assert others == ([other] if name in ("simple_cnn", "resnet", "resnet18") else [])
 

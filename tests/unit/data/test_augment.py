@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -43,6 +44,28 @@ def test_a_sample_is_varied_the_same_in_any_batch_and_otherwise_in_another_epoch
     assert torch.equal(together[5:6], alone)
     assert not torch.equal(together, augment.crop_and_flip(images, samples, 0, 1, flip=True))
     assert not torch.equal(together, augment.crop_and_flip(images, samples, 1, 0, flip=True))
+
+
+def test_reflected_borders_mirror_the_image() -> None:
+    images, samples = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8), torch.arange(40)
+    variation = augment.Variation(padding=2, reflect=True)
+    row, column, _ = augment.draws(samples, 3, 5, variation)
+    assert {int(place) for place in row} == set(range(5))
+    crops = augment.crop_and_flip(images, samples, 3, 5, flip=False, variation=variation)
+    for image, crop, top, left in zip(images.numpy(), crops.numpy(), row, column, strict=True):
+        padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode="reflect")
+        assert np.array_equal(crop, padded[top : top + 32, left : left + 32])
+
+
+def test_alternately_mirrored_images_are_seen_from_both_sides_in_two_epochs() -> None:
+    samples, variation = torch.arange(1000), augment.Variation(alternate=True)
+    first, second, third = (augment.draws(samples, 1, epoch, variation)[2] for epoch in range(3))
+    assert torch.equal(first, ~second)
+    assert torch.equal(first, third)
+    assert 400 < first.sum() < 600
+    assert not torch.equal(first, augment.draws(samples, 2, 0, variation)[2])
+    crops = [augment.draws(samples, 1, epoch, variation)[0] for epoch in (0, 2)]
+    assert not torch.equal(*crops)
 
 
 def test_draws_are_uniform_and_independent() -> None:

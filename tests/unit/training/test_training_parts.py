@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
+from cifar_ray import models
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import SPECS
 from cifar_ray.training import optimizer, recipe, record
 from cifar_ray.training.clock import Clock
 
@@ -30,6 +34,62 @@ def test_the_learning_rate_rises_then_falls_along_a_cosine() -> None:
 def test_a_constant_schedule_stays_at_its_peak() -> None:
     rates = [optimizer.learning_rate(config(schedule="constant"), step, 10) for step in range(50)]
     assert set(rates[10:]) == {0.4}
+
+
+def test_a_triangle_rises_from_a_fifth_and_falls_to_a_fourteenth() -> None:
+    rates = [optimizer.learning_rate(config(schedule="triangle"), step, 10) for step in range(50)]
+    assert rates[0] == pytest.approx(0.08)
+    assert rates[5] == pytest.approx(0.24)
+    assert rates[10] == pytest.approx(0.4)
+    assert rates[30] == pytest.approx(0.4 * (1 - 0.93 / 2))
+    assert rates[49] == pytest.approx(0.4 * 0.07, abs=0.01)
+
+
+def speednet(**values: object) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(model="speednet", dataset="digits", global_batch_size=64, **values))  # type: ignore[arg-type]
+
+
+def test_batch_norms_biases_learn_64_times_as_fast_and_decay_as_the_matrices() -> None:
+    wanted = speednet(epochs=2)
+    model = models.build(wanted, SPECS["digits"])
+    made = optimizer.build(model, wanted)
+    optimizer.schedule(made, wanted, 22, 22)
+    biases = [module.bias for module in model if isinstance(module, nn.BatchNorm2d)]
+    matrices, own, vectors = made.param_groups
+    assert [id(bias) for bias in own["params"]] == [id(bias) for bias in biases]
+    assert own["lr"] == pytest.approx(64 * matrices["lr"])
+    assert own["lr"] * own["weight_decay"] == pytest.approx(matrices["lr"] * matrices["weight_decay"])
+    assert [tuple(parameter.shape) for parameter in vectors["params"]] == [(24,)]  # the first convolution's bias
+    assert (vectors["lr"], vectors["weight_decay"]) == (matrices["lr"], 0.0)
+
+
+def test_lookahead_draws_the_weights_to_their_average_every_five_steps_and_ends_with_it() -> None:
+    wanted = speednet(epochs=1, steps_per_epoch=12, schedule="constant", warmup_epochs=0.0, weight_decay=0.0)
+    wanted = replace(wanted, lr=0.1, momentum=0.0)
+    weight = nn.Parameter(torch.ones(1, 1))
+    made = optimizer.build(nn.ParameterList([weight]), wanted)
+    fast = slow = 1.0
+    for step in range(12):
+        optimizer.schedule(made, wanted, step, 12)
+        weight.grad = torch.ones(1, 1)
+        made.step()
+        fast -= 0.1
+        if step in (4, 9):
+            kept = 0.95**5 * ((step + 1) / 12) ** 3
+            fast = slow = kept * slow + (1 - kept) * fast
+        if step == 11:
+            fast = slow
+        assert weight.item() == pytest.approx(fast)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
+def test_lookahead_needs_steps_that_are_taken_together(strategy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        speednet(strategy=strategy, topology="1x2")
+    assert caught.value.as_flag() == (
+        "--strategy must be one whose workers take every step together for --model speednet, whose recipe averages "
+        f"weights over steps, got {strategy}"
+    )
 
 
 def test_no_warm_up_begins_at_the_peak() -> None:
