@@ -226,7 +226,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
         elif trial.config is not None:
-            trial.config = with_precision(trial.config, entry["precision"])
+            trial.config = with_precision(trial.config, entry.get("precision", "auto"))
     return config, trials
 
 
