@@ -86,6 +86,12 @@ class Pipeline(Base):
             )
         with torch.device("meta"):
             model = models.build(config, SPECS[config.dataset])
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(  # PyTorch's stages differentiate by every parameter
+                "strategy",
+                f"must keep the model whole for --model {config.model}, some of whose weights do not learn, "
+                f"got {config.strategy}",
+            )
         most = len(stages.units(models.layers(config, model)))
         if workers > most:
             raise ConfigError(

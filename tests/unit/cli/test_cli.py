@@ -25,7 +25,10 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("train --model lenet", "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11 or vit, got 'lenet'"),
+        (
+            "train --model lenet",
+            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet or vit, got 'lenet'",
+        ),
         ("train --dataset imagenet", "--dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
         ("train --modle vit", "unknown flag --modle; did you mean --model?"),
         ("train vit", "unexpected word 'vit'"),
