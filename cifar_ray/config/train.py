@@ -206,14 +206,15 @@ class TrainConfig:
     """Momentum of sgd; the model's own when not given."""
 
     weight_decay: NotNegative | None = None
-    """Weight decay, but for biases and normalisation weights; the model's own when not given."""
+    """Weight decay, but for biases and normalisation weights (speednet: its norms' biases, too); the model's own when
+    not given."""
 
     schedule: ScheduleName | None = None
     """Course of the learning rate after the warm-up; the model's own when not given."""
 
     warmup_epochs: NotNegative | None = None
-    """Epochs over which the learning rate rises from 0, linearly, --epochs at most; when not given, the model's own,
-    but a quarter of the run at most."""
+    """Epochs over which the learning rate rises linearly (from 0; a triangle from a fifth), --epochs at most; when not
+    given, the model's own, but a quarter of the run at most."""
 
     label_smoothing: Share | None = None
     """Share of the target spread evenly over all classes; the model's own when not given."""

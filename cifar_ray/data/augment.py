@@ -19,7 +19,7 @@ class Variation:
     Attributes:
         padding: pixels on each side before the random crop.
         reflect: whether they mirror the image's edge; else they are zeros.
-        alternate: whether an image is mirrored in every second epoch, begun by chance; else by chance in each epoch.
+        alternate: whether an image is mirrored in every second epoch, the first or not; else by chance in each.
     """
 
     padding: int = 4
@@ -62,8 +62,10 @@ def crop_and_flip(
     first = (torch.arange(count, device=images.device) * tall + row) * wide + column
     starts = (first[:, None] + torch.arange(height, device=images.device) * wide) * channels
     crops = runs.index_select(0, starts.view(-1)).view(images.shape)
-    if flip:
+    if flip and crops.device.type == "cpu":
         crops[mirror] = crops[mirror].flip(2)
+    elif flip:  # the host would wait for the GPU to tell how many those are
+        crops = torch.where(mirror[:, None, None, None], crops.flip(2), crops)
     return crops
 
 

@@ -55,6 +55,8 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
     """The network; its first convolution is for :func:`whiten` to set, and does not learn."""
     stem = nn.Conv2d(spec.channels, 2 * spec.channels * _PATCH**2, _PATCH)
     stem.weight.requires_grad_(False)
+    assert stem.bias is not None
+    nn.init.zeros_(stem.bias)
     layers: list[nn.Module] = [stem, nn.GELU()]
     channels = stem.out_channels
     for width in _WIDTHS:
@@ -94,7 +96,7 @@ def whiten(network: nn.Module, images: Tensor) -> None:
     stem = network.get_submodule("0")
     assert isinstance(stem, nn.Conv2d)
     size = stem.weight[0].numel()
-    total, count = torch.zeros(size, size, dtype=torch.float64), 0
+    total, count = torch.zeros(size, size, dtype=torch.float64, device=images.device), 0
     for part in torch.split(images, _AT_ONCE):
         patches = F.unfold(part, _PATCH).transpose(1, 2).reshape(-1, size).double()
         total += patches.T @ patches

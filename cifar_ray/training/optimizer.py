@@ -34,10 +34,10 @@ class Lookahead(torch.optim.SGD):
                     self.state[parameter]["slow"] = parameter.detach().clone()
         done = super().step(closure)
         for group in self.param_groups:
-            if (kept := group.get("kept")) is not None and group["params"]:
-                slow: list[Tensor] = [self.state[parameter]["slow"] for parameter in group["params"]]
-                torch._foreach_lerp_(slow, group["params"], 1 - kept)
-                torch._foreach_copy_(group["params"], slow)
+            if (kept := group.get("kept")) is not None:
+                for parameter in group["params"]:
+                    slow: Tensor = self.state[parameter]["slow"]
+                    parameter.copy_(slow.lerp_(parameter, 1 - kept))
         return done
 
 
@@ -86,7 +86,7 @@ def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int
 
 
 def _kept(done: int, total: int) -> float | None:
-    """The share that the average of :class:`Lookahead` keeps of itself once ``done`` steps are; None at most steps."""
+    """The share that the average of :class:`Lookahead` keeps of itself after ``done`` steps; None at most steps."""
     if done == total:
         return 1.0
     return _LOOKAHEAD_SHARE**_LOOKAHEAD_STEPS * (done / total) ** 3 if done % _LOOKAHEAD_STEPS == 0 else None

@@ -43,10 +43,13 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_copy_has_the_modules_and_what_it_was_given(python: list[str], script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["-s"]])  # Ray hands Python's own flags on
+def test_a_copy_has_the_modules_and_what_it_was_given(
+    flags: list[str], python: list[str], script: str, tmp_path: Path
+) -> None:
     environment = {"PATH": os.environ["PATH"], "HELLO": "there"}
     done = subprocess.run(
-        [*python, script, "a", "b c"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+        [*python, *flags, script, "a", "b c"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
     )
     told = json.loads(done.stdout)
     assert told.pop("pid") != 0

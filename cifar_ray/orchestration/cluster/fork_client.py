@@ -19,8 +19,11 @@ def main(link: str, words: list[str]) -> None:
 
     Args:
         link: this file, as Ray was told.
-        words: Ray's worker script and its arguments, with those for ``setup_worker.py`` among them.
+        words: Ray's worker script and its arguments, with those for ``setup_worker.py`` among them; before them,
+            flags of Python's such as ``-s``.
     """
+    while words[0].startswith("-"):
+        words = words[1:]
     context: dict[str, Any] = next(
         (json.loads(word.removeprefix(_CONTEXT)) for word in words if word.startswith(_CONTEXT)), {}
     )

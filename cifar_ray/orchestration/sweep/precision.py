@@ -23,11 +23,12 @@ def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
     """
     asking: dict[Any, list[tuple[Trial, ResolvedConfig]]] = {}
     for trial in trials:
-        if trial.config is not None and trial.config.precision == "auto":
+        begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
+        if trial.config is not None and trial.config.precision == "auto" and not begun:
             asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
     for alike in asking.values():
         configs = [config for _, config in alike]
-        largest = max(configs, key=lambda config: (config.strategy != "reproducible", config.batch_size))
+        largest = max(configs, key=lambda config: config.batch_size)
         gpus = largest.gpus_per_worker if largest.device == "cuda" else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus)(_measure)
         try:
@@ -41,8 +42,13 @@ def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
 
 
 def _kind(config: ResolvedConfig) -> Any:
-    """What decides how fast a model is in either precision."""
-    return config.model, config.device, getattr(config, MODEL_OPTIONS.get(config.model, "model"))
+    """What decides how fast a model is in either precision; with ``reproducible`` nothing is measured."""
+    return (
+        config.strategy == "reproducible",
+        config.model,
+        config.device,
+        getattr(config, MODEL_OPTIONS.get(config.model, "model")),
+    )
 
 
 def _measure(config: ResolvedConfig) -> tuple[str, str]:
