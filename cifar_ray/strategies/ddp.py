@@ -56,7 +56,7 @@ class DDP(Replicas):
         elif config.comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
             self._replica.register_comm_hook(None, halves[config.comm_hook])
-        for parameter in context.model.parameters():
+        for parameter in filter(lambda each: each.requires_grad, context.model.parameters()):
             # The backward pass ends with the last gradient; what DDP then still waits for is not overlapped.
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _: context.mark("backward")

@@ -211,3 +211,11 @@ def test_a_step_is_split_and_one_worker_does_not_communicate(tmp_path: Path) -> 
         assert all(seconds > 0 for seconds in times.values())
         assert sum(times.values()) <= 1.05 * outcome.times["time/iteration_mean_s"]
         assert (times["communication"] < 0.01 * sum(times.values())) == (topology == "1x1")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_with_weights_that_do_not_learn_trains_as_with_all_reduce(strategy: str, tmp_path: Path) -> None:
+    """Over six steps, of which the fifth draws the weights to their average."""
+    shape: dict[str, object] = {"model": "speednet", "steps_per_epoch": 6, "global_batch_size": 32}
+    found, expected = (weights(config(name, "1x2", **shape), tmp_path / name) for name in (strategy, "all_reduce"))
+    assert difference(found, expected) < 1e-3
