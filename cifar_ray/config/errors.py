@@ -70,6 +70,11 @@ def brief(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its type when it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def flag_of(key: str) -> str:
     """``vit.patch_size`` -> ``--vit.patch-size``."""
     return "--" + key.replace("_", "-")

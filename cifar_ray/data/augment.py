@@ -28,8 +28,6 @@ class Variation:
 
 
 USUAL = Variation()
-OF_MODEL = {"speednet": Variation(padding=2, reflect=True, alternate=True)}
-"""Model -> what belongs to its recipe; for the other models it is the usual."""
 
 _BITS = 20  # of a sample's hash for each draw; one hash gives all three
 
@@ -62,11 +60,7 @@ def crop_and_flip(
     first = (torch.arange(count, device=images.device) * tall + row) * wide + column
     starts = (first[:, None] + torch.arange(height, device=images.device) * wide) * channels
     crops = runs.index_select(0, starts.view(-1)).view(images.shape)
-    if flip and crops.device.type == "cpu":
-        crops[mirror] = crops[mirror].flip(2)
-    elif flip:  # the host would wait for the GPU to tell how many those are
-        crops = torch.where(mirror[:, None, None, None], crops.flip(2), crops)
-    return crops
+    return torch.where(mirror[:, None, None, None], crops.flip(2), crops) if flip else crops
 
 
 def draws(samples: Tensor, seed: int, epoch: int, variation: Variation = USUAL) -> tuple[Tensor, Tensor, Tensor]:

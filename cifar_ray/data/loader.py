@@ -67,10 +67,18 @@ class TrainLoader:
         steps_per_epoch: global batches in an epoch.
     """
 
-    def __init__(self, config: ResolvedConfig, dataset: Dataset, data_shard: DataShard, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        dataset: Dataset,
+        data_shard: DataShard,
+        device: torch.device,
+        variation: augment.Variation = augment.USUAL,
+    ) -> None:
         self._config = config
         self._spec = dataset.spec
         self._shard = data_shard
+        self._variation = variation
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared.
         self._normalise = augment.Normalise(dataset.spec).to(device)
         self._images, self._labels = (tensor.to(device) for tensor in as_tensors(dataset.train))
@@ -101,8 +109,7 @@ class TrainLoader:
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
         images = self._images.index_select(0, shown)
         if config.augment and len(shown):
-            variation = augment.OF_MODEL.get(config.model, augment.USUAL)
-            images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip, variation)
+            images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip, self._variation)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         return _Block(epoch, steps, images, self._labels[samples])
 

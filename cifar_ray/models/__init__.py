@@ -18,7 +18,7 @@ REGISTRY: dict[str, Architecture] = {
     "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
     "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
     "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
-    "speednet": Architecture(speednet.build, speednet.RECIPES, prepare=speednet.whiten),
+    "speednet": Architecture(speednet.build, speednet.RECIPES, prepare=speednet.whiten, variation=speednet.VARIATION),
     "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
 }
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
+from cifar_ray.data.augment import USUAL, Variation
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class Architecture:
         layers: takes such a model apart, by default a ``Sequential`` into its children.
         prepare: sets weights that follow from the training images, given the model and those, normalised float32
             (B, C, H, W); None when all are random.
+        variation: how its training images vary.
     """
 
     build: Callable[[TrainConfig, DatasetSpec], nn.Module]
     recipes: tuple[Recipe, ...]
     layers: Callable[[Any], list[nn.Module]] = list
     prepare: Callable[[nn.Module, Tensor], None] | None = None
+    variation: Variation = USUAL

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
+from cifar_ray.data.augment import Variation
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (
@@ -33,6 +34,8 @@ RECIPES = (
         lookahead=True,
     ),
 )
+
+VARIATION = Variation(padding=2, reflect=True, alternate=True)
 
 _WIDTHS = (64, 256, 256)
 _PATCH = 2

@@ -142,7 +142,7 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
             history=[_row(row) for row in _of(list, state["history"])],
         )
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
-        raise CheckpointError(f"checkpoint {path} cannot be read: {manifest.first_line(error)}") from None
+        raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:

@@ -86,7 +86,9 @@ def read(path: Path) -> Manifest:
         sealed = values.pop("sha256", None) == _digest(values)
         manifest = _typed(values)
     except Exception as error:  # of whatever kind the values are
-        raise CheckpointError(f"checkpoint {path} has a {MANIFEST} that cannot be used: {first_line(error)}") from None
+        raise CheckpointError(
+            f"checkpoint {path} has a {MANIFEST} that cannot be used: {errors.first_line(error)}"
+        ) from None
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
     if manifest.step != step_of(path.name):
@@ -112,11 +114,6 @@ def step_of(name: str) -> int:
     """The step in the name of a checkpoint's folder; -1 when it is another's name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else -1
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its type when it says nothing."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -122,7 +122,17 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
-_NEVER = ("run_name", "address", "data_dir", "experiment", "tracking_uri", "storage", "verbose", "device")
+_NEVER = (
+    "run_name",
+    "address",
+    "data_dir",
+    "experiment",
+    "tracking_uri",
+    "storage",
+    "verbose",
+    "device",
+    "cpus_follow",
+)
 """What says where a run is, and not what it is; the device is that of the machine."""
 
 
@@ -139,7 +149,7 @@ def command(config: ResolvedConfig) -> str:
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
-        if key in _NEVER or key == "cpus_follow" or (key not in always and value == defaults[key]):
+        if key in _NEVER or (key not in always and value == defaults[key]):
             continue
         if isinstance(value, bool):
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
@@ -167,6 +177,11 @@ def with_cpus(config: ResolvedConfig, cpus: int) -> ResolvedConfig:
     if config.cpus_per_worker is not None:
         return config
     return dataclasses.replace(config, cpus_per_worker=cpus, cpus_follow=True)
+
+
+def with_precision(config: ResolvedConfig, precision: str) -> ResolvedConfig:
+    """``config`` with its precision decided, ``fp32`` or ``bf16``."""
+    return dataclasses.replace(config, precision=typing.cast(Any, precision))
 
 
 def _check_single_image(config: ResolvedConfig) -> None:

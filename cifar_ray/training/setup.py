@@ -95,8 +95,7 @@ def prepare(
     measured = ""
     if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
         chosen, measured = (found[1].config.precision, "") if found else precision.choose(config, worker)
-        decided: dict[str, Any] = {"precision": chosen}
-        config = dataclasses.replace(config, **decided)
+        config = recipe.with_precision(config, chosen)
     hardware.use_precision(config.precision)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
@@ -111,7 +110,8 @@ def prepare(
     context = strategies.StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
-    loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
+    shard, variation = strategies.of(config).data_shard(config, worker), models.REGISTRY[config.model].variation
+    loader = TrainLoader(config, dataset, shard, worker.device, variation)
     _warm_up(strategy, loader, fresh)
     state = TrainingState(
         config=config,

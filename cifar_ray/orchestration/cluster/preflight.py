@@ -12,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
+from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -69,7 +70,7 @@ def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict
             except FileNotFoundError:
                 fault = "writes what is not seen here to"
             except ray.exceptions.RayError as error:  # also when there is no answer in time
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                reason = errors.first_line(error)
                 found[node.node_id] = ConfigError("storage", f"could not be checked on node {node.address}: {reason}")
                 continue
             if fault:

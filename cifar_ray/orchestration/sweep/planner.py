@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -226,13 +225,8 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
         elif trial.config is not None:
-            trial.config = with_precision(trial.config, entry.get("precision", "auto"))
+            trial.config = recipe.with_precision(trial.config, entry.get("precision", "auto"))
     return config, trials
-
-
-def with_precision(config: ResolvedConfig, precision: Any) -> ResolvedConfig:
-    """``config`` with its precision decided."""
-    return dataclasses.replace(config, precision=precision)
 
 
 def lock(folder: Folder) -> Lock:

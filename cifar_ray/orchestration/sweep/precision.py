@@ -8,11 +8,12 @@ from typing import Any
 import ray
 import torch
 
+from cifar_ray.config import errors
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import MODEL_OPTIONS, ResolvedConfig
-from cifar_ray.orchestration.sweep.planner import Trial, with_precision
+from cifar_ray.orchestration.sweep.planner import Trial
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import precision
+from cifar_ray.training import precision, recipe
 
 
 def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
@@ -29,16 +30,15 @@ def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
     for alike in asking.values():
         configs = [config for _, config in alike]
         largest = max(configs, key=lambda config: config.batch_size)
-        gpus = largest.gpus_per_worker if largest.device == "cuda" else 0
-        task = ray.remote(num_cpus=1, num_gpus=gpus)(_measure)
+        task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
         try:
             chosen, measured = ray.get(task.remote(largest), timeout=largest.start_timeout_s)
         except ray.exceptions.RayError as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = errors.first_line(error)
             raise RunFailedError(f"the precision could not be measured: {reason}; name it with --precision") from None
         say(f"{largest.model} trains in {chosen}" + (f" ({measured})" if measured else ""))
         for trial, config in alike:
-            trial.config = with_precision(config, chosen)
+            trial.config = recipe.with_precision(config, chosen)
 
 
 def _kind(config: ResolvedConfig) -> Any:

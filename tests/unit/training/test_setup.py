@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from cifar_ray.config.train import ResNetOptions, TrainConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, augment
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe, setup
 from cifar_ray.training.observer import Launch
+from tests.support.helpers import resolved
 
 
 @pytest.mark.parametrize("synchronised", [True, False])
@@ -39,3 +40,19 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
     assert job.model.training
     weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_images_vary_as_the_models_recipe_says(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def crop_and_flip(images: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(rest[-1])
+        return images
+
+    monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
+    for model, variation in (("speednet", augment.Variation(2, True, True)), ("resnet", augment.USUAL)):
+        usual = {"dataset": "digits", "model": model, "precision": "fp32"}
+        setup.prepare(resolved(usual, global_batch_size=32), digits, tmp_path, Worker(), Launch(0.0, 0.0))  # type: ignore[arg-type]
+        assert seen.pop() == variation
