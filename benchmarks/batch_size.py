@@ -1,0 +1,123 @@
+"""Whether a larger batch or more workers cost accuracy, with the learning rate scaled and warmed up.
+
+    python benchmarks/batch_size.py --keep runs.jsonl       # about four hours on 2 cores; continues after Ctrl-C
+    python benchmarks/batch_size.py --dry --epochs 1 --seeds 1 --models simple_cnn
+
+16 and 64 images per worker, at 1x1 and at 2x2, for the same number of epochs of real CIFAR-10: global batches from 16 to
+256. Every run has its model's recipe and `--lr-scaling`, and is compared with 16 images at 1x1, seed by seed. The
+workers are torchrun's, of one thread each; two agents on this machine stand for two nodes, which changes times and not
+accuracies. No figure here is a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import record
+
+SHAPES = {"vit": ["--vit.dim", "96", "--vit.depth", "4"]}
+"""A ViT that trains in minutes: 0.2 of the default's arithmetic."""
+CELLS = [("1x1", 16), ("1x1", 64), ("2x2", 16), ("2x2", 64)]
+WITHIN = 1.0
+"""Points of accuracy that a cell may lose."""
+Runs = dict[str, float]
+"""``MODEL TOPOLOGY BATCH SEED SCALING EPOCHS`` -> test accuracy in %."""
+
+
+def train(words: list[str], topology: str) -> float:
+    """Test accuracy in % of one run."""
+    nodes, workers = map(int, topology.split("x"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
+    launch = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={workers}", *meeting]
+    with tempfile.TemporaryDirectory() as folder:
+        training = ["-m", "cifar_ray.training", *words, "--cpus-per-worker", "1", "--storage", folder]
+        agents = [
+            subprocess.Popen([*launch, f"--node-rank={node}", *training], stdout=subprocess.PIPE, text=True)
+            for node in range(nodes)
+        ]
+        printed = "".join(agent.communicate()[0] for agent in agents)
+    if any(agent.returncode for agent in agents):
+        raise SystemExit(f"failed: {' '.join(training)}")
+    (accuracy,) = re.findall(r"^result:.*test/accuracy ([\d.]+)", printed, re.MULTILINE)
+    return 100 * float(accuracy)
+
+
+def rows(runs: Runs, given: argparse.Namespace) -> list[record.Row]:
+    """A line for each cell, beside one worker with 16 images."""
+    found = []
+    for model in given.models:
+        base = accuracies(runs, given, model, *CELLS[0])
+        for topology, batch in CELLS:
+            here = accuracies(runs, given, model, topology, batch)
+            lost = [mine - other for mine, other in zip(here, base, strict=True)]
+            spread = f" +- {statistics.stdev(here):.2f}" if len(here) > 1 else ""
+            nodes, workers = map(int, topology.split("x"))
+            found.append(
+                record.Row(
+                    f"{model}, {topology}, {batch} per worker",
+                    f"at most {WITHIN:g} point lost" if (topology, batch) != CELLS[0] else "",
+                    f"{statistics.mean(here):.2f}{spread} %",
+                    len(here),
+                    f"global batch {batch * nodes * workers}; {statistics.mean(lost):+.2f} points "
+                    f"({min(lost):+.2f} to {max(lost):+.2f}) beside 16 at 1x1",
+                )
+            )
+    return found
+
+
+def key(given: argparse.Namespace, model: str, topology: str, batch: int, seed: int) -> str:
+    """The name of one run."""
+    return f"{model} {topology} {batch} {seed} {given.lr_scaling} {given.epochs}"
+
+
+def accuracies(runs: Runs, given: argparse.Namespace, model: str, topology: str, batch: int) -> list[float]:
+    """One cell's, by seed."""
+    return [runs[key(given, model, topology, batch, seed)] for seed in range(given.seeds)]
+
+
+def main() -> None:
+    """Train what is not kept yet, all cells of one seed first, and save the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["simple_cnn", "resnet", "vit"], help="models")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a run")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of a cell")
+    parser.add_argument("--lr-scaling", default="sqrt", help="none, sqrt or linear, from the recipe's 128 images")
+    parser.add_argument("--keep", type=Path, help="file that keeps finished runs, and is read first")
+    parser.add_argument("--dry", action="store_true", help="print the rows, save nothing")
+    given = parser.parse_args()
+    runs: Runs = {}
+    if given.keep is not None and given.keep.exists():
+        runs = dict(json.loads(line) for line in given.keep.read_text().splitlines())
+    for seed in range(given.seeds):
+        for model in given.models:
+            for topology, batch in CELLS:
+                name = key(given, model, topology, batch, seed)
+                if name in runs:
+                    continue
+                words = ["--model", model, *SHAPES.get(model, []), "--epochs", str(given.epochs), "--seed", str(seed)]
+                words += ["--batch-size", str(batch), "--lr-scaling", given.lr_scaling]
+                runs[name] = train(words, topology)
+                print(f"{name}: {runs[name]:.2f} %", flush=True)
+                if given.keep is not None:
+                    with given.keep.open("a") as file:
+                        file.write(json.dumps([name, runs[name]]) + "\n")
+    found = rows(runs, given)
+    if given.dry:
+        print(*found, sep="\n")
+    else:
+        title = f"Accuracy with larger batches and more workers after {given.epochs} epochs of CIFAR-10"
+        print(record.save("batch_size", title, found, runs))
+
+
+if __name__ == "__main__":
+    main()
