@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import record
+import training
 
 SHAPES = {"vit": ["--vit.dim", "96", "--vit.depth", "4"]}
 """A ViT that trains in minutes: 0.2 of the default's arithmetic."""
@@ -30,26 +26,6 @@ WITHIN = 1.0
 """Points of accuracy that a cell may lose."""
 Runs = dict[str, float]
 """``MODEL TOPOLOGY BATCH SEED SCALING EPOCHS`` -> test accuracy in %."""
-
-
-def train(words: list[str], topology: str) -> float:
-    """Test accuracy in % of one run."""
-    nodes, workers = map(int, topology.split("x"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
-    launch = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={workers}", *meeting]
-    with tempfile.TemporaryDirectory() as folder:
-        training = ["-m", "cifar_ray.training", *words, "--cpus-per-worker", "1", "--storage", folder]
-        agents = [
-            subprocess.Popen([*launch, f"--node-rank={node}", *training], stdout=subprocess.PIPE, text=True)
-            for node in range(nodes)
-        ]
-        printed = "".join(agent.communicate()[0] for agent in agents)
-    if any(agent.returncode for agent in agents):
-        raise SystemExit(f"failed: {' '.join(training)}")
-    (accuracy,) = re.findall(r"^result:.*test/accuracy ([\d.]+)", printed, re.MULTILINE)
-    return 100 * float(accuracy)
 
 
 def rows(runs: Runs, given: argparse.Namespace) -> list[record.Row]:
@@ -105,8 +81,8 @@ def main() -> None:
                 if name in runs:
                     continue
                 words = ["--model", model, *SHAPES.get(model, []), "--epochs", str(given.epochs), "--seed", str(seed)]
-                words += ["--batch-size", str(batch), "--lr-scaling", given.lr_scaling]
-                runs[name] = train(words, topology)
+                words += ["--batch-size", str(batch), "--lr-scaling", given.lr_scaling, "--cpus-per-worker", "1"]
+                runs[name] = 100 * training.run(words, topology)["test/accuracy"]
                 print(f"{name}: {runs[name]:.2f} %", flush=True)
                 if given.keep is not None:
                     with given.keep.open("a") as file:
