@@ -7,7 +7,7 @@ PIP := $(BIN)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test test-all lint mutants clean
+.PHONY: quickstart test test-all lint docs mutants clean
 
 # A small sweep over batch sizes and workers on this machine, and its report: scikit-learn's digits, no network.
 quickstart: $(VENV)/installed
@@ -26,6 +26,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages of docs/ as a site, build/docs/index.html; a broken link or a warning fails it.
+docs: $(VENV)/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 
 # Mistakes made on purpose, and how many of them the fast tests notice; hours for all of them. A part:
 # make mutants MUTANTS='--sample 20 config/* data/*'; Ctrl-C prints what was decided by then.

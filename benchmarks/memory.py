@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py         # about 10 minutes on 2 cores
 
-One worker under torchrun trains some steps of real CIFAR-10 with 64 images each, evaluates and writes a checkpoint.
+One worker with one thread under torchrun trains some steps of real CIFAR-10 with 64 images each, evaluates and writes a checkpoint.
 The figure is `peak_memory_mib`, the most that the worker had of the machine's memory. It hardly depends on what else
 runs.
 """
@@ -28,7 +28,18 @@ def main() -> None:
     given = parser.parse_args()
     rows, raw = [], {}
     for model in given.models:
-        words = ["--model", model, "--batch-size", "64", "--epochs", "1", "--steps-per-epoch", "5"]
+        words = [
+            "--model",
+            model,
+            "--batch-size",
+            "64",
+            "--epochs",
+            "1",
+            "--steps-per-epoch",
+            "5",
+            "--cpus-per-worker",
+            "1",
+        ]
         peaks = [
             training.run([*words, "--precision", "bf16", "--lr", "0.001"])["peak_memory_mib"]
             for _ in range(given.rounds)
