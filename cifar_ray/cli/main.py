@@ -174,7 +174,7 @@ def doctor(words: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a model and record it in MLflow"),
     "resume": (resume, "continue a run that was interrupted or has failed"),
-    "sweep": (sweep, "train every combination of batch sizes, worker counts or any other options"),
+    "sweep": (sweep, "train every combination of batch sizes, workers or other options"),
     "report": (report, "write a sweep's results as a page, tables and charts"),
     "compare": (compare, "show the results of some runs side by side"),
     "strategies": (strategies, "list the ways of keeping replicas in step, and what each costs"),
@@ -193,10 +193,12 @@ def main(words: Sequence[str] | None = None) -> int:
         0 on success; 1 when a run or a check fails; 2 on a user's mistake; 128 + N on signal N.
     """
     words = sys.argv[1:] if words is None else words
+    if list(words[:1]) == ["help"]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
-    if words[0] == "--version":
+    if words[0] in ("-V", "--version"):
         print(f"cifar-ray {__version__}")
         return 0
     try:
@@ -228,7 +230,7 @@ def _overview() -> str:
     lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
     lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
     lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "`cifar-ray COMMAND --help` lists a command's options; `cifar-ray --version` tells the version."]
+    lines += ["", "`cifar-ray help COMMAND` lists a command's options; `cifar-ray -V` the version."]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import shutil
 import sys
 import textwrap
 import typing
@@ -18,14 +19,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from cifar_ray.config import schema
-from cifar_ray.config.errors import ConfigError, flag_of, suggestion
-from cifar_ray.config.train import SECTIONS, TrainConfig
+from cifar_ray.config.errors import ConfigError, flag_of, one_of, suggestion
+from cifar_ray.config.train import SECTIONS, STRATEGY_OPTIONS, StrategyName, TrainConfig
 
 T = TypeVar("T")
 _POSITIONAL = "positional"
 Positional = Annotated[T, _POSITIONAL]
 """The type of a field that is given without a flag."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
+_WIDEST, _COLUMN = 100, 32  # characters: lines that are easy to read; where every explanation starts
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +35,30 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError("", f"{message.removeprefix('argument ')}; `{self.prog} --help` tells what it takes")
+
+
+class _Help(argparse.HelpFormatter):
+    """argparse's help, in the terminal's width but no wider than is easy to read, with paragraphs kept."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, _WIDEST)
+        super().__init__(prog, max_help_position=_COLUMN, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        plain = text.replace("``", "").split("\n\n")
+        return "\n\n".join(super(_Help, self)._fill_text(paragraph, width, indent) for paragraph in plain)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        several = f"{action.metavar or default_metavar} ..."
+        return several if action.nargs == "+" else super()._format_args(action, default_metavar)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.option_strings[0].removeprefix('--')}"
+        return super()._format_action_invocation(action)
 
 
 def read(kind: type[T], words: Sequence[str], command: str) -> T:
@@ -84,7 +110,7 @@ def _parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
         prog=program,
         usage=" ".join([program, *positional, "[OPTIONS]"]),
         description=inspect.getdoc(kind),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -100,8 +126,21 @@ def _parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
-            _add(section if field.name in of_run else parser, field.name, hint, field.default, docs.get(field.name, ""))
+            belongs = _belongs(field.name) if field.name in of_run else ""
+            place = section if field.name in of_run else parser
+            _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
     return parser
+
+
+def _belongs(name: str) -> str:
+    """Which strategies a field of a run is for, as a sentence; those that it is not for, if they are fewer."""
+    owners = STRATEGY_OPTIONS.get(name, ())
+    others = [other for other in typing.get_args(StrategyName) if other not in owners]
+    if not owners:
+        return ""
+    if len(others) < len(owners):
+        return f"Not with --strategy {one_of(others)}."
+    return f"Only with --strategy {one_of(owners)}."
 
 
 def _is_positional(hint: Any) -> bool:
@@ -112,26 +151,34 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(schema.bare(hint)) is tuple
 
 
-def _add(group: Any, key: str, hint: Any, default: Any, doc: str) -> None:
-    """Add one field to a parser or to a section of it."""
+def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str = "") -> None:
+    """Add one field to a parser or to a section of it; ``doc`` and ``belongs`` are sentences of its help."""
     kind = schema.bare(hint)
     if _is_list(hint):
         kind = schema.bare(typing.get_args(kind)[0])
     is_required = default is dataclasses.MISSING
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    sentences = [doc, f"One of {one_of(choices)}." if choices else "", belongs]
     if not is_required and default not in (None, ()):
-        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-        doc = f"{doc} (default: {shown})"
-    options: dict[str, Any] = {"help": doc.replace("%", "%%")}
+        sentences.append(f"(default: {_in_words(default)})")
+    options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:
         group.add_argument(flag_of(key), dest=key, action=argparse.BooleanOptionalAction, **options)
     elif _is_positional(hint):
         many = "+" if is_required else "*"
         group.add_argument(key, nargs=many if _is_list(hint) else None if is_required else "?", **options)
     else:
-        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS.get(kind, "TEXT")
+        metavar = "NAME" if choices else _METAVARS.get(kind, "TEXT")
         options |= {"nargs": "+"} if _is_list(hint) else {}
         group.add_argument(flag_of(key), dest=key, required=is_required, metavar=metavar, **options)
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _docstrings(kind: type) -> dict[str, str]:

@@ -71,7 +71,7 @@ RangeText = Annotated[str, AfterValidator(_range)]
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class ResNetOptions:
-    """Shape of ``--model resnet``."""
+    """Only with ``--model resnet``."""
 
     blocks: Counts = (1, 1, 1, 1)
     """BasicBlocks in each stage; every stage after the first halves the image and doubles the filters."""
@@ -83,7 +83,7 @@ class ResNetOptions:
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class ResNet50Options:
-    """Shape of ``--model resnet50``."""
+    """Only with ``--model resnet50``."""
 
     stem: Literal["imagenet", "cifar"] = "imagenet"
     """'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool, which leaves 8x8 of a
@@ -94,7 +94,7 @@ class ResNet50Options:
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class ViTOptions:
-    """Shape of ``--model vit``."""
+    """Only with ``--model vit``."""
 
     patch_size: Count = 4
     """Side of a square patch in pixels; it must divide the image's side."""
@@ -151,10 +151,17 @@ def options_of_others(model: str, strategy: str) -> set[str]:
 class TrainConfig:
     """Train one image classifier on one topology."""
 
-    # What is trained
+    # Data
     dataset: DatasetName = "cifar10"
     """Images to learn. 'digits' comes with scikit-learn and needs no network."""
 
+    data_dir: str | None = None
+    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+
+    augment: bool = True
+    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
+
+    # Model
     model: ModelName = "resnet"
     """Architecture."""
 
@@ -167,34 +174,16 @@ class TrainConfig:
     vit: ViTOptions = field(default_factory=ViTOptions)
     """Shape of --model vit."""
 
-    # Data and length
-    data_dir: str | None = None
-    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
-
-    augment: bool = True
-    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
-
+    # Optimisation. None means: the model's documented default.
     epochs: Count = 10
     """Passes over the training images."""
 
     steps_per_epoch: Count | None = None
     """Optimizer steps in an epoch; all whole global batches when not given."""
 
-    batch_size: Count | None = None
-    """Images per worker and micro-batch; when not given, each worker's share of --global-batch-size. In a pipeline,
-    all of whose workers see every image, it is the global batch divided by the workers."""
-
-    global_batch_size: Count | None = None
-    """Images per optimizer step over all workers, in place of --batch-size; when neither is given, 128, and 1,024 for
-    speednet."""
-
-    accumulate: Count = 1
-    """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
-
     seed: Whole = 0
     """Start of every random choice: initial weights, order, augmentation, dropout."""
 
-    # Optimization. None means: the model's documented default.
     optimizer: OptimizerName | None = None
     """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
     none, --lr and --weight-decay are needed."""
@@ -229,38 +218,19 @@ class TrainConfig:
     """Arithmetic of the forward and backward pass. 'auto' times a few passes of both and takes bf16 where it is at
     least 15 % faster, once for a run or for each model of a sweep; with --strategy reproducible it is fp32."""
 
-    # Strategy
-    strategy: StrategyName = "ddp"
-    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
+    # Batch
+    batch_size: Count | None = None
+    """Images per worker and micro-batch; when not given, each worker's share of --global-batch-size. In a pipeline,
+    all of whose workers see every image, it is the global batch divided by the workers."""
 
-    bucket_cap_mb: Positive = 25.0
-    """Size of DDP's gradient buckets in MiB."""
+    global_batch_size: Count | None = None
+    """Images per optimizer step over all workers, in place of --batch-size; when neither is given, 128, and 1,024 for
+    speednet."""
 
-    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How DDP compresses gradients before it sends them."""
+    accumulate: Count = 1
+    """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
 
-    sync_every: Count = 8
-    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
-
-    gpus_per_worker: Count = 1
-    """GPUs of the one process of data_parallel."""
-
-    micro_batches: Count = 4
-    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
-
-    max_staleness: Whole | None = None
-    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
-
-    staleness_weighting: Literal["none", "inverse"] = "none"
-    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
-
-    shards: Count = 4
-    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
-
-    sync_batchnorm: bool = False
-    """Compute batch-norm statistics over all workers' images; needs GPUs."""
-
-    # Topology and cluster
+    # Where it runs
     topology: TopologyText = "1x1"
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
@@ -296,7 +266,38 @@ class TrainConfig:
     """Seconds without an answer from a worker's process after which the workers are restarted, as after any failure.
     Workers wait for one another twice as long."""
 
-    # Recording
+    # Strategy
+    strategy: StrategyName = "ddp"
+    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
+
+    bucket_cap_mb: Positive = 25.0
+    """Size of DDP's gradient buckets in MiB."""
+
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How DDP compresses gradients before it sends them."""
+
+    sync_every: Count = 8
+    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
+
+    gpus_per_worker: Count = 1
+    """GPUs of the one process of data_parallel."""
+
+    micro_batches: Count = 4
+    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
+
+    max_staleness: Whole | None = None
+    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
+
+    staleness_weighting: Literal["none", "inverse"] = "none"
+    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
+
+    shards: Count = 4
+    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
+
+    sync_batchnorm: bool = False
+    """Compute batch-norm statistics over all workers' images; needs GPUs."""
+
+    # Tracking
     checkpoint_every: Whole = 0
     """Optimizer steps between checkpoints, beside the one at the end of every epoch (0: only those)."""
 
@@ -378,12 +379,13 @@ class ResolvedConfig(TrainConfig):
 
 
 SECTIONS = {
-    "dataset": "What is trained",
-    "data_dir": "Data and length",
-    "optimizer": "Optimization",
+    "dataset": "Data",
+    "model": "Model",
+    "epochs": "Optimisation",
+    "batch_size": "Batch",
+    "topology": "Where it runs",
     "strategy": "Strategy",
-    "topology": "Topology and cluster",
-    "checkpoint_every": "Recording",
+    "checkpoint_every": "Tracking",
 }
 """The first field of each section of the help -> the section's title."""
 

@@ -202,18 +202,28 @@ def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[
         main.main(["train", "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for flag in ("--config", "--batch-size", "--vit.patch-size", "--resnet50.stem", "--local-nodes", "--verbose"):
+    for flag in ("--config", "--batch-size", "--vit.patch-size", "--resnet50.stem", "--local-nodes", "--[no-]verbose"):
         assert flag in text
     assert "YAML file with any of these options; flags override it." in " ".join(text.replace("│", " ").split())
 
 
 def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--help"]):
+    for words in ([], ["--help"], ["help"]):
         assert main.main(words) == 0
         text = capsys.readouterr().out
         assert all(f"\n  {name} " in text for name in main.COMMANDS)
-    assert main.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("cifar-ray 0.")
+        assert max(map(len, text.splitlines())) <= 80
+    for flag in ("-V", "--version"):
+        assert main.main([flag]) == 0
+        assert capsys.readouterr().out.startswith("cifar-ray 0.")
+
+
+def test_help_and_a_command_is_the_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["help", "cluster", "check"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: cifar-ray cluster check FILES ... [OPTIONS]")
+    assert complaint("help trian", capsys).startswith("unknown command 'trian'; ")
 
 
 ENDING = """

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 
-from cifar_ray.config import flags
+from cifar_ray.config import commands, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional
 from cifar_ray.config.schema import Count, Counts
+from cifar_ray.config.train import MODEL_OPTIONS, STRATEGY_OPTIONS, StrategyName, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,57 @@ def test_the_help_is_made_of_the_fields(word: str, capsys: pytest.CaptureFixture
     assert text.startswith("usage: cifar-ray show RUN IMAGES ... [OPTIONS] Show images.")
     for part in (
         "images Images of any size.",
-        "--mode {a,b} (default: a)",
-        "--fast-one, --no-fast-one Whether it is quick. (default: False)",
+        "--mode NAME One of a or b. (default: a)",
+        "--[no-]fast-one Whether it is quick. (default: off)",
         "inner options: Shape of the inside. --inner.depth INT How deep, at 100 % at most. (default: 2)",
-        "--inner.sizes INT [INT ...] (default: 1 2)",
+        "--inner.sizes INT ... (default: 1 2)",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("kind", [commands.TrainCommand, commands.SweepCommand])
+def test_the_help_of_a_run_is_in_columns_at_every_width(
+    kind: type, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        flags.read(kind, ["--help"], "train")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(columns, 100)
+    options = [line for line in lines if line.startswith("  -")]
+    assert len(options) > len(fields(TrainConfig))
+    assert {line[30:32] for line in options} == {"  "}
+    assert all(line[32] != " " for line in options)
+
+
+def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        flags.read(commands.TrainCommand, ["--help"], "train")
+    text = capsys.readouterr().out
+    titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
+    runs = ["Data", "Model", "Optimisation", "Batch", "Where it runs", "Strategy", "Tracking"]
+    assert [title for title in titles if not title.endswith("options")] == runs
+    words = " ".join(text.split())
+    for name, owners in STRATEGY_OPTIONS.items():
+        section = words[words.index(f"{name.replace('_', '-')} ") :]
+        said = re.search(r"(Only|Not) with --strategy ((?:[a-z_0-9]+, )*[a-z_0-9]+(?: or [a-z_0-9]+)?)\.", section)
+        assert said is not None
+        named = set(re.split(", | or ", said[2]))
+        assert set(owners) == (named if said[1] == "Only" else set(get_args(StrategyName)) - named)
+    for model, group in MODEL_OPTIONS.items():
+        assert f"{group} options: Only with --model {model}." in words
+    assert "None" not in words
+    assert "True" not in words
+    assert "False" not in words
+
+
+def test_an_option_without_a_default_says_what_happens_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        flags.read(TrainConfig, ["--help"], "train")
+    said = re.split(r"\n  (?=--)", capsys.readouterr().out)
+    for one in fields(TrainConfig):
+        if one.default is None:
+            flag = f"--{one.name.replace('_', '-')} "
+            (doc,) = (" ".join(part.split()) for part in said if part.startswith(flag))
+            assert re.search(r"not given|neither is given|, else |without one|in place of", doc), doc
