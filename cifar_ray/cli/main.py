@@ -65,7 +65,10 @@ def sweep(words: Sequence[str]) -> int:
         from cifar_ray.orchestration.sweep.runner import sweep as run
 
         result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
-    Console().sweep_summary(result.states, result.figures, result.name)
+    from cifar_ray.tracking import pages
+
+    way = pages.way(result.tracking_uri, result.page)
+    Console().sweep_summary(result.states, result.figures, result.name, way)
     return 1 if result.failed else 0
 
 
@@ -80,9 +83,10 @@ def report(words: Sequence[str]) -> int:
     price = cost.find(command.price) if command.price is not None else None
     if command.baseline is not None:
         papers.check(command.baseline)
-    from cifar_ray.tracking import reading, store
+    from cifar_ray.tracking import parent, reading, store
 
-    study = reading.study(store.resolve_uri(command.tracking_uri), command.sweep)
+    uri = store.resolve_uri(command.tracking_uri)
+    study = reading.study(uri, command.sweep)
     folder = reports.folder(command.out) if command.format == "files" else None
     whole = reports.build(study, command.baseline, price, command.target)
     if folder is None:
@@ -93,6 +97,9 @@ def report(words: Sequence[str]) -> int:
         print(line)
     print(written[0])
     print(f"{len(written)} files in {folder}")
+    whole_files = [file for file in written if file.suffix in (".html", ".csv")]  # the page has its charts within it
+    if refused := parent.attach(uri, study.run_id, whole_files):
+        flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
     return 0
 
 
@@ -157,7 +164,7 @@ def ui(words: Sequence[str]) -> int:
     command = flags.read(UiCommand, words, "ui")
     from cifar_ray.tracking.ui import serve
 
-    serve(command.tracking_uri, command.port)
+    serve(command.tracking_uri, command.port, command.open)
     return 0
 
 

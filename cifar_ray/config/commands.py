@@ -200,6 +200,9 @@ class UiCommand:
     port: int = 5000
     """Port on the loopback interface."""
 
+    open: bool = False
+    """Also open the runs in a browser."""
+
 
 @dataclass(frozen=True)
 class DoctorCommand:

@@ -14,6 +14,12 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig, options_of_other
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
 
+UPKEEP = (
+    *("version", "run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose"),
+    *("start_timeout_s", "hang_timeout_s"),
+)
+"""Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it."""
+
 
 def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """``base`` with ``values`` (as from flags) on top.
@@ -123,8 +129,8 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def params(config: ResolvedConfig) -> dict[str, str]:
-    """A resolved config as flat MLflow parameters, with the sizes that follow from it."""
-    flat = schema.flatten(_own(config))
+    """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
+    flat = schema.flatten({name: value for name, value in _own(config).items() if name not in UPKEEP})
     flat["cpus_per_worker"] = config.cpus_per_worker
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes

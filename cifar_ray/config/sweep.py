@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, schema
+from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import STRICT, Count, plainly
 from cifar_ray.config.train import Name, TrainConfig, options_of_others
@@ -269,7 +269,7 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
         check_field("grid", name)
-        if name in OWN or name == "run_name":
+        if name in OWN or name in runfile.UPKEEP:
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
         if isinstance(values, Range):
             if sweep.search != "random":

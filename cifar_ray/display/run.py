@@ -186,8 +186,8 @@ class Console(Display):
         self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
         return healthy
 
-    def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
-        """A sweep's runs by state, and where its time went."""
+    def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str, way: str) -> None:
+        """A sweep's runs by state, where its time went, and the way to its page in MLflow."""
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
         rows.append(("wall time", duration(figures["sweep/wall_s"])))
@@ -195,7 +195,7 @@ class Console(Display):
         rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
         failed = [run for run, state in states.items() if state == "failed"]
         rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
-        rows.append(("report", f"cifar-ray report {name}"))
+        rows += [("report", f"cifar-ray report {name}"), ("open in MLflow", way)]
         self._table(rows)
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cifar_ray.config import runfile
 from cifar_ray.tracking.study import Point, Study, Trial
 
 Measure = Callable[[Trial], "float | None"]
@@ -35,10 +36,9 @@ _TOLD = {*PLACED, "seed", "device"}
 # Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
 _ASIDE = {
     *_TOLD,
-    *("world_size", "nodes", "workers_per_node", "version", "run_name", "experiment"),
-    *("tracking_uri", "storage", "data_dir", "address", "verbose", "keep_checkpoints", "max_failures"),
-    *("start_timeout_s", "hang_timeout_s", "local_nodes", "oversubscribe", "log_every", "log_models"),
-    "per_rank_test",
+    *runfile.UPKEEP,  # older runs have it as parameters
+    *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
+    *("keep_checkpoints", "max_failures", "log_models"),
 }
 _STEP = 0.05
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits

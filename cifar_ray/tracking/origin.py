@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -42,9 +44,20 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
     }
 
 
+def note(config: ResolvedConfig) -> str:
+    """What a run is, in Markdown: MLflow shows it as the run's description."""
+    return (
+        f"{config.model} on {config.dataset}: topology {config.topology}, {config.images_per_step} images per step "
+        f"({config.batch_size} per worker), {config.strategy}, {config.epochs} epochs, seed {config.seed}\n\n"
+        f"    {recipe.command(config)}\n"
+    )
+
+
 def origin_tags() -> dict[str, str]:
-    """Tags of the origin of a run's figures: machine, versions, commit."""
+    """Tags of the origin of a run's figures: person, machine, versions, commit."""
     tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
+    with suppress(KeyError, OSError):  # in a container, a person may have a number only
+        tags["mlflow.user"] = getpass.getuser()
     for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         tags[f"version.{package}"] = _version(package)
     tags["version.python"] = platform.python_version()

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -14,7 +15,7 @@ from mlflow.entities import Run
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.tracking import store
+from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.origin import origin_tags
 from cifar_ray.tracking.sink import Sink
@@ -57,7 +58,7 @@ class SweepRecord:
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
         self.run_id = run.info.run_id
         self.uri = client.tracking_uri
-        self.page = store.page(self.uri, run)
+        self.page = pages.run(self.uri, run)
         self._guard = Guard(self.uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
         self._steps = int(run.data.metrics.get("sweep/updates", 0))
@@ -122,6 +123,21 @@ class SweepRecord:
     def end(self, status: str) -> bool:
         """End the sweep's run as FINISHED, FAILED or KILLED; return whether that was written."""
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
+
+
+def attach(uri: str, run_id: str, files: Sequence[Path]) -> str:
+    """Log a report's files as artifacts of the sweep's run, in place of an earlier report's.
+
+    Returns:
+        Why the store does not take them: a report may be of somebody else's sweep; empty when it does.
+    """
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        for file in files:
+            client.log_artifact(run_id, str(file), "report")
+    except Exception as error:  # also those of object stores
+        return store.reason(error)
+    return ""
 
 
 def find(client: MlflowClient, name: str) -> KnownSweep | None:

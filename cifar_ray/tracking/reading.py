@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import Point, Study, Trial, placement
 
 _CONFUSION = "confusion_matrix.json"
@@ -55,7 +55,7 @@ def study(uri: str, name: str) -> Study:
             hold=tags.get("cifar_ray.hold", "batch"),
             axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
             run_id=own.info.run_id,
-            page=store.page(uri, own),
+            page=pages.run(uri, own),
             status=own.info.status,
             metrics=dict(own.data.metrics),
             cautions=(_NO_CELLS,) if listed is None else (),
@@ -160,7 +160,7 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
         run_id=info.run_id,
         status=status,
         reason=data.tags.get(store.FAILURE_TAG, reason) if status in ("FAILED", "KILLED") else "",
-        page=store.page(client.tracking_uri, run),
+        page=pages.run(client.tracking_uri, run),
         params={**params, **data.params},
         tags=dict(data.tags),
         metrics=dict(data.metrics),

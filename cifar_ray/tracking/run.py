@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.config import runfile
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import artifacts, origin, store
+from cifar_ray.tracking import artifacts, origin, pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
@@ -43,7 +43,7 @@ class RunRecord:
         self.run_id = run.info.run_id
         self.name = run.info.run_name
         self.uri = client.tracking_uri
-        self.page = store.page(self.uri, run)
+        self.page = pages.run(self.uri, run)
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self._started_ms = run.info.start_time
@@ -75,7 +75,7 @@ class RunRecord:
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         with store.refusing(client.tracking_uri):
             experiment = store.experiment_id(client, config.experiment)
-            every = {**known, **origin.run_tags(config), **(tags or {})}
+            every = {**known, **origin.run_tags(config), store.NOTE_TAG: origin.note(config), **(tags or {})}
             try:
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:

@@ -37,9 +37,9 @@ FAILURE_TAG = "cifar_ray.failure"
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
+NOTE_TAG = "mlflow.note.content"
+"""Tag that MLflow shows as a run's description."""
 
-# MLflow's pages open as those for training, and not as those for chat agents.
-_KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 _REMOTE_TIMEOUT_S = 8.0
 
 
@@ -158,7 +158,9 @@ def experiment_id(client: MlflowClient, name: str) -> str:
         folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
         location = str(path.parent / "artifacts" / folder) if path is not None else None
         try:
-            return client.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND})
+            return client.create_experiment(
+                name, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
+            )
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another process was first
             if found is None:
@@ -245,13 +247,6 @@ def _matching(client: MlflowClient, run: str) -> list[Run]:
     found = list(client.search_runs(experiments, f"attributes.run_id = '{quoted}'"))
     found = found or list(client.search_runs(experiments, f"attributes.run_name = '{quoted}'"))
     return [match for match in found if KEY_TAG in match.data.tags]
-
-
-def page(uri: str, run: Run) -> str | None:
-    """Address of a run's page on a tracking server; None for a store that needs ``cifar-ray ui``."""
-    if not is_server(uri):
-        return None
-    return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
 def shown(uri: str) -> str:

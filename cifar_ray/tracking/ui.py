@@ -3,27 +3,70 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import tempfile
+import time
+import webbrowser
+from typing import IO
 
 from cifar_ray import tracking
 from cifar_ray.config import ports
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import store
+from cifar_ray.tracking import pages, store
+
+_LOOK_S = 0.2
 
 
-def serve(tracking_uri: str | None, port: int) -> None:
-    """Replace this process by MLflow's server on the loopback interface.
+def serve(tracking_uri: str | None, port: int, browse: bool) -> None:
+    """Replace this process by MLflow's server on the loopback interface, and print its address once it answers.
+
+    Of a store that is a server itself, only the address is printed.
+
+    Args:
+        tracking_uri: the store.
+        port: of the server.
+        browse: whether to open the address in a browser, too.
 
     Raises:
-        ConfigError: when the store does not answer, is a server itself, or the port is taken.
+        ConfigError: when the store does not answer, or the port is taken.
     """
     uri = store.resolve_uri(tracking_uri)
-    if store.is_server(uri):
-        raise ConfigError("tracking_uri", f"is a server already; open {uri} in a browser")
-    ports.check("127.0.0.1", port)
     tracking.quieten(verbose=False)
-    store.connect(uri)
-    print(f"MLflow on {uri}: open http://127.0.0.1:{port} in a browser; Ctrl-C ends it", flush=True)
-    arguments = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", *arguments])
+    if store.is_server(uri):
+        _show(pages.newest(uri.rstrip("/"), store.connect(uri)), browse)
+        return
+    ports.check("127.0.0.1", port)
+    page = pages.newest(f"http://127.0.0.1:{port}", store.connect(uri))
+    print(f"MLflow starts on {uri}; Ctrl-C ends it", flush=True)
+    with tempfile.TemporaryFile() as output:  # the server's chatter, shown only if it does not start
+        server = os.getpid()
+        if os.fork() == 0:
+            try:
+                _when_it_answers(port, page, browse, server, output)
+            finally:
+                os._exit(0)
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        words = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+        os.execv(sys.executable, [sys.executable, "-m", "mlflow", *words, "--uvicorn-opts", "--log-level warning"])
+
+
+def _show(page: str, browse: bool) -> None:
+    print(f"open {page}", flush=True)
+    if browse:
+        webbrowser.open(page)
+
+
+def _when_it_answers(port: int, page: str, browse: bool, server: int, output: IO[bytes]) -> None:
+    """Show the page once the server, the parent of this process, answers; or its output, if it ends before."""
+    while os.getppid() == server:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(_LOOK_S)
+        else:
+            _show(page, browse)
+            return
+    output.seek(0)
+    print(f"MLflow's server has ended: {output.read().decode(errors='replace').strip()}", file=sys.stderr, flush=True)

@@ -118,7 +118,6 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     loss = _sum_losses(state) / (steps * state.worker.world_size)
     state.epoch_loss.zero_()
     metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
-    metrics["test/images"] = float(evaluation.images)
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
     metrics["epoch_images_per_s"] = steps * state.config.images_per_step / epoch_s
@@ -145,6 +144,7 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
         epochs=len(epochs),
         metrics={
             **epochs[-1].metrics,
+            "test/images": float(evaluation.images),
             "best/accuracy": best.metrics["test/accuracy"],
             "best/epoch": float(best.step),
             **_memory(peaks),

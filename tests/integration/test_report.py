@@ -148,6 +148,22 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert "| 2x2 | 64 | **100.00** | **3,000.0** | **3.00** |" in page
     assert "## Beside Exploring Various Configurations" in page
     assert "cifar-ray sweep --name scaling" in page
+    client = MlflowClient(tracking_uri=uri)
+    kept = [file.path for file in client.list_artifacts(reading.study(uri, "scaling").run_id, "report")]
+    assert kept == ["report/figures.csv", "report/report.html", "report/runs.csv"]
+
+
+def test_a_report_of_a_sweep_that_takes_no_artifacts_is_written_all_the_same(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: str) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
+    assert main.main(["report", "nothing", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 0
+    said = capsys.readouterr().err
+    assert "note: MLflow does not take the report as an artifact of the sweep: no room\n" in said
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: Path) -> None:

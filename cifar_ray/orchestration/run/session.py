@@ -28,6 +28,7 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.tracking import pages
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
@@ -285,7 +286,7 @@ class RunSession:
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", result.folder),
             ("weights sha256", result.weights_sha256),
-            ("open in MLflow", self.record.page or f"cifar-ray ui{self.store_flag()}"),
+            ("open in MLflow", pages.way(self.record.uri, self.record.page)),
         ]
 
     def _resume_command(self) -> str:

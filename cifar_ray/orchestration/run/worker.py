@@ -55,9 +55,9 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker = _context(config, mailbox)
+    worker, node = _context(config, mailbox)
     outcome: Outcome | Stopped
-    with _sampling(mailbox, worker), _checkpoints(payload["folder"], config, worker) as writer:
+    with _sampling(mailbox, worker, node), _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
@@ -129,8 +129,12 @@ class MailboxObserver:
         self._last = self._mailbox.post(event)
 
 
-def _context(config: ResolvedConfig, mailbox: Mailbox) -> Worker:
-    """This worker's rank, world size, local rank, node and device; checks that all workers are where they should be."""
+def _context(config: ResolvedConfig, mailbox: Mailbox) -> tuple[Worker, int]:
+    """This worker's rank, world size, local rank, node and device; checks that all workers are where they should be.
+
+    Returns:
+        It, and the number of its node: the node of rank 0 is number 0.
+    """
     context = ray.train.get_context()
     node_id = ray.get_runtime_context().get_node_id()
     rank, world_size = context.get_world_rank(), context.get_world_size()
@@ -153,7 +157,8 @@ def _context(config: ResolvedConfig, mailbox: Mailbox) -> Worker:
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
-    return Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+    worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+    return worker, list(dict.fromkeys(node_ids)).index(node_id)
 
 
 @contextmanager
@@ -167,8 +172,8 @@ def _checkpoints(folder: Folder, config: ResolvedConfig, worker: Worker) -> Iter
 
 
 @contextmanager
-def _sampling(mailbox: Mailbox, worker: Worker) -> Iterator[None]:
-    """Context manager: the first worker of each node samples the node's load."""
+def _sampling(mailbox: Mailbox, worker: Worker, node: int) -> Iterator[None]:
+    """Context manager: the first worker of each node samples the load of its node, by the node's number."""
     stop = threading.Event()
 
     def sample() -> None:
@@ -176,7 +181,7 @@ def _sampling(mailbox: Mailbox, worker: Worker) -> Iterator[None]:
         pause = _FIRST_SAMPLE_S  # so that short runs get a sample
         while not stop.wait(pause):
             pause = _SAMPLE_INTERVAL_S
-            metrics = {f"{worker.node[:8]}/{name}": value for name, value in _load().items()}
+            metrics = {f"node{node}/{name}": value for name, value in _load().items()}
             mailbox.post(SystemSample(time.time_ns() // 1_000_000, metrics))
 
     if worker.local_rank == 0:

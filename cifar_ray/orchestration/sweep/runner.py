@@ -47,6 +47,7 @@ class SweepResult:
         run_id: MLflow's id of its own run, the parent of the others.
         tracking_uri: the store that has them.
         folder: address of its folder.
+        page: address of that run's page, when the store is a server that has pages.
         states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
         figures: seconds by phase over all runs, wall time, and the share of it outside training.
     """
@@ -55,6 +56,7 @@ class SweepResult:
     run_id: str
     tracking_uri: str
     folder: str
+    page: str | None
     states: dict[str, str]
     figures: dict[str, float]
 
@@ -176,6 +178,7 @@ class _Sweep:
             run_id=record.run_id,
             tracking_uri=record.uri,
             folder=self._folder.address,
+            page=record.page,
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=recorder.figures(),
         )

@@ -196,6 +196,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
         ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
         ({"grid": {"run_name": ["x"]}}, "--grid must not have run_name, which is the same for all runs of a sweep"),
+        (
+            {"grid": {"hang_timeout_s": [1, 2]}},
+            "--grid must not have hang_timeout_s, which is the same for all runs of a sweep",
+        ),
         ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
         ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
         ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for epochs, the lower one first"),

@@ -42,6 +42,12 @@ def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_a
     assert others(swept) == [(("log_every", "1"),), (("log_every", "50"),)]
 
 
+def test_parameters_that_only_older_runs_have_tell_no_runs_apart() -> None:
+    old = {"version": "2", "verbose": "False", "start_timeout_s": "900.0", "storage": "/there"}
+    mixed = study(trial("1x1", params=old), trial("1x2"), axes=(), hold="")
+    assert others(mixed) == [(), ()]
+
+
 def test_compared_runs_that_are_alike_in_everything_stay_apart() -> None:
     twins = (trial(name="a", run_id="1" * 32), trial(name="b", run_id="2" * 32))
     assert others(study(*twins, axes=(), hold="")) == [(("run", "a"),), (("run", "b"),)]

@@ -1,4 +1,4 @@
-"""What a guard does for a driver that cannot end its run, and how MLflow's server is started."""
+"""What a guard does for a driver that cannot end its run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cifar_ray.config import ports
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import guard, store, ui
+from cifar_ray.tracking import guard, store
 
 
 @pytest.mark.parametrize(
@@ -93,25 +91,3 @@ def test_a_guard_tries_for_five_minutes_what_it_was_told(
     tried, seconds = after(word, repeat(False), monkeypatch)
     assert (set(tried), seconds) == ({call}, 300)
     assert after("done", repeat(False), monkeypatch) == ([], 0)
-
-
-def test_the_server_is_for_this_machine_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[Any] = []
-    connected: list[str] = []
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
-    monkeypatch.setattr(ports, "check", lambda host, port: started.append((host, port)))
-    monkeypatch.setattr(store, "connect", connected.append)
-    monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
-    ui.serve("sqlite:////there/m.db", 5123)
-    words = "-m mlflow server --backend-store-uri sqlite:////there/m.db --host 127.0.0.1 --port 5123 --workers 1"
-    assert started == [("127.0.0.1", 5123), (sys.executable, [sys.executable, *words.split()])]
-    assert connected == ["sqlite:////there/m.db"]
-    assert os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
-    assert capsys.readouterr().out == (
-        "MLflow on sqlite:////there/m.db: open http://127.0.0.1:5123 in a browser; Ctrl-C ends it\n"
-    )
-    with pytest.raises(ConfigError, match="is a server already; open http://there:1 in a browser") as caught:
-        ui.serve("http://there:1", 5123)
-    assert caught.value.key == "tracking_uri"

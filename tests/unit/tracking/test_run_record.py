@@ -64,6 +64,7 @@ def test_a_run_says_from_its_beginning_what_it_is(
     client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(origin, "git_commit", lambda: "abc-dirty")
+    monkeypatch.setenv("LOGNAME", "somebody")
     record = created(client, digits, **{"mlflow.parentRunId": "p"})
     record.end("KILLED")
     found = only_run(client)
@@ -75,7 +76,11 @@ def test_a_run_says_from_its_beginning_what_it_is(
         "cifar_ray.key": "key", "topology": "1x2", "world_size": "2", "global_batch_size": "32", "strategy": "ddp",
         "dataset": "digits", "model": "simple_cnn", "seed": "7", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train", "mlflow.source.git.commit": "abc-dirty", "mlflow.parentRunId": "p",
-        "cifar_ray.command": recipe.command(CONFIG), store.FOLDER_TAG: "/there/mine",
+        "cifar_ray.command": recipe.command(CONFIG), store.FOLDER_TAG: "/there/mine", "mlflow.user": "somebody",
+        "mlflow.note.content": (
+            "simple_cnn on digits: topology 1x2, 32 images per step (16 per worker), ddp, 10 epochs, seed 7\n\n"
+            f"    {recipe.command(CONFIG)}\n"
+        ),
     }  # fmt: skip
     assert expected.items() <= tags.items()
     assert tags["version.torch"] == metadata.version("torch")
@@ -201,8 +206,17 @@ def test_a_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch:
     assert origin.git_commit() == ""
 
 
+def test_a_description_that_a_person_has_written_stays(client: MlflowClient, digits: Dataset) -> None:
+    record = created(client, digits)
+    record.end("KILLED")
+    client.set_tag(record.run_id, store.NOTE_TAG, "mine")
+    RunRecord.reopen(client, CONFIG, record.run_id).end("KILLED")
+    assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
+
+
 def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "git_commit", lambda: "")
+    monkeypatch.setattr(origin.getpass, "getuser", lambda: {}["uid"])  # a number without a name, as in a container
     monkeypatch.setattr(origin.metadata, "version", {"ray": "2.60"}.__getitem__)
     monkeypatch.setattr(origin.metadata, "PackageNotFoundError", KeyError)
     packages = ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow")

@@ -15,7 +15,7 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import parent, run, store
+from cifar_ray.tracking import pages, parent, run, store
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -67,7 +67,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     ]  # fmt: skip
     assert record.child_tags == {"mlflow.parentRunId": record.run_id}
     assert guarded == [(client.tracking_uri, record.run_id, found.data.tags[store.SESSION_TAG])]
-    assert record.page == f"{client.tracking_uri}/#/experiments/{experiment.experiment_id}/runs/{record.run_id}"
+    assert record.page == pages.run(client.tracking_uri, found)
 
 
 def test_a_sweep_goes_on_counting_where_an_earlier_driver_ended(

@@ -42,6 +42,7 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
     memory = outcome.metrics["peak_memory_mib"]
     assert outcome.metrics == {
         **last.row.metrics,
+        "test/images": 360,
         "best/accuracy": best.metrics["test/accuracy"],
         "best/epoch": best.step,
         "peak_memory_mib": memory,

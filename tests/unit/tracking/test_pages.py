@@ -1,0 +1,94 @@
+"""Where MLflow's pages are, and how its server is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from cifar_ray.config import ports
+from cifar_ray.tracking import pages, store, ui
+from tests.support import mlflow_store
+
+VIEW = "mlflow.sharedViewState.cifar_ray"
+
+
+def begun(client: MlflowClient, experiment: str, began: int) -> str:
+    """An experiment of that name with a run of this program."""
+    made = store.experiment_id(client, experiment)
+    client.create_run(made, began, {store.KEY_TAG: f"{experiment} {began}"})
+    return made
+
+
+def test_a_runs_page_is_one_of_the_training_view(client: MlflowClient, home: Path) -> None:
+    run = client.create_run("0")
+    page = f"/#/experiments/0/runs/{run.info.run_id}?workflowType=machine_learning"
+    for server in ("http://store:5000", "https://store"):
+        assert pages.run(f"{server}/", run) == f"{server}{page}"
+    assert pages.run(client.tracking_uri, run) is None
+    assert pages.way("http://store", "http://store/page") == "http://store/page"
+    assert pages.way(client.tracking_uri, None) == f"cifar-ray ui --tracking-uri {client.tracking_uri}"
+    assert pages.way(f"sqlite:///{home}/.cifar_ray/mlflow.db", None) == "cifar-ray ui"
+
+
+def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client: MlflowClient) -> None:
+    assert pages.newest("http://here", client) == "http://here/#/experiments?workflowType=machine_learning"
+    client.create_run("0", 9)  # somebody else's
+    made = [begun(client, name, began) for name, began in (("first", 1), ("newest", 3), ("second", 2))]
+    address = f"http://here/#/experiments/{made[1]}/runs?workflowType=machine_learning&viewStateShareKey=cifar_ray"
+    assert pages.newest("http://here", client) == address
+    columns = json.loads(client.get_experiment(made[1]).tags[VIEW])["selectedColumns"]
+    assert columns[:2] == ["metrics.`test/accuracy`", "metrics.`images_per_s`"]
+    assert {"params.`model`", "params.`topology`", "params.`global_batch_size`"} <= set(columns)
+    assert all(VIEW not in client.get_experiment(other).tags for other in ("0", made[0], made[2]))
+
+
+def test_a_store_for_reading_only_is_shown_without_columns(client: MlflowClient) -> None:
+    begun(client, "there", 1)
+    mlflow_store.refuse(client, "INSERT ON experiment_tags")
+    assert pages.newest("http://here", client).startswith("http://here/#/experiments/1/runs?")
+
+
+def test_the_server_is_for_this_machine_alone_and_says_nothing_itself(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
+    monkeypatch.setattr(ports, "check", lambda host, port: started.append((host, port)))
+    monkeypatch.setattr(os, "fork", lambda: 1)
+    monkeypatch.setattr(os, "dup2", lambda _, stream: started.append(stream))
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
+    uri = client.tracking_uri
+    ui.serve(uri, 5123, browse=False)
+    words = f"-m mlflow server --backend-store-uri {uri} --host 127.0.0.1 --port 5123 --workers 1 --uvicorn-opts"
+    words_of_all = [sys.executable, *words.split(), "--log-level warning"]
+    assert started == [("127.0.0.1", 5123), 1, 2, (sys.executable, words_of_all)]
+    assert os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    assert capsys.readouterr().out == f"MLflow starts on {uri}; Ctrl-C ends it\n"
+
+
+@pytest.mark.parametrize("browse", [False, True])
+def test_a_server_that_is_there_is_only_opened(
+    browse: bool, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(store, "connect", lambda uri: client)
+    ui.serve("http://there:1/", 5123, browse)
+    page = "http://there:1/#/experiments?workflowType=machine_learning"
+    assert capsys.readouterr().out == f"open {page}\n"
+    assert opened == [page] * browse
+
+
+def test_what_a_server_said_that_ended_before_it_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryFile() as output:
+        output.write(b"no room\n")
+        ui._when_it_answers(1, "page", False, 0, output)
+    assert capsys.readouterr().err == "MLflow's server has ended: no room\n"
