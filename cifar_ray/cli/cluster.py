@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from cifar_ray.config import errors, flags
+from cifar_ray.cli import early
+from cifar_ray.config import errors, flags, ports, servers
 from cifar_ray.config.cluster_commands import (
     ClusterCheckCommand,
     JobsCommand,
@@ -76,14 +77,19 @@ def submit(words: Sequence[str]) -> int:
     if not job and not {"-h", "--help"} & set(own):
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
     command = flags.read(SubmitCommand, own, "submit")
+    from cifar_ray.orchestration.jobs import submission
+
+    asked = submission.read(job, command.name)
+    _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
-    return client.submit(job, command)
+    return client.submit(asked, command)
 
 
 def jobs(words: Sequence[str]) -> int:
     """``cifar-ray jobs``."""
     command = flags.read(JobsCommand, words, "jobs")
+    _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
     client.show_jobs(command)
@@ -93,6 +99,7 @@ def jobs(words: Sequence[str]) -> int:
 def logs(words: Sequence[str]) -> int:
     """``cifar-ray logs``."""
     command = flags.read(LogsCommand, words, "logs")
+    _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
     return client.logs(command)
@@ -101,6 +108,7 @@ def logs(words: Sequence[str]) -> int:
 def stop(words: Sequence[str]) -> int:
     """``cifar-ray stop``."""
     command = flags.read(StopCommand, words, "stop")
+    _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
     client.stop(command)
@@ -110,7 +118,10 @@ def stop(words: Sequence[str]) -> int:
 def serve(words: Sequence[str]) -> int:
     """``cifar-ray serve``."""
     command = flags.read(ServeCommand, words, "serve")
-    with _extra():
+    if servers.ray_head(command.address) is None:
+        ports.check(command.host, command.port)
+    early.check_runs([command.run], command.tracking_uri)
+    with _extra(), early.loading("loading PyTorch, Ray and MLflow", always=True):
         from cifar_ray.orchestration.serving import deployment
     deployment.serve(command, flags.note)
     return 0
@@ -119,7 +130,9 @@ def serve(words: Sequence[str]) -> int:
 def register(words: Sequence[str]) -> int:
     """``cifar-ray register``."""
     command = flags.read(RegisterCommand, words, "register")
-    from cifar_ray.tracking import registry
+    early.check_runs([command.run], command.tracking_uri)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import registry
 
     made = registry.register(command.run, command.name, command.alias, command.tracking_uri)
     told = "is" if made.fresh else "is already"
@@ -142,6 +155,12 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "serve": (serve, "answer HTTP requests with a run's model"),
     "register": (register, "register a run's model in MLflow's model registry"),
 }
+
+
+def _reach_job_server(address: str | None) -> None:
+    with _extra():
+        import aiohttp  # noqa: F401  Ray's client needs it, whatever the address
+    servers.reach_job_server(address)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
-from cifar_ray.cli import cluster
-from cifar_ray.config import command_line, errors, flags
+from cifar_ray.cli import cluster, early
+from cifar_ray.config import command_line, errors, flags, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     DoctorCommand,
@@ -28,12 +28,21 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
+_LIBRARIES = "loading PyTorch, Ray and MLflow"
 
 
 def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
     config = command_line.train(words)
-    from cifar_ray.orchestration.run.driver import train as run
+    early.check_training(config)
+    named = f"run {config.run_name}: " if config.run_name else ""
+    what = f"{config.model} on {config.dataset}, topology {config.elastic or config.topology}, {config.strategy}"
+    with early.loading(f"{named}{what}: {_LIBRARIES}", always=True):
+        if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
+            from cifar_ray.training import recipe
+
+            recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
+        from cifar_ray.orchestration.run.driver import train as run
 
     run(config, begun=IMPORTED_AT)
     return 0
@@ -42,7 +51,10 @@ def train(words: Sequence[str]) -> int:
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
     run, changes = command_line.resume(words)
-    from cifar_ray.orchestration.run.driver import resume as run_again
+    early.check_runs([run], changes.get("tracking_uri"))
+    servers.reach_chosen(changes.get("address"))
+    with early.loading(f"run {run}: {_LIBRARIES}", always=True):
+        from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
         print(f"run {run} is finished; there is nothing to resume")
@@ -52,18 +64,21 @@ def resume(words: Sequence[str]) -> int:
 def sweep(words: Sequence[str]) -> int:
     """``cifar-ray sweep``."""
     asked = command_line.sweep(words)
+    if asked.config is None:
+        early.check_sweep(asked.name, asked.tracking_uri)
+    else:
+        servers.reach_chosen(asked.config.base.address)
+    with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True):
+        from cifar_ray.orchestration.sweep.runner import resume as sweep_on
+        from cifar_ray.orchestration.sweep.runner import sweep as run
     from cifar_ray.display.run import Console
 
     if asked.config is None:
-        from cifar_ray.orchestration.sweep.runner import resume as sweep_on
-
         result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
         if result is None:
             print(f"sweep {asked.name} is finished; there is nothing to resume")
             return 0
     else:
-        from cifar_ray.orchestration.sweep.runner import sweep as run
-
         result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
     from cifar_ray.tracking import pages
 
@@ -83,7 +98,9 @@ def report(words: Sequence[str]) -> int:
     price = cost.find(command.price) if command.price is not None else None
     if command.baseline is not None:
         papers.check(command.baseline)
-    from cifar_ray.tracking import parent, reading, store
+    early.check_sweep(command.sweep, command.tracking_uri)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import parent, reading, store
 
     uri = store.resolve_uri(command.tracking_uri)
     study = reading.study(uri, command.sweep)
@@ -113,7 +130,9 @@ def compare(words: Sequence[str]) -> int:
     if len(set(command.runs)) < 2:
         raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
     price = cost.find(command.price) if command.price is not None else None
-    from cifar_ray.tracking import reading, store
+    early.check_runs(command.runs, command.tracking_uri)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import reading, store
 
     study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
     for line in side_by_side.terminal(study, price, command.target, command.full):
@@ -129,8 +148,11 @@ def _check_target(target: float | None) -> None:
 def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
     command = flags.read(EvaluateCommand, words, "evaluate")
+    early.check_runs([command.run], command.tracking_uri)
     from cifar_ray.display.run import Console
-    from cifar_ray.orchestration.run import results
+
+    with early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.run import results
 
     scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
@@ -141,8 +163,14 @@ def evaluate(words: Sequence[str]) -> int:
 def predict(words: Sequence[str]) -> int:
     """``cifar-ray predict``."""
     command = flags.read(PredictCommand, words, "predict")
+    from cifar_ray.data import imagefiles
+
+    imagefiles.check(command.images)
+    early.check_runs([command.run], command.tracking_uri)
     from cifar_ray.display.run import Console
-    from cifar_ray.orchestration.run import results
+
+    with early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.run import results
 
     predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
     Console().predictions((str(one.image), one.classes[: command.top]) for one in predictions)
@@ -162,7 +190,8 @@ def strategies(words: Sequence[str]) -> int:
 def ui(words: Sequence[str]) -> int:
     """``cifar-ray ui``."""
     command = flags.read(UiCommand, words, "ui")
-    from cifar_ray.tracking.ui import serve
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking.ui import serve
 
     serve(command.tracking_uri, command.port, command.open)
     return 0

@@ -7,14 +7,16 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import order, published
+from cifar_ray.data import published
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _digits(spec: DatasetSpec) -> Dataset:
     except ImportError:
         raise ConfigError("dataset", "digits needs scikit-learn, which is not installed here") from None
 
+    from cifar_ray.data import order
+
     bunch = load_digits()
     images = to_model_size(spec, np.rint(bunch.images * (255 / 16)))
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
@@ -178,6 +182,8 @@ def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...
 
 def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     """The split's memory as tensors, without a copy: uint8 (N, 32, 32, 3) and int64 (N,)."""
+    import torch
+
     with warnings.catch_warnings():
         # Memory shared between processes is read-only; nothing here writes to it.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

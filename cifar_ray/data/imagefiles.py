@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-import torch
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data.datasets import DatasetSpec, to_model_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What is read, by Pillow's names. Others are rare, and one of them (EPS) starts another program."""
@@ -49,14 +51,26 @@ def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
         raise ImageError("it is truncated or damaged") from None
 
 
-def check(source: Path) -> None:
-    """Refuse a file whose header shows that it is not a readable image; nothing is decoded.
+def check(paths: Sequence[Path]) -> None:
+    """Refuse files whose headers show that they are not readable images; nothing is decoded, and torch not loaded.
 
     Raises:
-        ImageError: as :func:`read`.
+        ConfigError: naming the first such file, or when there is none at all.
     """
-    with _open(source):
-        pass
+    if not paths:
+        raise ConfigError("", "there is no image to classify; name at least one file after the run")
+    for path in paths:
+        with named(path), _open(path):
+            pass
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Context manager: name the file in an error about its image."""
+    try:
+        yield
+    except ImageError as error:
+        raise ConfigError("", f"cannot read image {path}: {error}") from None
 
 
 def read(source: Path | BinaryIO) -> Image.Image:
@@ -82,6 +96,8 @@ def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
     Returns:
         uint8, (N, 32, 32, 3), channels last.
     """
+    import torch
+
     size = (spec.native_size, spec.native_size)
     pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in images]
     return torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))

@@ -7,17 +7,18 @@ label, its source and its cost per step.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import typing
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config.train import StrategyName, TrainConfig
-from cifar_ray.strategies.protocol import Strategy, StrategyContext
 
-__all__ = ["NAMES", "About", "Strategy", "StrategyContext", "about", "build", "of"]
+if TYPE_CHECKING:
+    from cifar_ray.strategies.protocol import Strategy, StrategyContext
 
 NAMES: tuple[str, ...] = typing.get_args(StrategyName)
 
@@ -48,7 +49,7 @@ class About:
 
 def of(config: TrainConfig) -> Any:
     """The class of the configured strategy."""
-    return _module(config.strategy).STRATEGY
+    return importlib.import_module(f"cifar_ray.strategies.{config.strategy}").STRATEGY
 
 
 def build(context: StrategyContext) -> Strategy:
@@ -57,8 +58,9 @@ def build(context: StrategyContext) -> Strategy:
 
 
 def about(name: str) -> About:
-    """What the file of strategy ``name`` opens with."""
-    opening_paragraphs = (_module(name).__doc__ or "").split("\n\n")[:2]
+    """What the file of strategy ``name`` opens with; it is read, since its import would load torch."""
+    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    opening_paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[:2]
     text = " ".join(" ".join(opening_paragraphs).split())
     opening = re.match(
         r"(?P<summary>.*?) Label: (?P<label>exact|close|different)(?P<condition>.*?) Source: (?P<source>.*?) "
@@ -68,7 +70,3 @@ def about(name: str) -> About:
     assert opening is not None, f"strategies/{name}.py does not open with its label, source and cost"
     found = opening.groupdict()
     return About(**{**found, "condition": found["condition"].strip(".:;, ")})
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"cifar_ray.strategies.{name}")

@@ -13,12 +13,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cifar_ray.config import sweepfile
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.origin import origin_tags
 from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.uri import no_such_sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 STOPPED_TAG = "cifar_ray.stopped"
@@ -225,11 +225,10 @@ def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSwe
         ConfigError: when there is none, or the store does not answer.
     """
     uri = store.resolve_uri(tracking_uri)
-    missing = ConfigError("resume", f"must be the name of a sweep in {uri}, got {name!r}")
     if not store.exists(uri):
-        raise missing
+        raise no_such_sweep(uri, name)
     client = store.connect(uri)
     known = find(client, name)
     if known is None:
-        raise missing
+        raise no_such_sweep(uri, name)
     return client, known

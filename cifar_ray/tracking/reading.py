@@ -15,6 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import Point, Study, Trial, placement
+from cifar_ray.tracking.uri import no_such_sweep
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
@@ -38,12 +39,12 @@ def study(uri: str, name: str) -> Study:
     """
     tracking.quieten(verbose=False)
     if not store.exists(uri):
-        raise _no_such_sweep(uri, name)
+        raise no_such_sweep(uri, name)
     client = store.connect(uri)
     with store.refusing(uri):
         known = parent.find(client, name)
         if known is None:
-            raise _no_such_sweep(uri, name)
+            raise no_such_sweep(uri, name)
         own = client.get_run(known.run_id)
         tags = own.data.tags
         listed = (_json(client, known.run_id, parent.CELLS_FILE) or {}).get("cells")
@@ -84,10 +85,6 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
     hold = "global_batch" if held else ""
     return Study(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
-
-
-def _no_such_sweep(uri: str, name: str) -> ConfigError:
-    return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
 
 
 def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:

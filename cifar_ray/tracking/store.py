@@ -19,8 +19,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking.uri import exists as exists
+from cifar_ray.tracking.uri import is_server as is_server
+from cifar_ray.tracking.uri import no_such_run, sqlite_path
+from cifar_ray.tracking.uri import resolve_uri as resolve_uri
 
 Client: TypeAlias = MlflowClient
 """What speaks to a store."""
@@ -58,32 +61,13 @@ class AmbiguousRunError(ConfigError):
     """Several runs have the name that was given."""
 
 
-def resolve_uri(given: str | None) -> str:
-    """The tracking URI: the one given, ``MLFLOW_TRACKING_URI``, or SQLite at one place in the home folder.
-
-    Raises:
-        ConfigError: when it is relative, since it would then mean another place in every process, or has a
-            secret in it.
-    """
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
-    addresses.check("tracking_uri", uri)
-    scheme = uri.split(":", 1)[0] if "://" in uri else ""
-    if not scheme or scheme == "file" or (scheme.startswith("sqlite") and _sqlite_path(uri) is None):
-        raise ConfigError(
-            "tracking_uri", f"must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
-        )
-    return uri
-
-
 def connect(uri: str) -> MlflowClient:
     """Return a client of a store that answers.
 
     Raises:
         ConfigError: when it does not, within 10 s.
     """
-    path = _sqlite_path(uri)
+    path = sqlite_path(uri)
     try:
         if path is None:
             return _within(_REMOTE_TIMEOUT_S, lambda: _ask(uri))
@@ -153,7 +137,7 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     """
     found = client.get_experiment_by_name(name)
     if found is None:
-        path = _sqlite_path(client.tracking_uri)
+        path = sqlite_path(client.tracking_uri)
         # MLflow's own default for a database is a folder relative to the working folder.
         folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
         location = str(path.parent / "artifacts" / folder) if path is not None else None
@@ -208,13 +192,9 @@ def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
         ConfigError: as :func:`connect` and :func:`find`.
     """
     if not exists(uri):
-        raise _no_such_run(uri, run)
+        raise no_such_run(uri, run)
     client = connect(uri)
     return client, find(client, run)
-
-
-def _no_such_run(uri: str, run: str) -> ConfigError:
-    return ConfigError("", f"there is no run {run!r} in {uri}; a run is named by its name or MLflow id")
 
 
 def find(client: MlflowClient, run: str) -> KnownRun:
@@ -227,7 +207,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     with refusing(client.tracking_uri):
         matches = _matching(client, run)
     if not matches:
-        raise _no_such_run(client.tracking_uri, run)
+        raise no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
         ids = ", ".join(_told_apart(match) for match in matches)
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
@@ -254,11 +234,6 @@ def shown(uri: str) -> str:
     return uri.replace(str(Path.home().absolute()), "~", 1)
 
 
-def is_server(uri: str) -> bool:
-    """Whether a tracking URI is that of a server."""
-    return uri.startswith(("http://", "https://"))
-
-
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
     return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], tags.get(FOLDER_TAG, ""), run.info.status)
@@ -279,12 +254,6 @@ def as_default(uri: str) -> Iterator[None]:
             os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
-def exists(uri: str) -> bool:
-    """Whether a SQLite store exists; other stores are assumed to exist."""
-    path = _sqlite_path(uri)
-    return path is None or path.exists()
-
-
 def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
     """What a JSON artifact of a run holds; None when there is no such artifact."""
     if not any(file.path == name for file in client.list_artifacts(run_id)):
@@ -296,9 +265,3 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
 def all_experiments(client: MlflowClient) -> list[str]:
     """Ids of all experiments that are not deleted."""
     return [experiment.experiment_id for experiment in client.search_experiments()]
-
-
-def _sqlite_path(uri: str) -> Path | None:
-    """The file of an absolute SQLite URI; None for any other URI."""
-    match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)
-    return Path(match[1]) if match else None

@@ -20,6 +20,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensors
 from cifar_ray.data.loader import TrainLoader
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, optimizer, precision, recipe
@@ -50,7 +51,7 @@ class TrainingState:
     worker: Worker
     folder: Path
     model: nn.Module
-    strategy: strategies.Strategy
+    strategy: Strategy
     loader: TrainLoader
     evaluator: Evaluator
     clock: Clock
@@ -107,7 +108,7 @@ def prepare(
     clock = Clock(worker.device, launch.begun)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
     make_optimizer = partial(optimizer.build, config=config)
-    context = strategies.StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
+    context = StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
     shard, variation = strategies.of(config).data_shard(config, worker), models.REGISTRY[config.model].variation
@@ -149,7 +150,7 @@ def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset,
             dist.broadcast(parameter.detach(), src=0)
 
 
-def _warm_up(strategy: strategies.Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
+def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
     """Run forward and backward passes that leave the model unchanged.
 
     DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients

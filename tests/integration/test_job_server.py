@@ -121,10 +121,10 @@ def test_a_job_of_another_version_is_followed_although_it_greets_otherwise(
 ) -> None:
     monkeypatch.setattr(client, "_SILENCE_S", 0.3)
     words = ["train", "--dataset", "digits", "--model", "simple_cnn"]
-    server.identity = submission.read(words, "one").identity
-    assert (
-        client.submit(words, SubmitCommand(address=server.url, name="one", working_dir=str(tmp_path), wait=True)) == 0
-    )
+    asked = submission.read(words, "one")
+    server.identity = asked.identity
+    command = SubmitCommand(address=server.url, name="one", working_dir=str(tmp_path), wait=True)
+    assert client.submit(asked, command) == 0
     said = capsys.readouterr().out
     assert said.startswith("job one is already running; nothing was submitted\n")
     assert said.endswith("first\nsecond\n")

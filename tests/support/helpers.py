@@ -27,6 +27,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, manifest, optimizer, recipe
@@ -155,7 +156,7 @@ def built(
     """The configured strategy over ``model``; its class says what it has beside the protocol."""
     made = partial(optimizer.build, config=config)
     return strategies.build(
-        strategies.StrategyContext(config, worker or Worker(), model, made, nn.CrossEntropyLoss(), mark, server)
+        StrategyContext(config, worker or Worker(), model, made, nn.CrossEntropyLoss(), mark, server)
     )
 
 
@@ -398,7 +399,7 @@ def _watching(recorder: Recorder) -> Iterator[None]:
 
 
 def _hashes(config: TrainConfig, worker: Worker, folder: Path) -> list[str]:
-    made: list[strategies.Strategy] = []
+    made: list[Strategy] = []
     build = strategies.build
 
     class Watching(Recorder):
@@ -430,7 +431,7 @@ def _traffic(config: TrainConfig, worker: Worker, steps: int) -> tuple[float, fl
     return len(found) / steps, sum(found) / steps
 
 
-def _ready(config: TrainConfig, worker: Worker) -> tuple[strategies.Strategy, TrainLoader]:
+def _ready(config: TrainConfig, worker: Worker) -> tuple[Strategy, TrainLoader]:
     """A strategy with fresh weights, and what feeds it."""
     dataset = data.load(config.dataset)
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import ray
 
-from cifar_ray.config import addresses
+from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import local, ray_internals
 from cifar_ray.training import hardware
 
-_CONNECT_TIMEOUT_S = 5.0
 _GREETING_TIMEOUT_S = 20.0
 _LONGEST_REASON = 300
 
@@ -56,10 +54,8 @@ def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
 
 
 def address(config: TrainConfig) -> str | None:
-    """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``."""
-    chosen = config.address or os.environ.get("RAY_ADDRESS")
-    addresses.check("address", chosen)
-    return None if chosen in (None, "", "local") else chosen
+    """The Ray cluster to join; None when Ray is to be started here."""
+    return servers.ray_head(config.address)
 
 
 def draining() -> dict[str, int]:
@@ -125,7 +121,7 @@ def shares_a_machine(config: TrainConfig) -> bool:
 
 def _join(head: str, config: TrainConfig) -> None:
     if head != "auto":
-        reach(head)
+        servers.reach(head)
     found = head if head != "auto" else ray_internals.canonicalize_bootstrap_address(head)
     if found is not None:
         _greet(found)
@@ -166,18 +162,3 @@ def wrong_token(address: str) -> str:
 def other_version(address: str, what: str, there: str, here: str) -> str:
     """What to do when a cluster has another version than this machine."""
     return f"the Ray cluster at {address} has {what} {there}, and this machine {here}; install the same on both"
-
-
-def reach(head: str) -> None:
-    """Check that something listens at HOST:PORT; Ray itself would try for a minute.
-
-    Raises:
-        ConfigError: when it is not an address, or nothing listens there.
-    """
-    host, _, port = head.rpartition(":")
-    if "://" in head or not host or not port.isdecimal():
-        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None

@@ -19,6 +19,7 @@ from http.client import HTTPException
 import psutil
 import ray
 
+from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.cluster.ray_internals import (
@@ -175,7 +176,7 @@ def _connect(address: str | None) -> GcsClient:
     found = address or canonicalize_bootstrap_address(None)
     if not found:
         raise ConfigError("address", "must be HOST:PORT of a Ray head; no Ray runs on this machine")
-    connection.reach(found)
+    servers.reach(found)
     try:
         gcs = GcsClient(address=found)
         gcs.check_alive([], timeout=_GCS_S)

@@ -8,10 +8,9 @@ import itertools
 import logging
 import os
 import platform
-import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from cifar_ray import __version__
-from cifar_ray.config import command_line
+from cifar_ray.config import command_line, servers
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
 from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.jobs import packing, submission
 
-_ADDRESS, _DEFAULT_ADDRESS = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _COMMAND, _IDENTITY = "cifar_ray.command", "cifar_ray.identity"
 _STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
 _CONNECT_S = 20.0
@@ -55,26 +53,21 @@ class JobServer(JobSubmissionClient):
     """
 
     def __init__(self, address: str | None) -> None:
-        default = os.environ.get(_ADDRESS) or _DEFAULT_ADDRESS
-        self.url = (address or default).rstrip("/")
-        if not re.fullmatch(r"https?://[^/@\s]+", self.url):
-            shown = re.sub(r"//.*@", "//...@", self.url)  # do not print a password
-            raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
-        self._flags = [] if self.url == default else ["--address", self.url]
+        self.url = servers.job_server(address)
+        self._flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
         for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
             logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)  # each is set to INFO by Ray
         self._timeout_s = _CONNECT_S
         try:
-            with connection.token(), ray_internals.environment({_ADDRESS: self.url}):  # goes before the argument
+            with (
+                connection.token(),
+                ray_internals.environment({servers.JOB_SERVER_VARIABLE: self.url}),
+            ):  # goes before the argument
                 super().__init__(self.url)
         except AuthenticationError:
             raise ConfigError("", connection.wrong_token(self.url)) from None
         except Exception as error:  # another server may answer anything
-            raise ConfigError(
-                "address",
-                f"must be that of a Ray job server, and there is none at {self.url} ({_reason(error)}); for a remote "
-                "cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`",
-            ) from None
+            raise servers.no_job_server(address, self.url, _reason(error)) from None
         self._timeout_s = _REQUEST_S
 
     def _do_request(self, *words: Any, **named: Any) -> requests.Response:
@@ -112,11 +105,11 @@ class JobServer(JobSubmissionClient):
         return " ".join(["cifar-ray", *words, *self._flags])
 
 
-def submit(words: Sequence[str], command: SubmitCommand) -> int:
+def submit(asked: submission.Submission, command: SubmitCommand) -> int:
     """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job; do nothing when the same job already runs.
 
     Args:
-        words: what the job runs, without ``cifar-ray``.
+        asked: what the job runs.
         command: the options of ``cifar-ray submit``.
 
     Returns:
@@ -127,7 +120,6 @@ def submit(words: Sequence[str], command: SubmitCommand) -> int:
             not start; nothing is left on the cluster.
         JobServerError: the server has gone.
     """
-    asked = submission.read(words, command.name)
     root = packing.root(Path(command.working_dir or "."))
     entrypoint = asked.entrypoint(root)
     server = JobServer(command.address)

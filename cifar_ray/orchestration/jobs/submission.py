@@ -12,9 +12,7 @@ from pathlib import Path
 from cifar_ray.config import command_line, errors, runfile, sweep, sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import NAME, TrainConfig
-from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.jobs import packing
-from cifar_ray.training import recipe
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ def _train(words: Sequence[str], name: str | None) -> Submission:
     config = command_line.train(words)
     file, given = command_line.config_file(words)
     _check(config)
+    from cifar_ray.training import recipe  # loads torch, which a mistake should not wait for
+
     identity = _hash(runfile.to_yaml(recipe.resolve(config)))
     name = name or config.run_name or f"train-{identity[:8]}"
     named = [] if config.run_name else ["--run-name", name]
@@ -103,7 +103,7 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
 
 def _check(config: TrainConfig) -> None:
     """Raise ConfigError on an option that only makes sense on this machine."""
-    if connection.is_made_up(config):
+    if config.local_nodes > 1 or config.oversubscribe:
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", "is for a Ray started here, not for a job"
         )

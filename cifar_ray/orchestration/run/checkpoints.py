@@ -13,13 +13,11 @@ from pathlib import Path
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.run.names import CHECKPOINTS as CHECKPOINTS
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, step_of
-
-CHECKPOINTS = "checkpoints"
-"""Name of the folder of a run's checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.run import checkpoints
+from cifar_ray.orchestration.run import checkpoints, names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.training import checkpoint, classifier, manifest, recipe
 from cifar_ray.training.classifier import Classifier
@@ -103,14 +102,12 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
         ConfigError: when it exists already, or cannot be written.
     """
     above = storage.at(config.storage)
-    name = config.run_name or _name(config)
+    name = config.run_name or names.new(config)
+    names.check_free(above, name)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
     contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
-    taken = ConfigError(
-        "run_name", f"must be new, and {name!r} is in {above.address}; `cifar-ray resume {name}` continues it"
-    )
     with storage.refusing(above):
-        return run, storage.claim(run.folder, contents, taken, _busy(name))
+        return run, storage.claim(run.folder, contents, _busy(name), _busy(name))
 
 
 def open_existing(address: str, key: str) -> RunFolder:
@@ -167,9 +164,3 @@ def _damaged(folder: Folder) -> ConfigError:
 
 def _unreadable(folder: Folder, error: OSError) -> ConfigError:
     return ConfigError("", f"the folder of the run, {folder.address}, cannot be read: {storage.reason(error)}")
-
-
-def _name(config: TrainConfig) -> str:
-    """A name that is readable, sortable, and unique to the millisecond."""
-    moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**9 // 10**6:03d}"
-    return f"{config.model}-{config.dataset}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,11 +152,7 @@ def predict(
         CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run, or a file is not an image.
     """
-    if not images:
-        raise ConfigError("", "there is no image to classify; name at least one file after the run")
-    for image in images:
-        with _named(image):
-            imagefiles.check(image)
+    imagefiles.check(images)
     found = find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
@@ -183,15 +178,6 @@ def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
     """
     scaled = []
     for path in paths:
-        with _named(path):
+        with imagefiles.named(path):
             scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
     return torch.cat(scaled)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Context manager: name the file in an error about its image."""
-    try:
-        yield
-    except imagefiles.ImageError as error:
-        raise ConfigError("", f"cannot read image {path}: {error}") from None

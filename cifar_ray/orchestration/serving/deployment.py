@@ -52,8 +52,6 @@ def serve(command: ServeCommand, note: results.Note) -> None:
     """
     config = TrainConfig(address=command.address)
     joined = connection.address(config) is not None
-    if not joined:
-        ports.check(command.host, command.port)
     with signals(), Console() as console:
         console.doing(f"reading the model of {command.run}")
         served, model = _load(command, note)

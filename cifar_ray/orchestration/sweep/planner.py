@@ -21,6 +21,7 @@ from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import names
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
@@ -30,7 +31,7 @@ from cifar_ray.tracking.store import Client
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
 
-_CONFIG, _CELLS = "sweep.yaml", "cells.json"
+_CONFIG, _CELLS = names.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 

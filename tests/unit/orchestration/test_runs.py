@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import preflight
-from cifar_ray.orchestration.run import driver
+from cifar_ray.orchestration.run import driver, names
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
@@ -81,3 +82,30 @@ def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dat
     outcome = train_here(config, digits, tmp_path)
     taken = sum(file.stat().st_size for file in Path(outcome.checkpoint).iterdir())
     assert preflight.checkpoint_bytes(config) <= taken <= preflight.checkpoint_bytes(config) + 200_000
+
+
+@pytest.mark.parametrize(
+    ("done", "advice"),
+    [
+        (3, r", trained to the end \(3 epochs\); give another name"),
+        (2, "; `cifar-ray resume mine` continues it"),
+        (None, "; `cifar-ray resume mine` continues it"),
+    ],
+)
+def test_a_taken_name_says_whether_its_run_can_go_on(done: int | None, advice: str, tmp_path: Path) -> None:
+    if done is not None:
+        for step, epoch in ((99, 1), (100, done)):
+            folder = tmp_path / "mine" / "checkpoints" / f"step-{step:08}"
+            folder.mkdir(parents=True)
+            (folder / "manifest.json").write_text(f'{{"epoch": {epoch}, "config": {{"epochs": 3}}}}')
+    else:
+        (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}{advice}$"):
+        names.check_free(storage.at(str(tmp_path)), "mine")
+
+
+def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "sweep.yaml").touch()
+    with pytest.raises(ConfigError, match="it is a sweep, which `cifar-ray sweep --resume grid` continues"):
+        names.check_free(storage.at(str(tmp_path)), "grid")

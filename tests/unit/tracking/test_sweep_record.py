@@ -131,7 +131,7 @@ def test_a_sweep_is_found_by_its_name_or_refused(client: MlflowClient, tmp_path:
     for name, uri in (("t", client.tracking_uri), ("s", f"sqlite:///{away}")):
         with pytest.raises(ConfigError) as caught:
             parent.connect(name, uri)
-        assert str(caught.value) == f"resume must be the name of a sweep in {uri}, got {name!r}"
+        assert str(caught.value) == f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given"
     assert not away.exists()
 
 

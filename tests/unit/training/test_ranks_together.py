@@ -17,6 +17,7 @@ from torch import nn
 from cifar_ray import models, strategies
 from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import Dataset, Split
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, record
 from cifar_ray.training.errors import DivergedError
@@ -128,7 +129,7 @@ def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     own: dict[int, nn.Module] = {}
     build = strategies.build
 
-    def kept(context: strategies.StrategyContext) -> strategies.Strategy:
+    def kept(context: StrategyContext) -> Strategy:
         mine.model = context.model
         return build(context)
 

@@ -1,0 +1,62 @@
+"""What a command refuses before it imports torch, Ray and MLflow, which takes seconds, and what it shows meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cifar_ray import storage
+from cifar_ray.config import servers
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.display.run import Console
+from cifar_ray.orchestration.run import names
+from cifar_ray.tracking import uri as stores
+
+
+@contextmanager
+def loading(text: str, always: bool = False) -> Iterator[None]:
+    """Context manager: show that the libraries are loaded for ``text``.
+
+    Args:
+        text: what the command does.
+        always: whether to print a line also where there is no terminal; not where the output is a result.
+    """
+    with Console() as console:
+        if console.is_live or always:
+            console.doing(text)
+        yield
+
+
+def check_training(config: TrainConfig) -> None:
+    """Refuse a run whose name is taken, or whose cluster does not answer.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    servers.reach_chosen(config.address)
+    stores.resolve_uri(config.tracking_uri)
+    if config.run_name is not None:
+        names.check_free(storage.at(config.storage), config.run_name)
+
+
+def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
+    """Refuse names of runs that neither the tracking store has nor the default storage.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    uri = stores.resolve_uri(tracking_uri)
+    for run in runs:
+        if stores.lacks(uri, run) and "/" not in run and not storage.at(None).below(run).disk.exists():
+            raise stores.no_such_run(uri, run)
+
+
+def check_sweep(name: str, tracking_uri: str | None) -> None:
+    """Refuse the name of a sweep that the tracking store does not have.
+
+    Raises:
+        ConfigError: when it certainly does not.
+    """
+    uri = stores.resolve_uri(tracking_uri)
+    if stores.lacks(uri, name):
+        raise stores.no_such_sweep(uri, name)

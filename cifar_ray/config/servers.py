@@ -1,0 +1,92 @@
+"""Which Ray cluster is asked for, and whether anything listens there, without the import of Ray."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from cifar_ray.config import addresses
+from cifar_ray.config.errors import ConfigError
+
+JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def ray_head(given: str | None) -> str | None:
+    """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``.
+
+    Raises:
+        ConfigError: when the address has a secret in it.
+    """
+    chosen = given or os.environ.get("RAY_ADDRESS")
+    addresses.check("address", chosen)
+    return None if chosen in (None, "", "local") else chosen
+
+
+def reach(head: str) -> None:
+    """Check that something listens at HOST:PORT; Ray itself would try for a minute.
+
+    Raises:
+        ConfigError: when it is not an address, or nothing listens there.
+    """
+    host, _, port = head.rpartition(":")
+    if "://" in head or not host or not port.isdecimal():
+        raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
+
+
+def reach_chosen(given: str | None) -> None:
+    """As :func:`reach` for the cluster that ``--address`` or RAY_ADDRESS names, if one is named by its host."""
+    head = ray_head(given)
+    if head not in (None, "auto"):
+        reach(head)
+
+
+def job_server(given: str | None) -> str:
+    """The job server to ask: the one given, RAY_API_SERVER_ADDRESS, or port 8265 of this machine.
+
+    Raises:
+        ConfigError: when it is not ``http://HOST:PORT``.
+    """
+    url = (given or os.environ.get(JOB_SERVER_VARIABLE) or _JOB_SERVER).rstrip("/")
+    if not re.fullmatch(r"https?://[^/@\s]+", url):
+        shown = re.sub(r"//.*@", "//...@", url)  # do not print a password
+        raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
+    return url
+
+
+def reach_job_server(given: str | None) -> None:
+    """Check that something listens where :func:`job_server` is; behind a proxy, only Ray's client can tell.
+
+    Raises:
+        ConfigError: when nothing does.
+    """
+    url = job_server(given)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if not getproxies():
+            socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        raise no_job_server(given, url, "refused") from None
+    except (OSError, ValueError) as error:
+        raise no_job_server(given, url, str(error)) from None
+
+
+def no_job_server(given: str | None, url: str, reason: str) -> ConfigError:
+    """The error about a job server that does not answer at ``url``."""
+    tunnel = "for a remote cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`"
+    if given is not None:
+        there = f"must be that of a Ray job server, and there is none at {url} ({reason})"
+        return ConfigError("address", f"{there}; {tunnel}")
+    return ConfigError(
+        "",
+        f"there is no Ray cluster at {url} ({reason}): start one with `ray start --head`, or name it with --address "
+        f"http://HOST:PORT or {JOB_SERVER_VARIABLE}; {tunnel}",
+    )

@@ -1,0 +1,60 @@
+"""Names of new runs. Nothing heavy is imported, so that a name that is taken is refused at once."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from cifar_ray import storage
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.storage import Folder
+from cifar_ray.training import manifest
+
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of a run's checkpoints."""
+
+SWEEP = "sweep.yaml"
+"""The file by which a sweep's folder is told from a run's."""
+
+
+def new(config: TrainConfig) -> str:
+    """A name that is readable, sortable, and unique to the millisecond."""
+    moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**9 // 10**6:03d}"
+    return f"{config.model}-{config.dataset}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"
+
+
+def check_free(above: Folder, name: str) -> None:
+    """Refuse a name that a run or a sweep in the storage ``above`` has.
+
+    Raises:
+        ConfigError: saying what can be done with the run of that name; when the storage cannot be read.
+    """
+    with storage.refusing(above):
+        if above.below(name).exists():
+            raise taken(above, name)
+
+
+def taken(above: Folder, name: str) -> ConfigError:
+    """The error about a name that is taken in the storage ``above``."""
+    there = f"must be new, and {name!r} is in {above.address}"
+    folder = above.below(name)
+    if SWEEP in folder.names():
+        return ConfigError("run_name", f"{there}; it is a sweep, which `cifar-ray sweep --resume {name}` continues")
+    epochs = _all_epochs(folder.below(CHECKPOINTS))
+    if epochs:
+        return ConfigError("run_name", f"{there}, trained to the end ({epochs} epochs); give another name")
+    return ConfigError("run_name", f"{there}; `cifar-ray resume {name}` continues it")
+
+
+def _all_epochs(kept: Folder) -> int:
+    """The epochs of a run that has trained all of them; 0 of any other."""
+    steps = [name for name in kept.names() if manifest.step_of(name) >= 0]
+    if not steps:
+        return 0
+    try:
+        newest = json.loads(kept.below(max(steps, key=manifest.step_of)).read(manifest.MANIFEST))
+        done, asked = int(newest["epoch"]), int(newest["config"]["epochs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return asked if done >= asked else 0

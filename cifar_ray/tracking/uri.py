@@ -1,0 +1,72 @@
+"""Where the tracking store is, and what can be told of it without MLflow, whose import takes a second or two."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from cifar_ray.config import addresses
+from cifar_ray.config.errors import ConfigError
+
+
+def resolve_uri(given: str | None) -> str:
+    """The tracking URI: the one given, ``MLFLOW_TRACKING_URI``, or SQLite at one place in the home folder.
+
+    Raises:
+        ConfigError: when it is relative, since it would then mean another place in every process, or has a
+            secret in it.
+    """
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
+    addresses.check("tracking_uri", uri)
+    scheme = uri.split(":", 1)[0] if "://" in uri else ""
+    if not scheme or scheme == "file" or (scheme.startswith("sqlite") and sqlite_path(uri) is None):
+        raise ConfigError(
+            "tracking_uri", f"must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
+        )
+    return uri
+
+
+def is_server(uri: str) -> bool:
+    """Whether a tracking URI is that of a server."""
+    return uri.startswith(("http://", "https://"))
+
+
+def exists(uri: str) -> bool:
+    """Whether a SQLite store exists; other stores are assumed to exist."""
+    path = sqlite_path(uri)
+    return path is None or path.exists()
+
+
+def lacks(uri: str, run: str) -> bool:
+    """Whether a SQLite store certainly has no run of that name or id; False when only MLflow can tell."""
+    path = sqlite_path(uri)
+    if path is None or not path.exists():
+        return path is not None
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1)) as database:
+            found = database.execute("SELECT 1 FROM runs WHERE name = ? OR run_uuid = ? LIMIT 1", (run, run)).fetchone()
+            return found is None
+    except sqlite3.Error:  # no database, another layout, or in use
+        return False
+
+
+def no_such_run(uri: str, run: str) -> ConfigError:
+    """The error about a run that is not in the store."""
+    return ConfigError("", f"there is no run {run!r} in {uri}; a run is named by its name or MLflow id")
+
+
+def no_such_sweep(uri: str, name: str) -> ConfigError:
+    """The error about a sweep that is not in the store."""
+    return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of an absolute SQLite URI; None for any other URI."""
+    match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)
+    return Path(match[1]) if match else None

@@ -1,0 +1,123 @@
+"""A mistake is told before torch, Ray and MLflow are imported, and a run is announced before them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.cli import early
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import store, uri
+
+EACH = """
+import json, shlex, sys
+from cifar_ray.cli import main
+for line in json.loads(sys.argv[1]):
+    status = main.main(shlex.split(line))
+    loaded = [name for name in ("torch", "ray", "mlflow", "pandas", "matplotlib", "sklearn") if name in sys.modules]
+    print(json.dumps([line, status, loaded]), file=sys.__stderr__)
+"""
+
+
+def outcomes(lines: list[str], home: Path) -> list[tuple[str, int, list[str]]]:
+    """Each command's exit status, and what heavy modules were loaded after it, all in one process."""
+    environment = {"HOME": str(home), "PATH": "", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps(lines)], capture_output=True, text=True, env=environment, cwd=home
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stderr.splitlines() if line.startswith("[")]
+
+
+def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / ".cifar_ray" / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    refused = [
+        "nosuch",
+        "train --nosuch",
+        "train --model nosuch",
+        "train --config nosuch.yaml",
+        "train --address nosuch",
+        "train --address 127.0.0.1:9",
+        "train --run-name mine",
+        "train --tracking-uri relative.db",
+        "resume nosuch",
+        "resume",
+        "sweep nosuch.yaml",
+        "sweep --resume nosuch",
+        "report nosuch",
+        "compare a b",
+        "compare a",
+        "evaluate nosuch",
+        "predict nosuch nosuch.png",
+        "predict nosuch text.png",
+        "ui --port x",
+        "cluster check nosuch.yaml",
+        "jobs --address http://127.0.0.1:9",
+        "logs job --address http://127.0.0.1:9",
+        "stop job --address http://127.0.0.1:9",
+        "submit -- train --nosuch",
+        "serve nosuch",
+        "serve nosuch --port 99999",
+        "register nosuch",
+        "register nosuch --name model",
+    ]
+    assert outcomes(refused, tmp_path) == [(line, 2, []) for line in refused]
+
+
+def test_strategies_are_listed_without_torch(tmp_path: Path) -> None:
+    assert outcomes(["strategies"], tmp_path) == [("strategies", 0, [])]
+
+
+ANNOUNCED = """
+import sys
+class Refuse:
+    def find_spec(self, name, *rest):
+        if name in ("torch", "ray", "mlflow"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Refuse())
+from cifar_ray.cli import main
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "train --dataset digits --run-name mine --topology 1x2",
+            "run mine: resnet on digits, topology 1x2, ddp: loading PyTorch, Ray and MLflow\n",
+        ),
+        ("sweep --grid batch_size=16,32 --name grid", "sweep grid: loading PyTorch, Ray and MLflow\n"),
+    ],
+)
+def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ANNOUNCED, *words.split()], capture_output=True, text=True, env=environment
+    )
+    assert (done.stdout, done.stderr) == (line, "error: interrupted\n")
+
+
+def test_what_a_store_lacks_is_known_without_mlflow(tmp_path: Path) -> None:
+    where = f"sqlite:///{tmp_path / 'a b' / 'mlflow.db'}"
+    assert uri.lacks(where, "mine")
+    client = store.connect(where)
+    run = client.create_run("0", run_name="mine").info.run_id
+    assert uri.lacks(where, "yours")
+    assert not uri.lacks(where, "mine")
+    assert not uri.lacks(where, run)
+    (tmp_path / "other.db").write_text("no database")
+    for unknown in ("http://127.0.0.1:9", f"sqlite:///{tmp_path / 'other.db'}"):
+        assert not uri.lacks(unknown, "yours")
+
+
+def test_a_run_that_only_its_folder_has_is_not_refused(home: Path) -> None:
+    (home / ".cifar_ray" / "runs" / "mine").mkdir(parents=True)
+    early.check_runs(["mine", "some/folder"], None)
+    with pytest.raises(ConfigError, match="there is no run 'yours' in sqlite:///"):
+        early.check_runs(["mine", "yours"], None)
