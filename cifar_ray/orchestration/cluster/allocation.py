@@ -147,12 +147,12 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    if config.elastic is None:
-        return at_topology(config)
     nodes = connection.free_nodes(
         {node: workers * config.cpus_reserved for node, workers in held.items()},
         {node: workers * config.gpus_per_worker for node, workers in held.items()},
     )
+    if config.elastic is None:
+        return at_topology(_candidates(config)[0], free=nodes)
     nodes = [node for node in nodes if node.node_id not in excluded]
     candidates = _candidates(config)
     for device in ("cuda", "cpu") if config.device == "auto" else (config.device,):
@@ -164,22 +164,26 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
     raise lacking
 
 
-def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
+def at_topology(
+    config: ResolvedConfig, nodes: Sequence[Node] | None = None, free: Sequence[Node] | None = None
+) -> Allocation:
     """Choose device, nodes and CPUs for the topology of a resolved config.
 
     Args:
         config: a resolved config.
         nodes: the nodes to choose from; all of the cluster when None.
+        free: the same with what is free on each; when None, ``nodes``, or what is free in the cluster now.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
     there = connection.nodes() if nodes is None else nodes
+    free = nodes if free is None else free
     if config.device != "cpu":
         try:
             chosen = topology.choose(config.placement, there, config.cpus_reserved, config.gpus_per_worker)
-            return _with_cpus(recipe.on_device(config, "cuda"), chosen, there, nodes)
+            return _with_cpus(recipe.on_device(config, "cuda"), chosen, there, free)
         except ValueError as error:
             if config.device == "cuda":
                 raise TooSmallError("topology", str(error)) from None
@@ -187,7 +191,7 @@ def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> 
         chosen = topology.choose(config.placement, there, config.cpus_reserved)
     except ValueError as error:
         raise TooSmallError("topology", f"{error}{_advice(config)}") from None
-    return _with_cpus(recipe.on_device(config, "cpu"), chosen, there, nodes)
+    return _with_cpus(recipe.on_device(config, "cpu"), chosen, there, free)
 
 
 def _with_cpus(
@@ -239,9 +243,9 @@ def _advice(config: TrainConfig) -> str:
 
 
 def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:
-    """The config at each topology that it may have, most workers first."""
+    """The config at each topology that it may have, most workers first; their CPUs follow from the nodes again."""
     if config.elastic is None:
-        return [config]
+        return [replace(config, cpus_per_worker=None, cpus_follow=False) if config.cpus_follow else config]
     found = []
     for wanted in topology.between(*topology.parse_range(config.elastic)):
         with suppress(ConfigError):  # these workers cannot share the global batch

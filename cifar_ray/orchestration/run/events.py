@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import Launch, Started
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,21 @@ class _MailboxActor:
         self._events: list[Any] = []
         self._stop = False
         self._launch = launch
+        self._precision = ""
 
     def launch(self) -> Launch | None:
         return self._launch
+
+    def precision(self) -> str:
+        return self._precision
 
     def relaunch(self, launch: Launch) -> None:
         self._launch = launch
 
     def post(self, event: Any) -> bool:
         self._events.append(event)
+        if isinstance(event, Started):
+            self._precision = event.config.precision
         return self._stop
 
     def stop(self) -> None:
@@ -183,6 +189,10 @@ class Mailbox:
     def launch(self) -> Launch:
         """When the current start of the workers began, for the phases of their times."""
         return ray.get(self.actor.launch.remote())
+
+    def precision(self) -> str:
+        """The precision in which earlier workers of the run have trained; empty when there were none."""
+        return ray.get(self.actor.precision.remote())
 
     def relaunch(self, begun: float) -> None:
         """Workers that start from now on count from ``begun``, a ``time.time()``."""

@@ -25,7 +25,7 @@ from cifar_ray.orchestration.run import checkpoints, parameter_server
 from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware
+from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
@@ -56,6 +56,7 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     worker, node = _context(config, mailbox)
+    config = _as_before(config, mailbox, worker)
     outcome: Outcome | Stopped
     with _sampling(mailbox, worker, node), _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
@@ -159,6 +160,19 @@ def _context(config: ResolvedConfig, mailbox: Mailbox) -> tuple[Worker, int]:
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
+
+
+def _as_before(config: ResolvedConfig, mailbox: Mailbox, worker: Worker) -> ResolvedConfig:
+    """The config in the precision that workers before these have measured: two measurements may differ.
+
+    Rank 0 asks for all: a post that is still on its way might answer one rank and not another.
+    """
+    if config.precision != "auto":
+        return config
+    known = [mailbox.precision() if worker.rank == 0 else ""]
+    if worker.world_size > 1:
+        dist.broadcast_object_list(known, src=0)
+    return recipe.with_precision(config, known[0] or "auto")
 
 
 @contextmanager

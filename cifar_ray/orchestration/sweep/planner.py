@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -13,7 +14,7 @@ from typing import Any
 
 import ray.tune
 
-from cifar_ray import storage
+from cifar_ray import models, storage
 from cifar_ray.config import runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
@@ -107,6 +108,8 @@ class Trial:
         """The parameters of a cell that cannot run, as far as its values say."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
         values = {**usual, **sweeps.merged(sweep, self.cell.values)}
+        if values.get("batch_size") is None and values.get("global_batch_size") is None:
+            values["global_batch_size"] = models.REGISTRY[values["model"]].recipes[0].base_batch
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
@@ -188,7 +191,7 @@ def _taken(name: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """Write what a later driver cannot compute: the combinations drawn, the cells skipped, the precision measured.
+    """Write what a later driver cannot compute: combinations drawn, cells skipped, precision and CPUs decided.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -198,6 +201,7 @@ def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
             "values": trial.cell.values,
             "skipped": trial.reason,
             "precision": trial.config.precision if trial.config else "auto",
+            "cpus_per_worker": trial.config.cpus_per_worker if trial.config else None,
         }
         for trial in trials
     ]
@@ -226,7 +230,9 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
         elif trial.config is not None:
-            trial.config = recipe.with_precision(trial.config, entry.get("precision", "auto"))
+            decided = recipe.with_precision(trial.config, entry.get("precision", "auto"))
+            cpus = entry.get("cpus_per_worker", decided.cpus_per_worker)
+            trial.config = dataclasses.replace(decided, cpus_per_worker=cpus)
     return config, trials
 
 

@@ -222,17 +222,16 @@ class _Sweep:
             needed = self._base.world_size * self._base.cpus_reserved
             room = min(room, hardware.allowed_cpus() // needed)
         most = max(min(max(room, 1), self._config.max_concurrent or room or 1), 1)
-        self._share_cpus(min(most, sum(trial.config is not None for trial in self._trials)))
-        return min(most, len(waiting))
+        at_once = min(most, len(waiting))
+        self._share_cpus(at_once)
+        return at_once
 
     def _share_cpus(self, at_once: int) -> None:
         """Where none are given, give each worker as many CPUs as all runs at once leave: the same number in every run.
 
         More runs at once come first, since many runs of one thread each are done earlier than one run after another.
-        With the same number in every run, their times tell what the workers do, and not what the threads do.
-
-        Args:
-            at_once: how many runs of the whole sweep train at once, so that a sweep that is continued finds the same.
+        With the same number in every run, their times tell what the workers do, and not what the threads do. The
+        sweep's folder keeps it: a sweep that is continued goes on with it.
         """
         nodes, sharing = connection.nodes(), [config for _, config in self._waiting() if config.cpus_follow]
         cpus = min((config.cpus_reserved for config in sharing), default=1)

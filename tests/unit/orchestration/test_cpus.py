@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.config import flags, runfile, schema
+from cifar_ray import storage
+from cifar_ray.config import flags, runfile, schema, sweepfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
@@ -18,9 +19,10 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.sweep.planner import draw, plan
+from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.training import hardware, recipe, setup
 from cifar_ray.training.observer import Launch
 
@@ -110,6 +112,24 @@ def test_an_elastic_run_shares_the_cpus_again_at_every_size(cluster: Any) -> Non
     assert (fixed.topology, fixed.cpus_per_worker) == ("1x2", 4)
 
 
+def test_a_run_that_moves_to_other_nodes_shares_theirs(cluster: Any) -> None:
+    cluster([node(8, name="large")])
+    begun = allocation.choose(config("1x2"), {}).config
+    assert begun.cpus_per_worker == 4
+    cluster([node(2, name="small")])
+    assert allocation.choose(begun, {"large": 2}).config.cpus_per_worker == 1
+    with pytest.raises(allocation.TooSmallError):
+        allocation.choose(config("1x2", cpus_per_worker=4), {})
+
+
+def test_a_run_that_moves_counts_what_it_still_holds_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "nodes", lambda: [node(8)])
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [node(4 + cpus.get("here", 0))])
+    begun = replace(config("1x2"), cpus_per_worker=4, cpus_follow=True)
+    assert allocation.choose(begun, {"here": 1}).config.cpus_per_worker == 4
+    assert allocation.choose(begun, {}).config.cpus_per_worker == 2
+
+
 def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> None:
     asked = config("1x2", run_name="run", storage=str(tmp_path))
     run, held = runs.create(asked)
@@ -166,7 +186,13 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
     ],
 )
 def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
-    cluster: Any, grid: dict[str, Any], values: dict[str, Any], nodes: list[int], at_once: int, shares: list[int]
+    cluster: Any,
+    tmp_path: Path,
+    grid: dict[str, Any],
+    values: dict[str, Any],
+    nodes: list[int],
+    at_once: int,
+    shares: list[int],
 ) -> None:
     cluster([node(cpus, name=str(index)) for index, cpus in enumerate(nodes)])
     sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, hold="global_batch", **values)
@@ -178,10 +204,14 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         assert made._fit_to_cluster() == at_once
         found = [trial.config for trial in trials]
         assert [one.cpus_per_worker for one in found if one] == shares
-        # When the sweep is continued with its last run alone, this run computes as the others did.
-        for trial in trials[:-1]:
+        # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
+        write_cells(storage.at(str(tmp_path)), trials)
+        (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+        again = read(KnownSweep("id", str(tmp_path), 0.0))[1]
+        for trial in again[:-1]:
             trial.state = "finished"
-        trials[-1].config = recipe.resolve(trials[-1].cell.config or TrainConfig())
-        assert made._fit_to_cluster() == 1
-        assert trials[-1].config.cpus_per_worker == shares[-1]
-    assert all(one.cpus_follow is False for one in found if one)
+        cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
+        assert _Sweep(sweep, folder, None, again, 0.0)._fit_to_cluster() == 1  # type: ignore[arg-type]
+        assert again[-1].config is not None
+        assert again[-1].config.cpus_per_worker == shares[-1]
+    assert all(one.cpus_follow is False for one in [*found, again[-1].config] if one)

@@ -65,6 +65,17 @@ def test_a_sweep_with_nothing_that_can_run() -> None:
         plans.refuse(sweep, planned(sweep))
 
 
+def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
+    axes = {"model": ["speednet", "simple_cnn"], "strategy": ["gpipe", "ddp"]}
+    sweep = made(grid=axes, skip_infeasible=True, hold="global_batch")
+    sizes = {
+        trial.described(sweep)["params"].get("global_batch_size")
+        for trial in planned(sweep)
+        if trial.config is None and trial.cell.values["model"] == "speednet"
+    }
+    assert sizes == {"1024"}
+
+
 def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
