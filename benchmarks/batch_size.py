@@ -63,13 +63,12 @@ def accuracies(runs: Runs, given: argparse.Namespace, model: str, topology: str,
 
 def main() -> None:
     """Train what is not kept yet, all cells of one seed first, and save the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["simple_cnn", "resnet", "vit"], help="models")
     parser.add_argument("--epochs", type=int, default=5, help="epochs of a run")
     parser.add_argument("--seeds", type=int, default=3, help="runs of a cell")
     parser.add_argument("--lr-scaling", default="sqrt", help="none, sqrt or linear, from the recipe's 128 images")
     parser.add_argument("--keep", type=Path, help="file that keeps finished runs, and is read first")
-    parser.add_argument("--dry", action="store_true", help="print the rows, save nothing")
     given = parser.parse_args()
     runs: Runs = {}
     if given.keep is not None and given.keep.exists():
@@ -88,11 +87,8 @@ def main() -> None:
                     with given.keep.open("a") as file:
                         file.write(json.dumps([name, runs[name]]) + "\n")
     found = rows(runs, given)
-    if given.dry:
-        print(*found, sep="\n")
-    else:
-        title = f"Accuracy with larger batches and more workers after {given.epochs} epochs of CIFAR-10"
-        print(record.save("batch_size", title, found, runs))
+    title = f"Accuracy with larger batches and more workers after {given.epochs} epochs of CIFAR-10"
+    record.save("batch_size", title, found, runs, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ runs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import typing
 
@@ -21,10 +20,9 @@ from cifar_ray.config.train import ModelName
 
 def main() -> None:
     """Run every model and save its row."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--models", nargs="+", default=typing.get_args(ModelName), help="models")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each")
-    parser.add_argument("--dry", action="store_true", help="print the rows, save nothing")
     given = parser.parse_args()
     rows, raw = [], {}
     for model in given.models:
@@ -48,8 +46,7 @@ def main() -> None:
         note = f"{min(peaks):,.0f} to {max(peaks):,.0f} MiB; 64 images, bf16"
         rows.append(record.Row(model, "", f"{statistics.median(peaks):,.0f} MiB", given.rounds, note))
         print(model, rows[-1].measured, flush=True)
-    if not given.dry:
-        print(record.save("memory", "Peak memory of one worker", rows, raw))
+    record.save("memory", "Peak memory of one worker", rows, raw, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@
 
 Every other script here measures one claim, and calls :func:`save` with a row for each target. The raw figures lie
 beside the rows in ``benchmarks/results/CLAIM.PROCESSOR.json``: a machine with another processor adds a file and
-replaces none.
+replaces none. ``--dry``, which every script has from :func:`parser`, is for a trial run: it shows the rows and writes
+no file.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -84,8 +86,17 @@ def commit() -> str:
         return ""
 
 
-def save(claim: str, title: str, rows: list[Row], raw: Any, device: torch.device | None = None) -> Path:
-    """Write one claim's rows and raw figures.
+def parser(docstring: str | None) -> argparse.ArgumentParser:
+    """A command line for a script, with its docstring's first line and ``--dry``."""
+    made = argparse.ArgumentParser(description=(docstring or "").partition("\n")[0], allow_abbrev=False)
+    made.add_argument("--dry", action="store_true", help="print the rows, save nothing")
+    return made
+
+
+def save(
+    claim: str, title: str, rows: list[Row], raw: Any, device: torch.device | None = None, dry: bool = False
+) -> None:
+    """Print one claim's rows, and write them with the raw figures.
 
     Args:
         claim: name of the file, the script's own name.
@@ -93,7 +104,12 @@ def save(claim: str, title: str, rows: list[Row], raw: Any, device: torch.device
         rows: lines of the table.
         raw: every single figure, as JSON has it.
         device: what was measured; the CPU when not given.
+        dry: whether to write nothing.
     """
+    for row in rows:
+        print(f"{row.what}: {row.measured}" + (f" ({row.target})" if row.target else "") + f", n = {row.n}; {row.note}")
+    if dry:
+        return
     device = device or torch.device("cpu")
     found = {
         "title": title,
@@ -109,7 +125,7 @@ def save(claim: str, title: str, rows: list[Row], raw: Any, device: torch.device
     path = RESULTS / f"{claim}.{slug}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return path
+    print(path)
 
 
 def page() -> str:

@@ -1,7 +1,7 @@
 """What more workers give: DDP against as many workers that have nothing to do with one another, in turn.
 
-    python benchmarks/scaling.py --rounds 5                            # about 25 minutes on 2 cores
-    python benchmarks/scaling.py --rounds 1 --steps 2 --model simple_cnn   # does it work?
+    python benchmarks/scaling.py --rounds 5                                       # about 25 minutes on 2 cores
+    python benchmarks/scaling.py --rounds 1 --steps 2 --model simple_cnn --dry    # does it work?
 
 All workers of a machine share its memory, its caches and, as hyper-threads, its cores: W independent runs at once,
 each with its share of the CPUs, are what the machine has to give, and an efficiency is DDP's images per second over
@@ -81,6 +81,7 @@ def worker(given: argparse.Namespace) -> None:
         model=given.model,
         batch_size=given.batch,
         topology=f"1x{count}" if together else "1x1",
+        precision=given.precision,
         cpus_per_worker=hardware.allowed_cpus() // given.workers,
         **options,
     )
@@ -154,7 +155,7 @@ def launched(given: argparse.Namespace, kind: str, count: int, batch: int, optio
     """What ``count`` workers found, each by itself."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__]
     words = ["--process", kind, "--batch", str(batch), "--model", given.model, "--steps", str(given.steps)]
-    words += ["--workers", str(given.workers), "--options", json.dumps(options or {})]
+    words += ["--precision", given.precision, "--workers", str(given.workers), "--options", json.dumps(options or {})]
     done = subprocess.run([*launch, *words], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{kind} with {count} workers failed:\n{done.stderr}")
@@ -191,7 +192,7 @@ def measure(given: argparse.Namespace) -> dict[str, list[float]]:
 
 def rows(given: argparse.Namespace, found: dict[str, list[float]]) -> list[record.Row]:
     """The lines of the table."""
-    n, workers, model = given.rounds, given.workers, given.model
+    n, workers, model = given.rounds, given.workers, f"{given.model}, {given.precision}"
     middle = {name: statistics.median(values) for name, values in found.items()}
     made = [
         record.Row(
@@ -226,13 +227,14 @@ def rows(given: argparse.Namespace, found: dict[str, list[float]]) -> list[recor
 
 def main() -> None:
     """Measure, and save the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--model", default="resnet18", help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="(%(default)s)")
     parser.add_argument(
         "--steps", type=int, default=6, help="steps of a measurement, after the first ones (%(default)s)"
     )
+    parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     parser.add_argument("--process", choices=("apart", "ddp", "traced"), help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=BATCH, help=argparse.SUPPRESS)
     parser.add_argument("--options", default="{}", help=argparse.SUPPRESS)
@@ -241,10 +243,8 @@ def main() -> None:
         worker(given)
         return
     found = measure(given)
-    lines = rows(given, found)
-    for line in lines:
-        print(f"{line.what}: {line.measured} ({line.target}); {line.note}", flush=True)
-    print(record.save("scaling", "Several workers against independent ones on the same machine", lines, found))
+    title = "Several workers against independent ones on the same machine"
+    record.save("scaling", title, rows(given, found), found, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -274,15 +274,15 @@ def save(given: argparse.Namespace, found: Found, delay: str | None) -> None:
         seconds = [each for each, _ in runs]
         where = "unshaped" if rate == "none" else f"{rate}, {delay or 'no delay'}"
         spread = f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
-        note = f"{given.model}, {given.global_batch_size} images per step, {given.nodes}x{given.workers}"
+        note = f"{given.model} in {given.precision}, {given.global_batch_size} images per step, {given.nodes}x{given.workers}"
         rows.append(record.Row(f"{strategy}: {where}", "", spread, len(runs), note))
     raw = {f"{strategy}: {rate}": runs for (strategy, rate), runs in found.items()}
-    print(record.save(given.save, "A step over links of several rates", rows, raw))
+    record.save(given.save, "A step over links of several rates", rows, raw, dry=given.dry)
 
 
 def read_words() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = record.parser(__doc__)
     parser.add_argument(
         "--strategies", default=",".join(STRATEGIES), help="separated by commas, each may have flags (%(default)s)"
     )
@@ -294,7 +294,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--dataset", default="cifar10", help="(%(default)s)")
     parser.add_argument("--model", default="vgg11", help="(%(default)s)")
     parser.add_argument("--global-batch-size", type=int, default=64, help="images per step (%(default)s)")
-    parser.add_argument("--precision", default="auto", help="auto is bf16 where it is fast (%(default)s)")
+    parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a run (%(default)s)")
     parser.add_argument("--save", metavar="CLAIM", help="keep the figures under this name, for docs/performance.md")
     parser.add_argument("flags", nargs="*", help="further flags of the training, after --")

@@ -1,6 +1,7 @@
 """Time that is not training: commands' help, `cifar-ray train` and a sweep beside torchrun and their own training.
 
     python benchmarks/startup.py --repeat 5 --sweeps 3        # about 25 minutes on 2 cores
+    python benchmarks/startup.py --repeat 1 --sweeps 1 --dry  # does it work?
 
 Four measurements on scikit-learn's digits: the help of every command; the wall time of one epoch at 1x1 under
 `cifar-ray train` and under torchrun, in turn, split at the lines that the commands print; images per second of some
@@ -11,8 +12,6 @@ trains. Before the first counted run, both launchers run once: then the store ex
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import resource
@@ -121,7 +120,9 @@ def steady(repeat: int, home: str) -> dict[str, list[float]]:
             ):
                 pace = re.findall(pattern, run(command, home)[1])[-1]
                 found[kind].append(float(pace.replace(",", "")))
-        print("steady state:", ", ".join(f"{kind} {paces[-1]:,.0f} images/s" for kind, paces in found.items()))
+        print(
+            "steady state:", ", ".join(f"{kind} {paces[-1]:,.0f} images/s" for kind, paces in found.items()), flush=True
+        )
     return found
 
 
@@ -220,23 +221,16 @@ def rows(raw: dict[str, Any]) -> list[record.Row]:
 
 def main() -> None:
     """Measure everything, and save the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each")
     parser.add_argument("--sweeps", type=int, default=3, help="sweeps; 0 for none")
-    parser.add_argument("--dry", action="store_true", help="print the rows and save nothing")
     given = parser.parse_args()
     raw: dict[str, Any] = {"help": helps(given.repeat)}
     with tempfile.TemporaryDirectory() as home:
         raw["train"] = commands(given.repeat, home)
         raw["steady"] = steady(given.repeat, home)
     raw["sweeps"] = sweeps(given.sweeps)
-    table = rows(raw)
-    for row in table:
-        print(f"{row.what}: {row.measured} ({row.target}), n = {row.n}; {row.note}")
-    if given.dry:
-        print(json.dumps(raw))
-    else:
-        print(record.save("startup", "Time before, beside and after training", table, raw))
+    record.save("startup", "Time before, beside and after training", rows(raw), raw, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ each number of threads up to the node's CPUs. Images per second are those of the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 
 import record
@@ -22,11 +21,10 @@ BATCH = 64
 
 def main() -> None:
     """Measure every number in turn and save a row for each model and topology."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["simple_cnn", "resnet", "vit"], help="models")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each")
     parser.add_argument("--steps", type=int, default=60, help="steps of a run")
-    parser.add_argument("--dry", action="store_true", help="print the rows, save nothing")
     given = parser.parse_args()
     counts = [2**power for power in range(hardware.allowed_cpus().bit_length())]
     choices = {"default": [], **{f"{count} threads": ["--cpus-per-worker", str(count)] for count in counts}}
@@ -53,8 +51,7 @@ def main() -> None:
             )
             raw[f"{model} {shape}"] = paces
             print(rows[-1].what, rows[-1].measured, rows[-1].note, flush=True)
-    if not given.dry:
-        print(record.save("threads", "The default number of threads against numbers set by hand", rows, raw))
+    record.save("threads", "The default number of threads against numbers set by hand", rows, raw, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def row(cell: str, found: dict[str, Any], given: argparse.Namespace) -> record.R
 
 def main() -> None:
     """Measure every cell and save the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds of steps in a measurement")
     parser.add_argument("--only", default=",".join(CELLS), help="MODEL:BATCH, separated by commas")
@@ -253,10 +253,10 @@ def main() -> None:
     for cell, found in measure(given):
         raw[cell] = found
         rows.append(row(cell, found, given))
-        print(f"{rows[-1].what}: {rows[-1].measured} ({rows[-1].target}); {rows[-1].note}", flush=True)
+        print(f"{rows[-1].what}: {rows[-1].measured}; {rows[-1].note}", flush=True)
     suffix = "" if given.isa == "native" else f"_{given.isa}"
     title = "Throughput of one worker against the usual script" + (", AVX2 only" if suffix else "")
-    print(record.save(f"throughput{suffix}", title, rows, raw, torch.device(given.device)))
+    record.save(f"throughput{suffix}", title, rows, raw, torch.device(given.device), dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ start-up, with the whitening, nor evaluations are in them. The test images are l
 
 from __future__ import annotations
 
-import argparse
 import re
 import statistics
 import subprocess
@@ -22,10 +21,11 @@ import record
 from cifar_ray.training import hardware
 
 
-def train(epochs: int, seed: int) -> dict[str, float]:
+def train(epochs: int, seed: int, precision: str) -> dict[str, float]:
     """One run's figures."""
     with tempfile.TemporaryDirectory() as folder:
         words = f"--model speednet --epochs {epochs} --seed {seed} --cpus-per-worker {hardware.allowed_cpus()}"
+        words += f" --precision {precision}"
         command = [sys.executable, "-m", "cifar_ray.training", *words.split(), "--storage", folder]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {name: float(value) for name, value in re.findall(r"([\w/]+) ([\d.]+)(?=,|$)", printed, re.MULTILINE)}
@@ -33,15 +33,16 @@ def train(epochs: int, seed: int) -> dict[str, float]:
 
 def main() -> None:
     """Train every seed and save the row."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--epochs", type=int, required=True, help="epochs of a run")
     parser.add_argument("--target", type=float, required=True, help="accuracy to reach in %%")
     parser.add_argument("--within", type=float, required=True, help="seconds to reach it in")
     parser.add_argument("--seeds", type=int, default=3, help="runs")
+    parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     given = parser.parse_args()
     runs = []
     for seed in range(given.seeds):
-        runs.append(train(given.epochs, seed))
+        runs.append(train(given.epochs, seed, given.precision))
         found = runs[-1]
         print(f"seed {seed}: {100 * found['test/accuracy']:.2f} % in {found['time/training_s']:.0f} s", flush=True)
     accuracies = [100 * run["test/accuracy"] for run in runs]
@@ -52,9 +53,10 @@ def main() -> None:
         target=f"{given.target:g} % in {given.within:g} s",
         measured=f"{statistics.mean(accuracies):.2f}{spread} % in {statistics.mean(seconds):.0f} s",
         n=given.seeds,
-        note=f"{min(seconds):.0f} to {max(seconds):.0f} s; {statistics.mean(r['images_per_s'] for r in runs):,.0f} images/s",
+        note=f"{given.precision}; {min(seconds):.0f} to {max(seconds):.0f} s; "
+        f"{statistics.mean(r['images_per_s'] for r in runs):,.0f} images/s",
     )
-    print(record.save(f"time_to_{given.target:g}", f"Time to {given.target:g} % on CIFAR-10", [row], runs))
+    record.save(f"time_to_{given.target:g}", f"Time to {given.target:g} % on CIFAR-10", [row], runs, dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,12 +30,30 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
-def test_the_page_of_performance_is_made_from_the_results() -> None:
+@pytest.fixture(scope="module")
+def record() -> ModuleType:
+    """benchmarks/record.py, which is no package's."""
     spec = importlib.util.spec_from_file_location("record", ROOT / "benchmarks" / "record.py")
     assert spec is not None
     assert spec.loader is not None
-    sys.modules["record"] = record = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(record)
+    sys.modules["record"] = found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_trial_run_of_a_benchmark_shows_its_rows_and_replaces_no_result(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    rows = [record.Row("what", "> 1", "2", 3)]
+    record.save("claim", "Title", rows, {}, dry=record.parser("Doc.").parse_args(["--dry"]).dry)
+    assert "what: 2 (> 1), n = 3" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    record.save("claim", "Title", rows, {}, dry=record.parser("Doc.").parse_args([]).dry)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_page_of_performance_is_made_from_the_results(record: ModuleType) -> None:
     assert record.PAGE.read_text() == record.page(), "run python benchmarks/record.py"
 
 
