@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cifar_ray.config.sweep import SweepConfig
     from cifar_ray.config.train import TrainConfig
-    from cifar_ray.orchestration.run.driver import TrainResult, resume, train
+    from cifar_ray.orchestration.run.driver import resume, train
+    from cifar_ray.orchestration.run.train_result import TrainResult
     from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
 
 __version__ = "0.1.0"
@@ -25,7 +26,7 @@ _HOMES = {
     "SweepConfig": "cifar_ray.config.sweep",
     "SweepResult": "cifar_ray.orchestration.sweep.runner",
     "TrainConfig": "cifar_ray.config.train",
-    "TrainResult": "cifar_ray.orchestration.run.driver",
+    "TrainResult": "cifar_ray.orchestration.run.train_result",
     "resume": "cifar_ray.orchestration.run.driver",
     "sweep": "cifar_ray.orchestration.sweep.runner",
     "train": "cifar_ray.orchestration.run.driver",
@@ -39,3 +40,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

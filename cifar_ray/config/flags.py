@@ -7,10 +7,8 @@ what is given is in the result, so that it can be laid over a file.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
-import itertools
 import shutil
 import sys
 import textwrap
@@ -83,7 +81,7 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
     if {"-h", "--help"} & set(words):
-        _parser(kind, program, _docstrings(kind)).print_help()
+        _parser(kind, program, schema.docstrings(kind)).print_help()
         sys.exit(0)
     values, rest = _parser(kind, program, {}).parse_known_intermixed_args([_hyphenated(word) for word in words])
     if rest and rest[0].startswith("--"):
@@ -122,7 +120,7 @@ def _parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
             section = parser.add_argument_group(SECTIONS[field.name])
         if dataclasses.is_dataclass(hint):
             inner = typing.cast(type, hint)
-            group = parser.add_argument_group(f"{field.name} options", inspect.getdoc(inner))
+            group = parser.add_argument_group(f"{field.name} options", schema.summary(inner))
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
@@ -179,20 +177,6 @@ def _in_words(default: Any) -> str:
     if isinstance(default, tuple):
         return " ".join(map(str, default))
     return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _docstrings(kind: type) -> dict[str, str]:
-    """Dotted field name -> the docstring below the field, which Python keeps in the source only."""
-    found: dict[str, str] = {}
-    for cls in kind.__mro__[:-1]:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        for field, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                found[ast.unparse(field.target)] = " ".join(str(doc.value.value).split())
-    for name, hint in schema.field_types(kind).items():
-        if dataclasses.is_dataclass(hint):
-            found |= {f"{name}.{inner}": doc for inner, doc in _docstrings(typing.cast(type, hint)).items()}
-    return found
 
 
 def note(sentence: str) -> None:

@@ -6,8 +6,12 @@ a number is a number.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
+import itertools
+import textwrap
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -51,8 +55,43 @@ Share = Annotated[Number, Field(ge=0, lt=1)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
+class _Explained:
+    """The docstring of a dataclass with those of its fields, which Python itself does not keep; for ``help``."""
+
+    def __init__(self, summary: str) -> None:
+        self.summary = summary
+
+    def __get__(self, instance: object, cls: type) -> str:
+        lines = [f"{name}: {doc}" for name, doc in docstrings(cls).items()]
+        wrapped = [
+            textwrap.fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
+            for line in lines
+        ]
+        return "\n".join([self.summary, "", "Attributes:", *wrapped])
+
+
+def summary(cls: type) -> str:
+    """The docstring of a dataclass, without those of its fields."""
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes:")[0]
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """Dotted field name -> the docstring below the field, read from the source."""
+    found: dict[str, str] = {}
+    for cls in kind.__mro__[:-1]:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
+            if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                found[ast.unparse(line.target)] = " ".join(str(doc.value.value).split())
+    for name, hint in field_types(kind).items():
+        if dataclasses.is_dataclass(hint):
+            found |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}
+    return found
+
+
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
+    cls.__doc__ = _Explained(cls.__doc__ or "")  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)

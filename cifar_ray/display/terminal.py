@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
@@ -40,7 +41,8 @@ class Display(ABC):
         self.is_live = False
 
     def __enter__(self) -> Self:
-        if self.terminal.is_terminal:
+        # In a notebook, rich's live part is a widget.
+        if self.terminal.is_terminal or (self.terminal.is_jupyter and find_spec("ipywidgets")):
             self.live.start()
             self.is_live = True
         return self

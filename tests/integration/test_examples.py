@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -84,3 +85,33 @@ def test_from_python(person: Person) -> None:
     client = person.mlflow
     sizes = [client.get_run(run_id).data.params["global_batch_size"] for _, run_id in shown]
     assert sizes == ["64", "64"]
+
+
+IN_ORDER = """
+import json, sys
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        *lines, last = "".join(cell["source"]).splitlines()
+        exec("\\n".join(lines))
+        print(eval(last))
+"""
+
+
+@pytest.mark.slow
+def test_the_notebook(person: Person) -> None:
+    """Its cells in order, each with its last line shown, as in a notebook."""
+    notebook = EXAMPLES / "notebook.ipynb"
+    assert all(cell.get("outputs", []) == [] for cell in json.loads(notebook.read_text())["cells"])
+    command = [sys.executable, "-c", IN_ORDER, str(notebook)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
+    assert done.returncode == 0, done.stderr
+    (name, accuracy) = re.findall(
+        r"^<run (\S+): test accuracy ([\d.]+%), training [\d.]+ s; open in MLflow: cifar-ray ui>$", done.stdout, re.M
+    )[0]
+    recorded = person.run_named(name)
+    assert f"{recorded.data.metrics['test/accuracy']:.2%}" == accuracy
+    *_, last = re.findall(r"^5(?: +[\d.]+){2} +([\d.]+) ", done.stdout, re.M)
+    assert float(last) == pytest.approx(recorded.data.metrics["test/accuracy"], abs=1e-6)
+    pairs = re.findall(r"^[0-7] +(\d) +(\d)$", done.stdout, re.M)
+    assert len(pairs) == 8
+    assert sum(predicted == true for predicted, true in pairs) >= 4

@@ -22,7 +22,8 @@ from cifar_ray.orchestration.run import checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
-from cifar_ray.orchestration.run.session import RunSession, TrainResult
+from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.storage import Lock
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord

@@ -28,37 +28,13 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.tracking import pages
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 
 _SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """A finished run.
-
-    Attributes:
-        name: the run's name.
-        run_id: MLflow's id of it.
-        tracking_uri: the store that has it.
-        folder: address of its folder, with the config and the checkpoints.
-        metrics: the last epoch's figures, and ``best/accuracy`` and ``best/epoch``.
-        times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
-        weights_sha256: SHA-256 of the final weights file.
-        checkpoint: address of the final checkpoint.
-    """
-
-    name: str
-    run_id: str
-    tracking_uri: str
-    folder: str
-    metrics: dict[str, float]
-    times: dict[str, float]
-    weights_sha256: str
-    checkpoint: str
 
 
 @dataclass
@@ -272,8 +248,10 @@ class RunSession:
             run_id=self.record.run_id,
             tracking_uri=self.record.uri,
             folder=self.folder.address,
+            page=self.record.page,
             metrics=outcome.metrics,
             times=outcome.times,
+            history=[{"epoch": row.step, **row.metrics} for row in outcome.history if row.kind == "epoch"],
             weights_sha256=outcome.weights_sha256,
             checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
         )

@@ -1,0 +1,58 @@
+"""A finished run, for those who train from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from cifar_ray import storage
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.tracking import pages
+from cifar_ray.training.classifier import Classifier
+
+
+@dataclass(frozen=True, repr=False)
+class TrainResult:
+    """A finished run.
+
+    Attributes:
+        name: the run's name.
+        run_id: MLflow's id of it.
+        tracking_uri: the store that has it.
+        page: address of its page in MLflow, when the store is a server that has pages.
+        folder: address of its folder, with the config and the checkpoints.
+        metrics: the last epoch's figures, and ``best/accuracy`` and ``best/epoch``.
+        times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
+        history: every epoch's figures and its number, ``epoch``; ``pandas.DataFrame(history)`` is a table of them.
+        weights_sha256: SHA-256 of the final weights file.
+        checkpoint: address of the final checkpoint.
+    """
+
+    name: str
+    run_id: str
+    tracking_uri: str
+    page: str | None
+    folder: str
+    metrics: dict[str, float]
+    times: dict[str, float]
+    history: list[dict[str, float]]
+    weights_sha256: str
+    checkpoint: str
+
+    def load_model(self, best: bool = False) -> Classifier:
+        """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 probabilities (B, classes).
+
+        Args:
+            best: take the checkpoint with the highest test accuracy, and not the final one.
+
+        Raises:
+            CheckpointError: when the checkpoint cannot be used.
+            ConfigError: when the run's folder is gone.
+        """
+        name = "best" if best else PurePosixPath(self.checkpoint).name
+        return runs.reopen(storage.at(self.folder)).classifier(name)[0]
+
+    def __repr__(self) -> str:
+        accuracy, seconds = self.metrics["test/accuracy"], self.times["time/training_s"]
+        way = pages.way(self.tracking_uri, self.page)
+        return f"<run {self.name}: test accuracy {accuracy:.2%}, training {seconds:.1f} s; open in MLflow: {way}>"

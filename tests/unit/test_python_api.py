@@ -1,0 +1,92 @@
+"""What ``import cifar_ray`` offers to those who train from Python, also in a notebook."""
+
+from __future__ import annotations
+
+import builtins
+import pydoc
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cifar_ray
+from cifar_ray import SweepConfig, TrainConfig, TrainResult, data
+from cifar_ray.config.train import ViTOptions
+from cifar_ray.display.run import Console
+from cifar_ray.orchestration.run import folder as runs
+from tests.support.helpers import Recorder, train_here
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert dir(cifar_ray) == sorted([*cifar_ray.__all__, "__version__"])
+    assert all(getattr(cifar_ray, name) is not None for name in dir(cifar_ray))
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, SweepConfig, ViTOptions])
+def test_help_explains_every_option(kind: type) -> None:
+    shown = pydoc.plaintext.document(kind)
+    for field in fields(kind):
+        if field.name not in ("resnet", "resnet50"):
+            assert f"  {field.name}: " in shown
+    if kind is TrainConfig:
+        assert "vit.patch_size: Side of a square patch in pixels; it must divide the image's side." in shown
+
+
+def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
+    small: TrainConfig, digits: data.Dataset, home: Path
+) -> None:
+    run, held = runs.create(TrainConfig(run_name="mine"))
+    outcome = train_here(small, digits, run.folder.disk / "checkpoints", Recorder())
+    held.release()
+    rows = [{"epoch": row.step, **row.metrics} for row in outcome.history if row.kind == "epoch"]
+    uri = f"sqlite:///{home}/.cifar_ray/mlflow.db"
+    result = TrainResult(
+        "mine", "id", uri, None, run.folder.address, {**outcome.metrics, "test/accuracy": 0.5},
+        {**outcome.times, "time/training_s": 2.25}, rows, outcome.weights_sha256, outcome.checkpoint,
+    )  # fmt: skip
+    assert repr(result) == "<run mine: test accuracy 50.00%, training 2.2 s; open in MLflow: cifar-ray ui>"
+    images = torch.as_tensor(digits.test.images)
+    for best in (False, True):
+        with torch.inference_mode():
+            found = result.load_model(best)(images).argmax(1)
+        right = (found == torch.as_tensor(digits.test.labels)).float().mean().item()
+        assert right == pytest.approx(max(row["test/accuracy"] for row in rows) if best else rows[-1]["test/accuracy"])
+
+
+@pytest.mark.parametrize(("widgets", "live"), [(True, True), (False, False)])
+def test_progress_in_a_notebook_is_a_widget_where_there_are_any(
+    widgets: bool, live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rich draws it; without ipywidgets it would only warn at each step."""
+    shell = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
+    monkeypatch.setattr("cifar_ray.display.terminal.find_spec", {"ipywidgets": widgets}.get)
+    shown: list[object] = []
+    display = SimpleNamespace(display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "ipywidgets", SimpleNamespace(Output=Widget))
+    with Console() as console:
+        assert console.is_live == live
+        console.doing("reading digits")
+        if live:
+            console.live.refresh()
+    assert any(isinstance(one, Widget) for one in shown) == live
+    assert live or "reading digits" in shown[0].text  # type: ignore[attr-defined]
+
+
+class Widget:
+    """ipywidgets' place for output, as far as rich uses it."""
+
+    __enter__: Callable[..., None] = lambda self: None
+    __exit__: Callable[..., None] = lambda self, *_: None
+
+    def clear_output(self, wait: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
