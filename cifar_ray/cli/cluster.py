@@ -41,10 +41,13 @@ def cluster_check(words: Sequence[str]) -> int:
     from cifar_ray.orchestration.cluster import clusterfile
     from cifar_ray.reporting import cost
 
-    sound = True
+    sound, others = True, []
     for file in command.files:
         try:
             verdict = clusterfile.check(file, lambda kind: cost.of_node_type(kind).words)
+        except clusterfile.NoClusterFileError:
+            others.append(str(file))
+            continue
         except ConfigError as error:
             print(f"error: {error.problem}", file=sys.stderr)
             sound = False
@@ -56,6 +59,10 @@ def cluster_check(words: Sequence[str]) -> int:
         if not verdict.problems:
             print(f"{file}: ok")
         sound = sound and not verdict.problems
+    if len(others) == len(command.files):
+        raise ConfigError("", f"not for `ray up`, which needs `cluster_name` and `provider`: {', '.join(others)}")
+    if others:
+        flags.note(f"not for `ray up`, so not checked: {', '.join(others)}")
     return 0 if sound else 2
 
 
@@ -121,7 +128,7 @@ def serve(words: Sequence[str]) -> int:
     if servers.ray_head(command.address) is None:
         ports.check(command.host, command.port)
     early.check_runs([command.run], command.tracking_uri)
-    with _extra(), early.loading("loading PyTorch, Ray and MLflow", always=True):
+    with _extra(), early.loading("loading PyTorch and Ray", always=True):
         from cifar_ray.orchestration.serving import deployment
     deployment.serve(command, flags.note)
     return 0

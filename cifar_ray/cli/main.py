@@ -28,7 +28,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
-_LIBRARIES = "loading PyTorch, Ray and MLflow"
+_LIBRARIES = "loading PyTorch and Ray"
 
 
 def train(words: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def train(words: Sequence[str]) -> int:
     config = command_line.train(words)
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
-    what = f"{config.model} on {config.dataset}, topology {config.elastic or config.topology}, {config.strategy}"
+    what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with early.loading(f"{named}{what}: {_LIBRARIES}", always=True):
         if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
             from cifar_ray.training import recipe
@@ -254,7 +254,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except CommandFailedError as error:
         return _complain(str(error), 1)
     except InterruptedRunError as error:
-        return _complain(str(error), 128 + error.signum)
+        print(error.advice or f"error: {error}", file=sys.stderr)
+        return 128 + error.signum
 
 
 def _complain(sentence: str, status: int) -> int:

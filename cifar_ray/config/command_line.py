@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,14 @@ class SweepRequest:
         name: of the sweep.
         file: its YAML file, if it has one.
         tracking_uri: the store that has it, when it is to be continued.
+        is_named: whether the name was given, and not made from the time.
     """
 
     config: SweepConfig | None
     name: str
     file: str | None = None
     tracking_uri: str | None = None
+    is_named: bool = True
 
 
 def greet() -> None:
@@ -110,5 +113,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
         addresses.check("tracking_uri", given.get("tracking_uri"))
         return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"))
-    config = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file) if file else {}, given, file))
-    return SweepRequest(config, config.name, file)
+    values = sweepfile.merge(sweepfile.load(file) if file else {}, given, file)
+    is_named = "name" in values
+    config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
+    return SweepRequest(config, config.name, file, is_named=is_named)

@@ -74,7 +74,7 @@ class SweepCommand(TrainConfig):
     """FIELD=VALUE,VALUE ...: fields of a run and the values they take; in place of the file's."""
 
     name: str | None = None
-    """Name of the sweep; that of the file when not given."""
+    """Name of the sweep; when not given, that of the file, or one made from the time."""
 
     resume: str | None = None
     """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""

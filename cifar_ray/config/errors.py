@@ -50,11 +50,17 @@ class RunFailedError(CommandFailedError):
 
 
 class InterruptedRunError(BaseException):
-    """A signal has ended the run; like KeyboardInterrupt, it is not for ``except Exception``."""
+    """A signal has ended the run; like KeyboardInterrupt, it is not for ``except Exception``.
 
-    def __init__(self, signum: int) -> None:
+    Attributes:
+        signum: the signal.
+        advice: how far the run or sweep had come and what continues it; empty when nothing had begun.
+    """
+
+    def __init__(self, signum: int, advice: str = "") -> None:
         self.signum = signum
-        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.advice = advice
+        super().__init__(advice or f"interrupted by {signal.Signals(signum).name}")
 
 
 _BRIEF = reprlib.Repr()

@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
     """argparse, with its complaints as a ConfigError."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError("", f"{message.removeprefix('argument ')}; `{self.prog} --help` tells what it takes")
+        missing = message.removeprefix("the following arguments are required: ")
+        sentence = message.removeprefix("argument ") if missing == message else f"{missing} must be given"
+        raise ConfigError("", f"{sentence}; `{self.prog} --help` tells what it takes")
 
 
 class _Help(argparse.HelpFormatter):

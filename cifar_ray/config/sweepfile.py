@@ -35,8 +35,12 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
         file: where ``base`` was read; the sweep is named after it when it has no name.
 
     Raises:
-        ConfigError: when an axis is not understood.
+        ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
+    own = {field.name for field in dataclasses.fields(SweepConfig)}
+    if misplaced := [key for key in base if key not in own and key in schema.field_types(TrainConfig)]:
+        these = ", ".join(misplaced)
+        raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
     flags = dict(flags)
     merged = dict(base)
     if "grid" in flags:

@@ -125,14 +125,28 @@ class Console(Display):
         )
 
     def summary(
-        self, metrics: Mapping[str, float], times: Mapping[str, float], places: Iterable[tuple[str, str]]
+        self,
+        metrics: Mapping[str, float],
+        times: Mapping[str, float],
+        places: Iterable[tuple[str, str]],
+        attempt_s: float | None = None,
     ) -> None:
-        """The final table: metrics of the last epoch, times, and where everything is."""
+        """The final table: metrics of the last epoch, times, and where everything is.
+
+        Args:
+            metrics: of the run.
+            times: of all attempts together.
+            places: label and address.
+            attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
+        """
         rows = [*_metric_rows({name: metrics[f"test/{name}"] for name in _METRICS})]
         rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
         rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
         rows.append(("", ""))
         rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
+        if attempt_s is not None:
+            rows[-1] = ("wall, all attempts", rows[-1][1])
+            rows.append(("wall, this attempt", f"{attempt_s:.2f} s"))
         rows.append(("training per epoch", f"{times['time/epoch_mean_s']:.2f} s"))
         if "time/iteration_mean_s" in times:
             parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))

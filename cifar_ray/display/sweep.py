@@ -44,11 +44,12 @@ class RowState:
 class Board(Display):
     """Displays a sweep on standard output."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], begun: float) -> None:
+        """Show the runs of these names; the clock counts from ``begun``, a ``time.time()``, through all drivers."""
         super().__init__()
         self.rows = [RowState(name) for name in names]
         self._at_once = 1
-        self._begun = time.monotonic()
+        self._begun = begun
         self._doing = ""
         self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
@@ -58,7 +59,7 @@ class Board(Display):
 
     def start(self, at_once: int) -> None:
         """Runs start, at most ``at_once`` at a time."""
-        self._at_once, self._begun, self._doing = at_once, time.monotonic(), ""
+        self._at_once, self._doing = at_once, ""
 
     def begin(self, index: int) -> None:
         """A run has started."""
@@ -113,7 +114,7 @@ class Board(Display):
                 Text(row.note, overflow="ellipsis", no_wrap=True),
             )
         left = self.left_s()
-        parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.monotonic() - self._begun)} so far"]
+        parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
         parts.append(f"about {duration(left)} left" if left else "")
         return Group(table, Text(self._doing or ", ".join(filter(None, parts))))
 

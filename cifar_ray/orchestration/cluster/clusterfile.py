@@ -24,6 +24,9 @@ from cifar_ray.config.yaml import read as read_yaml
 MARK = "YOURS"
 """Marks a line that needs the reader's own value."""
 
+_MARKS = {"cluster_name", "provider", "available_node_types", "head_node_type"}
+"""Keys by which a file is known to be for ``ray up``."""
+
 PROVIDERS = ("aws", "gcp", "local")
 
 _COMMANDS = (
@@ -65,6 +68,10 @@ class Command:
     text: str
 
 
+class NoClusterFileError(ConfigError):
+    """A file that is for something else."""
+
+
 def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
     """Check a cluster file.
 
@@ -73,9 +80,12 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
         price: describes the price of an entry of ``available_node_types``; a ``ConfigError`` when it is unknown.
 
     Raises:
+        NoClusterFileError: when nothing in the file is of a cluster.
         ConfigError: when the file cannot be read or is not YAML.
     """
     given = read_yaml(path)
+    if not _MARKS.intersection(given):
+        raise NoClusterFileError("", f"{path} is no file for `ray up`")
     notes = list(_unfilled(path.read_text(encoding="utf-8")))
     problems = list(_schema(given)) or list(_incomplete(given, given["provider"]))
     if not problems:

@@ -6,6 +6,8 @@ import atexit
 import logging
 import os
 import secrets
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +25,6 @@ from cifar_ray.training import hardware
 _START_S = 120  # for each part of Ray; its own 30 s are too short for a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
-_LONGEST_REASON = 200
 _HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 
@@ -103,6 +104,7 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
     Raises:
         NotStartedError: when it fails again.
     """
+    begun = time.monotonic()
     for left in reversed(range(_STARTS)):
         before = set(psutil.Process().children(recursive=True))
         try:
@@ -114,10 +116,12 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
             if not isinstance(error, Exception):
                 raise
             if not left:
-                reason = " ".join(str(error).split())[:_LONGEST_REASON]
+                if config.verbose:
+                    traceback.print_exception(error)
                 raise NotStartedError(
-                    f"Ray did not start on this machine, {_STARTS} times in a row; it may be too busy, "
-                    f"or short of memory. Ray says: {reason}"
+                    f"Ray did not start within {time.monotonic() - begun:.0f} s, tried {_STARTS} times "
+                    f"(load {os.getloadavg()[0]:.0f} on {hardware.allowed_cpus()} CPUs): try again"
+                    + ("" if config.verbose else ", or with --verbose to see what Ray says")
                 ) from error
     raise AssertionError("the last failure was raised")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import shlex
@@ -90,6 +91,10 @@ def _resume(words: Sequence[str], name: str | None) -> Submission:
 
 def _sweep(words: Sequence[str], name: str | None) -> Submission:
     asked = command_line.sweep(words)
+    if not asked.is_named and asked.config is not None:  # the same command always has the same name
+        unnamed = sweepfile.to_yaml(dataclasses.replace(asked.config, name="sweep"))
+        words = [*words, "--name", name or f"sweep-{_hash(unnamed)[:8]}"]
+        asked = command_line.sweep(words)
     again, words = f"sweep --resume {asked.name}", ("sweep", *words)
     if asked.config is None:
         name, numbered = name or f"resume-{asked.name}", name is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
     config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
+        console.doing("opening the tracking store")
         client = store.connect(store.resolve_uri(config.tracking_uri))
         folder, held = runs.create(config)
         record = None
@@ -117,7 +119,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
                 record.checkpoint(saved)
             unused_gpus = allocation.unused_gpus(config, chosen.config)
             session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
-            return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
+            return _run(session, chosen, Launch(begun, data_s), check, allocator, console, is_resumed=True)
 
 
 @contextmanager
@@ -142,6 +144,7 @@ def _run(
     check: Callable[[], None],
     allocator: NodeAllocator,
     console: Console,
+    is_resumed: bool = False,
 ) -> TrainResult:
     """Train to the end, set the run's final status whatever happens, and display the result."""
     status, reason = "FAILED", ""
@@ -154,10 +157,9 @@ def _run(
         session.view.doing("recording the result")
         session.finish(outcome)
         status = "FINISHED"
-    except (InterruptedRunError, KeyboardInterrupt):
+    except (InterruptedRunError, KeyboardInterrupt) as error:
         status = "KILLED"
-        session.interrupted()
-        raise
+        raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), session.stopped()) from None
     except RunFailedError as error:
         reason = str(error)
         raise
@@ -165,7 +167,8 @@ def _run(
         session.end(status, reason)
         checkpoints.remove_copies(session.folder.folder)
     result = session.result(outcome)
-    console.summary(result.metrics, result.times, session.locations(result))
+    attempt_s = outcome.ended - launch.begun if is_resumed else None
+    console.summary(result.metrics, result.times, session.locations(result), attempt_s)
     return result
 
 

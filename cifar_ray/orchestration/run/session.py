@@ -217,9 +217,10 @@ class RunSession:
             final = Path(outcome.checkpoint).name
             self.record.model("final", lambda: self.folder.classifier(final), self.dataset, outcome.epochs)
 
-    def interrupted(self) -> None:
-        """Display how to continue the run."""
-        self.view.line(f"stopped after epoch {self._epochs}; `{self._resume_command()}` continues the run")
+    def stopped(self) -> str:
+        """How far the run has come, and what continues it."""
+        when = f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
+        return f"stopped {when}; continue with `{self._resume_command()}`"
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, and display what could not be written.

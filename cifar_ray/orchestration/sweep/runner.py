@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +145,7 @@ class _Sweep:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
         self._base = self._session_config()
-        self._board = Board([trial.cell.name for trial in trials])
+        self._board = Board([trial.cell.name for trial in trials], begun)
         self._locks: list[Lock] = []
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
@@ -166,9 +167,9 @@ class _Sweep:
                     if self._waiting():
                         self._train(recorder, datasets, at_once, check)
                     status = "FINISHED"
-                except (InterruptedRunError, KeyboardInterrupt):
+                except (InterruptedRunError, KeyboardInterrupt) as error:
                     status = "KILLED"
-                    raise
+                    raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), self._stopped()) from None
                 finally:
                     recorder.end_runs()
                     self._release()
@@ -181,6 +182,15 @@ class _Sweep:
             page=record.page,
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=recorder.figures(),
+        )
+
+    def _stopped(self) -> str:
+        """How far the sweep has come, and what continues it."""
+        finished = sum(trial.state == boards.FINISHED for trial in self._trials)
+        store_flag = f" --tracking-uri {self._base.tracking_uri}" if self._base.tracking_uri else ""
+        return (
+            f"stopped after {finished} of {len(self._trials)} runs; "
+            f"continue with `cifar-ray sweep --resume {self._config.name}{store_flag}`"
         )
 
     def _session_config(self) -> TrainConfig:

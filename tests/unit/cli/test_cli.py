@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.cli import main
+from cifar_ray.config.errors import InterruptedRunError
 from cifar_ray.config.train import TrainConfig
 from tests.support.person import nothing_ignored
 
@@ -17,7 +19,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command says on a mistake: one sentence on standard error, and exit status 2."""
     assert main.main(words.split()) == 2
     captured = capsys.readouterr()
-    assert re.fullmatch(r"(.+: loading PyTorch, Ray and MLflow\n)?", captured.out)
+    assert re.fullmatch(r"(.+: loading PyTorch and Ray\n)?", captured.out)
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     return captured.err.removeprefix("error: ").rstrip()
@@ -99,7 +101,6 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("sweep --grid batch_size= --name s", "--grid must have at least one value for batch_size"),
         ("sweep --name s", "--grid must name at least one field with its values, such as batch_size=16,64"),
-        ("sweep --grid batch_size=16", "--name must be given"),
         (
             "sweep --grid batch_size=16 --name s --topology x",
             "--topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got 'x'",
@@ -108,7 +109,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("sweep a.yaml --resume s", "--resume goes on as the sweep was begun, and takes no file beside it"),
         ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs beside it"),
         ("report s --target 1", "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
-        ("resume", "the following arguments are required: run; `cifar-ray resume --help` tells what it takes"),
+        ("resume", "run must be given; `cifar-ray resume --help` tells what it takes"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,15 +120,15 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.Cap
     ("words", "part"),
     [
         ("evaluate a b", "unexpected word 'b'"),
-        ("predict", "the following arguments are required: run, images"),
+        ("predict", "run, images must be given"),
         ("predict run --images x.png", "unknown flag --images"),
-        ("predict run", "the following arguments are required: images"),
+        ("predict run", "images must be given"),
         ("ui --port x", "--port must be a whole number, got 'x'"),
         ("ui --port=x", "--port must be a whole number, got 'x'"),
         ("evaluate run --checkpoint --data-dir d", "--checkpoint: expected one argument; `cifar-ray evaluate --help`"),
-        ("serve", "the following arguments are required: run; `cifar-ray serve --help`"),
+        ("serve", "run must be given; `cifar-ray serve --help`"),
         ("serve run --checkpoint any", "--checkpoint must be last or best, got 'any'"),
-        ("register run", "the following arguments are required: --name; `cifar-ray register --help`"),
+        ("register run", "--name must be given; `cifar-ray register --help`"),
         ("doctor --nope", "unknown flag --nope"),
     ],
 )
@@ -278,3 +279,21 @@ def test_output_that_cannot_be_written_is_told() -> None:
         )
     assert done.returncode == 1
     assert done.stderr.endswith("OSError: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("advice", "last"),
+    [
+        ("stopped after epoch 1; continue with `cifar-ray resume mine`",) * 2,
+        ("", "error: interrupted by SIGINT"),
+    ],
+)
+def test_the_last_line_after_ctrl_c_says_how_to_continue(
+    advice: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        raise InterruptedRunError(signal.SIGINT, advice)
+
+    monkeypatch.setitem(main.COMMANDS, "train", (run, ""))
+    assert main.main(["train"]) == 130
+    assert capsys.readouterr().err == f"{last}\n"

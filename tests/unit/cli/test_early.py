@@ -90,9 +90,9 @@ main.main(sys.argv[1:])
     [
         (
             "train --dataset digits --run-name mine --topology 1x2",
-            "run mine: resnet on digits, topology 1x2, ddp: loading PyTorch, Ray and MLflow\n",
+            "run mine: resnet on digits, 1x2, ddp: loading PyTorch and Ray\n",
         ),
-        ("sweep --grid batch_size=16,32 --name grid", "sweep grid: loading PyTorch, Ray and MLflow\n"),
+        ("sweep --grid batch_size=16,32 --name grid", "sweep grid: loading PyTorch and Ray\n"),
     ],
 )
 def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path: Path) -> None:

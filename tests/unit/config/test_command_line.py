@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_run_goes_on_with_what_is_given_alone() -> None:
         "mine",
         {"topology": "1x2", "local_nodes": 2, "oversubscribe": True, "verbose": True, "hang_timeout_s": 9.0},
     )
-    with pytest.raises(ConfigError, match=r"required: run; `cifar-ray resume --help` tells what it takes$"):
+    with pytest.raises(ConfigError, match=r"^run must be given; `cifar-ray resume --help` tells what it takes$"):
         command_line.resume([])
 
 
@@ -84,3 +85,18 @@ def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, caps
     assert caught.value.as_flag() == (
         f"the cluster has cifar_ray {__version__}, and the job was submitted with 0.0.1; install the same"
     )
+
+
+def test_a_sweep_without_a_name_gets_one() -> None:
+    asked = command_line.sweep(["--grid", "batch_size=16,32"])
+    assert not asked.is_named
+    assert re.fullmatch(r"sweep-\d{8}-\d{6}", asked.name)
+    assert command_line.sweep(["--grid", "batch_size=16,32", "--name", "s"]).is_named
+
+
+def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text("dataset: digits\nepochs: 2\ngrid: {batch_size: [16, 32]}\n")
+    with pytest.raises(ConfigError) as caught:
+        command_line.sweep([str(file)])
+    assert str(caught.value) == f"{file}: put dataset, epochs under `train:`, where the options of all runs belong"

@@ -92,9 +92,9 @@ def test_a_mistake_in_flags_is_one_sentence(words: str, sentence: str) -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="the following arguments are required: images; `cifar-ray show --help`"):
+    with pytest.raises(ConfigError, match="images must be given; `cifar-ray show --help`"):
         flags.read(Show, ["r", "--name", "n"], "show")
-    with pytest.raises(ConfigError, match="the following arguments are required: --name; "):
+    with pytest.raises(ConfigError, match="--name must be given; "):
         flags.read(Show, ["r", "i"], "show")
 
 

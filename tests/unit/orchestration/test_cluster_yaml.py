@@ -267,7 +267,7 @@ def test_lines_with_the_mark_are_noted_until_it_is_gone(tmp_path: Path) -> None:
     [
         (["cluster"], "cifar-ray cluster must be followed by check"),
         (["cluster", "chek"], "cifar-ray cluster must be followed by check"),
-        (["cluster", "check"], "the following arguments are required: files"),
+        (["cluster", "check"], "files must be given"),
     ],
 )
 def test_the_second_word_must_be_known_and_a_file_be_given(
@@ -283,3 +283,17 @@ def test_the_help_says_that_a_file_is_required(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "cluster check FILES ... [OPTIONS]\n" in shown
     assert "(default" not in shown
+
+
+def test_files_for_something_else_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for file in runs:
+        file.write_text("epochs: 3\n")
+    sound = Path(__file__).parents[3] / "cluster.yaml"
+    assert main.main(["cluster", "check", *map(str, [*runs, sound])]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{sound}: ok\n"
+    assert said.err.endswith(f"note: not for `ray up`, so not checked: {runs[0]}, {runs[1]}\n")
+    assert main.main(["cluster", "check", *map(str, runs)]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"error: not for `ray up`, which needs `cluster_name` and `provider`: {runs[0]}, {runs[1]}\n"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
@@ -39,7 +40,7 @@ def recorder(scheduler: str = "none") -> SweepRecorder:
         trial.state = boards.RUNNING
     figures: list[dict[str, float]] = []
     record: Any = SimpleNamespace(figures=figures.append, told=figures)
-    board = Board([trial.cell.name for trial in trials])
+    board = Board([trial.cell.name for trial in trials], time.time())
     return SweepRecorder(config, trials, board, None, record, {}, time.time(), 1)  # type: ignore[arg-type]
 
 
@@ -80,3 +81,12 @@ def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
     for number in (1, 2):
         made.handle(TrialEvent(1, EpochRecord(Row("epoch", number, 0, {"epoch_s": 1.5}), [], {})))
     assert made.figures()["sweep/training_s"] == 3.0
+
+
+def test_the_boards_clock_counts_through_all_drivers_and_does_not_start_again() -> None:
+    board = Board(["one"], time.time() - 7200)
+    board.start(1)
+    shown = Console(width=100)
+    with shown.capture() as captured:
+        shown.print(board._table())
+    assert "2 h 00 min so far" in captured.get()

@@ -113,16 +113,16 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     assert lines == ["MLflow takes nothing (connection refused); training goes on, and it is tried again"]
 
 
-@pytest.mark.parametrize(("step", "epochs"), [(0, 0), (36, 3), (47, 3)])
-def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "when"), [(0, "within the first epoch"), (36, "after epoch 3"), (47, "after epoch 3")]
+)
+def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
     made.handle(Started(made.config, step, steps_per_epoch=12, resumed_from="step" if step else None))
-    made.interrupted()
-    assert made.view.calls[-1] == ("line", f"stopped after epoch {epochs}; `cifar-ray resume mine` continues the run")
+    assert made.stopped() == f"stopped {when}; continue with `cifar-ray resume mine`"
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
     made = session(name="my run")
     made.handle(EPOCH)
-    made.interrupted()
-    assert made.view.calls[-1] == ("line", "stopped after epoch 2; `cifar-ray resume 'my run'` continues the run")
+    assert made.stopped() == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"

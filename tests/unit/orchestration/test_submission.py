@@ -57,6 +57,15 @@ def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path:
         assert (named.name, named.numbered) == ("known", False)
 
 
+def test_a_sweep_without_a_name_has_the_same_one_every_time() -> None:
+    words = ["sweep", "--grid", "batch_size=16,32", "--dataset", "digits"]
+    sweep = submission.read(words, None)
+    assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.name)
+    assert sweep.words == (*words, "--name", sweep.name)
+    assert submission.read(words, None) == sweep
+    assert submission.read(words, "mine").words[-2:] == ("--name", "mine")
+
+
 def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "a b" / "run.yaml"
     file.parent.mkdir()
