@@ -81,6 +81,7 @@ class SweepRecord:
             "cifar_ray.command": command,
             "mlflow.source.type": "LOCAL",
             "mlflow.source.name": "cifar-ray sweep",
+            store.NOTE_TAG: f"Sweep over {', '.join(sweep.axes)}\n\n    {command}".rstrip(),  # none from Python
             **origin_tags(),
         }
         with store.refusing(client.tracking_uri):

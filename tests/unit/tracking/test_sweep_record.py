@@ -56,6 +56,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
         "cifar_ray.kind": "sweep", "cifar_ray.sweep": "s", store.FOLDER_TAG: "/there/s", "cifar_ray.hold": SWEEP.held,
         "cifar_ray.axes": "topology", "cifar_ray.command": "cifar-ray sweep x", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray sweep",
+        "mlflow.note.content": "Sweep over topology\n\n    cifar-ray sweep x",
     }  # fmt: skip
     assert expected.items() <= found.data.tags.items()
     assert "version.torch" in found.data.tags
