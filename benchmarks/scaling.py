@@ -58,7 +58,7 @@ class Window:
         self._begin = 0.0
         self.step_s = 0.0
 
-    def step(self) -> None:
+    def step(self, ends_epoch: bool = False) -> None:
         """After each step; raises :class:`Enough` after the last one."""
         self._left -= 1
         if self._left == self._steps:

@@ -16,6 +16,7 @@ PyTorch counts it (forward and backward, without the optimizer), over that.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -41,6 +42,8 @@ from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoin
 TARGETS = {"simple_cnn": 4.0, "resnet": 3.0, "resnet18": 2.2, "vgg11": 2.0, "vit": 1.5, "resnet50": 1.3}
 CELLS = [f"{model}:{batch}" for model in TARGETS for batch in (16, 64)]
 WARM_UP_STEPS, LEAST_STEPS = 3, 4
+EPOCHS = 1000
+"""More than a measurement lasts."""
 PRODUCT_SIZE = 2048
 
 
@@ -49,20 +52,27 @@ class Enough(Exception):  # noqa: N818
 
 
 class Pace:
-    """Counts steps for some seconds after the first ones."""
+    """Counts steps for some seconds, without the first ones of each epoch and what comes between epochs."""
 
     def __init__(self, seconds: float, device: torch.device) -> None:
         self._seconds, self._device = seconds, device
+        self._before, self._before_s = 0, 0.0  # steps of earlier epochs, and their seconds
         self._steps, self._begin = -WARM_UP_STEPS, 0.0
         self.step_s = 0.0
 
-    def step(self) -> None:
+    def step(self, ends_epoch: bool = False) -> None:
         """After each step; raises :class:`Enough` once the time is over."""
         self._steps += 1
         if self._steps == 0:
             self._begin = self._now()
-        if self._steps >= LEAST_STEPS and time.perf_counter() - self._begin >= self._seconds:
-            self.step_s = (self._now() - self._begin) / self._steps
+        steps, seconds = self._before + self._steps, self._before_s + time.perf_counter() - self._begin
+        enough = self._steps > 0 and steps >= LEAST_STEPS and seconds >= self._seconds
+        if enough or ends_epoch:
+            if self._steps > 0:
+                self._before, self._before_s = steps, self._before_s + self._now() - self._begin
+            self._steps = -WARM_UP_STEPS
+        if enough:
+            self.step_s = self._before_s / self._before
             raise Enough
 
     def _now(self) -> float:
@@ -75,15 +85,16 @@ class Observer:
     """Ends the loop after some seconds of steps."""
 
     precision = ""
+    steps_per_epoch = 0
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
 
     def started(self, event: Started) -> None:
-        self.precision = event.config.precision
+        self.precision, self.steps_per_epoch = event.config.precision, event.steps_per_epoch
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-        self._pace.step()
+        self._pace.step(self.steps_per_epoch > 0 and step % self.steps_per_epoch == 0)
 
     def epoch_done(self, record: EpochRecord) -> None:
         pass
@@ -94,7 +105,7 @@ class Observer:
 
 def ours(config: TrainConfig, seconds: float, device: torch.device) -> dict[str, Any]:
     """Seconds of a step in our loop, and the precision that it chose."""
-    resolved = recipe.resolve(config)
+    resolved = dataclasses.replace(recipe.resolve(config), epochs=EPOCHS)
     observer = Observer(pace := Pace(seconds, device))
     with tempfile.TemporaryDirectory() as folder:
         try:

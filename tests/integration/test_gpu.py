@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, ResolvedConfig, TrainConfig
+from cifar_ray.data.datasets import Dataset, Split
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import manifest, recipe, setup
 from cifar_ray.training.loop import fit
@@ -120,11 +122,22 @@ def test_the_gpu_learns_what_the_cpu_learns(alone: list[float], tmp_path: Path) 
     assert alone == pytest.approx(on_cpu, rel=1e-2)
 
 
+def colour_images() -> Dataset:
+    """Random images like CIFAR-10's, which are flipped and cropped; digits have no flip."""
+    spec, random = data.SPECS["cifar10"], np.random.default_rng(0)
+
+    def split(size: int) -> Split:
+        images = random.integers(0, 256, (size, 32, 32, spec.channels), dtype=np.uint8)
+        return Split(images, random.integers(0, spec.num_classes, size))
+
+    return Dataset(spec, split(512), split(64), tuple("0123456789"), "random")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit"])
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit", "speednet"])
 def test_nothing_waits_for_the_gpu_within_a_step(model: str, precision: str, tmp_path: Path) -> None:
-    asked = config(model=model, precision=precision)
-    state = setup.prepare(asked, data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
+    asked = config(model=model, precision=precision, dataset="cifar10")
+    state = setup.prepare(asked, colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
     strategy = state.strategy
     state.clock.start()
     if HERE:
