@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
-from cifar_ray.cli import cluster, early
+from cifar_ray.cli import cluster, early, output
 from cifar_ray.config import command_line, errors, flags, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -20,6 +21,7 @@ from cifar_ray.config.commands import (
     EvaluateCommand,
     PredictCommand,
     ReportCommand,
+    RunsCommand,
     StrategiesCommand,
     UiCommand,
 )
@@ -33,18 +35,24 @@ _LIBRARIES = "loading PyTorch and Ray"
 
 def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
-    config = command_line.train(words)
+    asked = command_line.train(words)
+    config = asked.config
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
-    with early.loading(f"{named}{what}: {_LIBRARIES}", always=True):
-        if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
-            from cifar_ray.training import recipe
+    with output.progress(asked.json, asked.quiet):
+        with early.loading(f"{named}{what}: {_LIBRARIES}", always=True):
+            if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
+                from cifar_ray.training import recipe
 
-            recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
-        from cifar_ray.orchestration.run.driver import train as run
+                recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
+            from cifar_ray.orchestration.run.driver import train as run
 
-    run(config, begun=IMPORTED_AT)
+        result = run(config, begun=IMPORTED_AT)
+    if asked.quiet or asked.json:
+        from cifar_ray.display.run import Console
+
+        output.show(result, asked.json, lambda: Console().result(result.name, result.metrics, result.times))
     return 0
 
 
@@ -68,23 +76,40 @@ def sweep(words: Sequence[str]) -> int:
         early.check_sweep(asked.name, asked.tracking_uri)
     else:
         servers.reach_chosen(asked.config.base.address)
-    with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True):
-        from cifar_ray.orchestration.sweep.runner import resume as sweep_on
-        from cifar_ray.orchestration.sweep.runner import sweep as run
-    from cifar_ray.display.run import Console
+    with output.progress(as_json=False, quiet=asked.quiet):
+        with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True):
+            from cifar_ray.orchestration.sweep.runner import resume as sweep_on
+            from cifar_ray.orchestration.sweep.runner import sweep as run
 
-    if asked.config is None:
-        result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
-        if result is None:
-            print(f"sweep {asked.name} is finished; there is nothing to resume")
-            return 0
-    else:
-        result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
+        if asked.config is None:
+            result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
+        else:
+            result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
+    if result is None:
+        print(f"sweep {asked.name} is finished; there is nothing to resume")
+        return 0
+    from cifar_ray.display.run import Console
     from cifar_ray.tracking import pages
 
-    way = pages.way(result.tracking_uri, result.page)
-    Console().sweep_summary(result.states, result.figures, result.name, way)
+    if asked.quiet:
+        Console().sweep_result(result.states, result.figures, result.name)
+    else:
+        way = pages.way(result.tracking_uri, result.page)
+        Console().sweep_summary(result.states, result.figures, result.name, way)
     return 1 if result.failed else 0
+
+
+def runs(words: Sequence[str]) -> int:
+    """``cifar-ray runs``."""
+    command = flags.read(RunsCommand, words, "runs")
+    with output.progress(command.json), early.loading("loading MLflow"):
+        from cifar_ray.cli.listing import show
+        from cifar_ray.tracking import listing, store
+
+    uri = store.resolve_uri(command.tracking_uri)
+    found = listing.everything(uri) if command.sweep is None else listing.of_sweep(uri, command.sweep)
+    output.show(found, command.json, lambda: show(found, store.shown(uri)))
+    return 0
 
 
 def report(words: Sequence[str]) -> int:
@@ -124,19 +149,21 @@ def compare(words: Sequence[str]) -> int:
     """``cifar-ray compare``."""
     command = flags.read(CompareCommand, words, "compare")
     from cifar_ray.reporting import compare as side_by_side
-    from cifar_ray.reporting import cost
+    from cifar_ray.reporting import cost, data
+    from cifar_ray.reporting import report as reports
 
     _check_target(command.target)
     if len(set(command.runs)) < 2:
         raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
     price = cost.find(command.price) if command.price is not None else None
     early.check_runs(command.runs, command.tracking_uri)
-    with early.loading("loading MLflow"):
+    with output.progress(command.json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
     study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
-    for line in side_by_side.terminal(study, price, command.target, command.full):
-        print(line)
+    lines = side_by_side.terminal(study, price, command.target, command.full)
+    whole = data.whole(reports.build(study, price=price, target=command.target)) if command.json else None
+    output.show(whole, command.json, lambda: print(*lines, sep="\n"))
     return 0
 
 
@@ -151,12 +178,14 @@ def evaluate(words: Sequence[str]) -> int:
     early.check_runs([command.run], command.tracking_uri)
     from cifar_ray.display.run import Console
 
-    with early.loading("loading PyTorch and MLflow"):
-        from cifar_ray.orchestration.run import results
+    with output.progress(command.json):
+        with early.loading("loading PyTorch and MLflow"):
+            from cifar_ray.orchestration.run import results
 
-    scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
+        scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
-    Console().scores(scored.metrics, scored.images, checkpoint, scored.recorded_accuracy)
+    words_of = partial(Console().scores, scored.metrics, scored.images, checkpoint, scored.recorded_accuracy)
+    output.show(scored, command.json, words_of)
     return 0
 
 
@@ -169,11 +198,12 @@ def predict(words: Sequence[str]) -> int:
     early.check_runs([command.run], command.tracking_uri)
     from cifar_ray.display.run import Console
 
-    with early.loading("loading PyTorch and MLflow"):
+    with output.progress(command.json), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
 
     predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
-    Console().predictions((str(one.image), one.classes[: command.top]) for one in predictions)
+    top = [replace(one, classes=one.classes[: command.top]) for one in predictions]
+    output.show(top, command.json, lambda: Console().predictions((str(one.image), one.classes) for one in top))
     return 0
 
 
@@ -203,8 +233,11 @@ def doctor(words: Sequence[str]) -> int:
     from cifar_ray.cli.doctor import examine
     from cifar_ray.display.run import Console
 
-    healthy = Console().findings(examine(TrainConfig(**dataclasses.asdict(command))))
-    return 0 if healthy else 1
+    where = {name: value for name, value in vars(command).items() if name != "json"}
+    with output.progress(command.json):
+        found = Console().findings(examine(TrainConfig(**where)))
+    output.show(found, command.json)
+    return 1 if any(finding.problem for finding in found) else 0
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
@@ -212,6 +245,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "resume": (resume, "continue a run that was interrupted or has failed"),
     "sweep": (sweep, "train every combination of batch sizes, workers or other options"),
     "report": (report, "write a sweep's results as a page, tables and charts"),
+    "runs": (runs, "list the runs and sweeps that MLflow has"),
     "compare": (compare, "show the results of some runs side by side"),
     "strategies": (strategies, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, "evaluate a run's model on every test image"),

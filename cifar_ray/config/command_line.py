@@ -22,6 +22,21 @@ SUBMITTED_WITH = "CIFAR_RAY_SUBMITTED_WITH"
 
 
 @dataclass(frozen=True)
+class TrainRequest:
+    """What ``cifar-ray train`` is asked for.
+
+    Attributes:
+        config: the run.
+        json: whether its result is printed as JSON.
+        quiet: whether its result alone is printed.
+    """
+
+    config: TrainConfig
+    json: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
 class SweepRequest:
     """What ``cifar-ray sweep`` is asked for.
 
@@ -31,6 +46,7 @@ class SweepRequest:
         file: its YAML file, if it has one.
         tracking_uri: the store that has it, when it is to be continued.
         is_named: whether the name was given, and not made from the time.
+        quiet: whether its result alone is printed.
     """
 
     config: SweepConfig | None
@@ -38,6 +54,7 @@ class SweepRequest:
     file: str | None = None
     tracking_uri: str | None = None
     is_named: bool = True
+    quiet: bool = False
 
 
 def greet() -> None:
@@ -61,7 +78,7 @@ def greeting(host: str = "") -> str:
     return f"cifar_ray {__version__} on {host}"
 
 
-def train(words: Sequence[str]) -> TrainConfig:
+def train(words: Sequence[str]) -> TrainRequest:
     """The run that ``cifar-ray train`` is asked for.
 
     Raises:
@@ -69,7 +86,8 @@ def train(words: Sequence[str]) -> TrainConfig:
     """
     file, rest = config_file(words)
     given = flags.given(TrainCommand, rest, "cifar-ray train")
-    return runfile.merge(runfile.load(file) if file else TrainConfig(), given)
+    as_json, quiet = given.pop("json", False), given.pop("quiet", False)
+    return TrainRequest(runfile.merge(runfile.load(file) if file else TrainConfig(), given), as_json, quiet)
 
 
 def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -105,15 +123,15 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         ConfigError: on an option or a value that there is not.
     """
     given = flags.given(SweepCommand, words, "cifar-ray sweep")
-    file = given.pop("file", None)
+    file, quiet = given.pop("file", None), given.pop("quiet", False)
     if "resume" in given:
         alone = ("resume", "tracking_uri")
         other = next((key for key in schema.flatten(given) if key not in alone), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
         addresses.check("tracking_uri", given.get("tracking_uri"))
-        return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"))
+        return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"), quiet=quiet)
     values = sweepfile.merge(sweepfile.load(file) if file else {}, given, file)
     is_named = "name" in values
     config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
-    return SweepRequest(config, config.name, file, is_named=is_named)
+    return SweepRequest(config, config.name, file, is_named=is_named, quiet=quiet)

@@ -11,12 +11,23 @@ from cifar_ray.config.schema import Count
 from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 
 
-@dataclass(frozen=True)
-class TrainCommand(TrainConfig):
+@dataclass(frozen=True, kw_only=True)
+class ResultAsJson:
+    """The option of commands whose result another program may read."""
+
+    json: bool = False
+    """Print the result as one JSON document on standard output; progress goes to standard error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(ResultAsJson, TrainConfig):
     """Train one image classifier on one topology, and record it in MLflow."""
 
     config: str | None = None
     """YAML file with any of these options; flags override it."""
+
+    quiet: bool = False
+    """Print one line, the result."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,9 @@ class SweepCommand(TrainConfig):
     max_concurrent: Count | None = None
     """Most runs at once; as many as the cluster holds when not given."""
 
+    quiet: bool = False
+    """Print one line, the result."""
+
 
 @dataclass(frozen=True)
 class ReportCommand:
@@ -129,7 +143,18 @@ class ReportCommand:
 
 
 @dataclass(frozen=True)
-class CompareCommand:
+class RunsCommand(ResultAsJson):
+    """List the sweeps of the tracking store, and the runs that belong to none, newest first."""
+
+    sweep: Positional[str | None] = None
+    """A sweep, to list its runs."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has them."""
+
+
+@dataclass(frozen=True)
+class CompareCommand(ResultAsJson):
     """Show the results of some runs side by side."""
 
     runs: Positional[tuple[str, ...]]
@@ -149,7 +174,7 @@ class CompareCommand:
 
 
 @dataclass(frozen=True)
-class EvaluateCommand:
+class EvaluateCommand(ResultAsJson):
     """Evaluate a run's model on every test image."""
 
     run: Positional[str]
@@ -166,7 +191,7 @@ class EvaluateCommand:
 
 
 @dataclass(frozen=True)
-class PredictCommand:
+class PredictCommand(ResultAsJson):
     """Classify image files with a run's model."""
 
     run: Positional[str]
@@ -205,7 +230,7 @@ class UiCommand:
 
 
 @dataclass(frozen=True)
-class DoctorCommand:
+class DoctorCommand(ResultAsJson):
     """Look at what this machine offers to a run, and what would stop one."""
 
     data_dir: str | None = None

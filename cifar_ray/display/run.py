@@ -157,6 +157,12 @@ class Console(Display):
         self.end_live()
         self._table([*rows, *places])
 
+    def result(self, name: str, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
+        """A finished run in one line."""
+        speed = f", {times['images_per_s']:,.0f} images/s" if "images_per_s" in times else ""
+        took = duration(times["time/wall_s"])
+        self.line(f"run {name}: test accuracy {metrics['test/accuracy']:.2%}{speed}, {took}")
+
     def scores(
         self, metrics: Mapping[str, float], images: int, checkpoint: str, recorded_accuracy: float | None
     ) -> None:
@@ -188,17 +194,17 @@ class Console(Display):
             self.line("")
         self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
 
-    def findings(self, findings: Iterable[Finding]) -> bool:
-        """The doctor's findings; return whether all is well."""
-        healthy = True
+    def findings(self, findings: Iterable[Finding]) -> list[Finding]:
+        """The doctor's findings, each as it comes; return them."""
+        found = []
         for finding in findings:
-            mark = "!!" if finding.problem else "ok"
-            healthy = healthy and not finding.problem
-            self.line(f"{mark}  {finding.subject:<18} {finding.state}")
+            found.append(finding)
+            self.line(f"{'!!' if finding.problem else 'ok'}  {finding.subject:<18} {finding.state}")
             if finding.problem:
                 self.line(f"    {'':<18} {finding.problem}")
+        healthy = not any(finding.problem for finding in found)
         self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
-        return healthy
+        return found
 
     def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str, way: str) -> None:
         """A sweep's runs by state, where its time went, and the way to its page in MLflow."""
@@ -211,6 +217,11 @@ class Console(Display):
         rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
         rows += [("report", f"cifar-ray report {name}"), ("open in MLflow", way)]
         self._table(rows)
+
+    def sweep_result(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
+        """A finished sweep in one line."""
+        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+        self.line(f"sweep {name}: {counts}, {duration(figures['sweep/wall_s'])}; cifar-ray report {name}")
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the last column may be long and is not wrapped."""

@@ -16,7 +16,6 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.origin import origin_tags
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.tracking.uri import no_such_sweep
 
@@ -24,11 +23,9 @@ KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 STOPPED_TAG = "cifar_ray.stopped"
 """Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
 
-SWEEP_TAG = "cifar_ray.sweep"
 CELLS_FILE = "cells.json"
-_PARENT_TAG = "mlflow.parentRunId"
+PARENT_TAG = "mlflow.parentRunId"
 _PATIENCE_S = 30.0
-_PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,12 @@ class SweepRecord:
         Raises:
             ConfigError: when the store refuses it.
         """
+        from cifar_ray.tracking.origin import origin_tags  # loads torch, which readers of sweeps do without
+
         session = uuid.uuid4().hex
         tags = {
             KIND_TAG: KIND,
-            SWEEP_TAG: sweep.name,
+            store.SWEEP_TAG: sweep.name,
             store.FOLDER_TAG: folder,
             store.SESSION_TAG: session,
             "cifar_ray.hold": sweep.held,
@@ -109,7 +108,7 @@ class SweepRecord:
     @property
     def child_tags(self) -> dict[str, str]:
         """Tags that make a run a child of this sweep."""
-        return {_PARENT_TAG: self.run_id}
+        return {PARENT_TAG: self.run_id}
 
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record the list of all cells, in the grid's order."""
@@ -150,7 +149,7 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
     with store.refusing(client.tracking_uri):
         found = client.search_runs(
             store.all_experiments(client),
-            f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
+            f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{store.SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
             order_by=["attributes.start_time DESC"],
             max_results=1,
         )
@@ -184,20 +183,8 @@ def children(client: MlflowClient, own: Run) -> list[Run]:
     Raises:
         MlflowException: when the store does not answer.
     """
-    found: list[Run] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            [own.info.experiment_id],
-            f"tags.`{_PARENT_TAG}` = '{own.info.run_id}'",
-            order_by=["attributes.start_time ASC"],
-            max_results=_PAGE,
-            page_token=token,
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
+    of_sweep = f"tags.`{PARENT_TAG}` = '{own.info.run_id}'"
+    return store.search(client, [own.info.experiment_id], of_sweep)[::-1]
 
 
 def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:

@@ -15,7 +15,6 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import Point, Study, Trial, placement
-from cifar_ray.tracking.uri import no_such_sweep
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
@@ -38,16 +37,10 @@ def study(uri: str, name: str) -> Study:
         ConfigError: when there is none, or the store does not answer.
     """
     tracking.quieten(verbose=False)
-    if not store.exists(uri):
-        raise no_such_sweep(uri, name)
-    client = store.connect(uri)
+    client, own = sweep(uri, name)
     with store.refusing(uri):
-        known = parent.find(client, name)
-        if known is None:
-            raise no_such_sweep(uri, name)
-        own = client.get_run(known.run_id)
         tags = own.data.tags
-        listed = (_json(client, known.run_id, parent.CELLS_FILE) or {}).get("cells")
+        listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
         return Study(
             name=name,
             trials=_cells(client, own, listed or ()),
@@ -85,6 +78,17 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
     hold = "global_batch" if held else ""
     return Study(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
+
+
+def sweep(uri: str, name: str) -> tuple[MlflowClient, Run]:
+    """Find the newest sweep of that name: its own run, and the client of its store.
+
+    Raises:
+        ConfigError: when there is none, or the store does not answer.
+    """
+    client, known = parent.connect(name, uri)
+    with store.refusing(uri):
+        return client, client.get_run(known.run_id)
 
 
 def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:

@@ -37,6 +37,9 @@ FOLDER_TAG = "cifar_ray.folder"
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
 
+SWEEP_TAG = "cifar_ray.sweep"
+"""Tag of a sweep and of each of its runs: the sweep's name."""
+
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
@@ -44,6 +47,8 @@ NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
 
 _REMOTE_TIMEOUT_S = 8.0
+_PAGE = 200
+_NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,9 @@ def find(client: MlflowClient, run: str) -> KnownRun:
     """
     with refusing(client.tracking_uri):
         matches = _matching(client, run)
+        members = [] if matches else _members(client, run)
+    if members:
+        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; its runs are {_listed(run, members)}")
     if not matches:
         raise no_such_run(client.tracking_uri, run)
     if len(matches) > 1:
@@ -216,7 +224,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
 
 def _told_apart(run: Run) -> str:
     """A run's id, with its sweep."""
-    sweep = run.data.tags.get("cifar_ray.sweep")
+    sweep = run.data.tags.get(SWEEP_TAG)
     return f"{run.info.run_id} (of sweep {sweep})" if sweep else run.info.run_id
 
 
@@ -227,6 +235,18 @@ def _matching(client: MlflowClient, run: str) -> list[Run]:
     found = list(client.search_runs(experiments, f"attributes.run_id = '{quoted}'"))
     found = found or list(client.search_runs(experiments, f"attributes.run_name = '{quoted}'"))
     return [match for match in found if KEY_TAG in match.data.tags]
+
+
+def _members(client: MlflowClient, sweep: str) -> list[str]:
+    """Names of the runs of the sweeps of that name, oldest first."""
+    found = search(client, all_experiments(client), f"tags.`{SWEEP_TAG}` = '{sweep.replace(chr(39), '')}'")
+    return list(dict.fromkeys(run.info.run_name for run in reversed(found) if KEY_TAG in run.data.tags))
+
+
+def _listed(sweep: str, names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more (cifar-ray runs {sweep})" if more > 0 else shown
 
 
 def shown(uri: str) -> str:
@@ -260,6 +280,21 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
         return None
     with tempfile.TemporaryDirectory() as folder:
         return json.loads(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
+
+
+def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:
+    """All runs of some experiments that meet a condition, newest first.
+
+    Raises:
+        MlflowException: when the store does not answer.
+    """
+    newest, found, token = ["attributes.start_time DESC"], [], None
+    while True:
+        page = client.search_runs(experiments, condition, order_by=newest, max_results=_PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def all_experiments(client: MlflowClient) -> list[str]:

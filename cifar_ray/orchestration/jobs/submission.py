@@ -68,7 +68,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
 
 
 def _train(words: Sequence[str], name: str | None) -> Submission:
-    config = command_line.train(words)
+    config = command_line.train(words).config
     file, given = command_line.config_file(words)
     _check(config)
     from cifar_ray.training import recipe  # loads torch, which a mistake should not wait for

@@ -18,7 +18,7 @@ from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.planner import Trial
 from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
-from cifar_ray.tracking import parent
+from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
@@ -110,7 +110,7 @@ class SweepRecorder:
         assert trial.folder is not None
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.run_id)
-        tags = {**self.record.child_tags, parent.SWEEP_TAG: self.config.name}
+        tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name}
         dataset, folder = self.datasets[trial.config.dataset], trial.folder
         return RunRecord.create(
             self.client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags

@@ -89,7 +89,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
-            "unknown command 'trian'; it may be train, resume, sweep, report, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve or register",
+            "unknown command 'trian'; it may be train, resume, sweep, report, runs, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve or register",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",

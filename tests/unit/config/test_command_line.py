@@ -10,7 +10,7 @@ import pytest
 
 from cifar_ray import __version__
 from cifar_ray.config import command_line
-from cifar_ray.config.command_line import SweepRequest
+from cifar_ray.config.command_line import SweepRequest, TrainRequest
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -19,8 +19,9 @@ from cifar_ray.config.train import TrainConfig
 def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 3\nlr: 0.1\n")
-    assert command_line.train(["--lr", "0.2", f"--config={file}"]) == TrainConfig(epochs=3, lr=0.2)
-    assert command_line.train(["--no-augment"]) == TrainConfig(augment=False)
+    assert command_line.train(["--lr", "0.2", f"--config={file}"]) == (TrainRequest(TrainConfig(epochs=3, lr=0.2)))
+    assert command_line.train(["--no-augment"]).config == TrainConfig(augment=False)
+    assert command_line.train(["--json", "--quiet"]) == TrainRequest(TrainConfig(), json=True, quiet=True)
     assert command_line.config_file(["--epochs", "2", "--config", "a", "b"]) == ("a", ["--epochs", "2", "b"])
     with pytest.raises(ConfigError) as caught:
         command_line.config_file(["--config", "a", "--config", "b"])
@@ -52,6 +53,10 @@ def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
     assert command_line.sweep(["--resume", "s"]) == SweepRequest(None, "s")
     with_store = command_line.sweep(["--resume", "s", "--tracking-uri", "http://h"])
     assert with_store == SweepRequest(None, "s", tracking_uri="http://h")
+    assert command_line.sweep(["--resume", "s", "--quiet"]) == SweepRequest(None, "s", quiet=True)
+    assert command_line.sweep([str(file), "--epochs", "2", "--seeds", "3", "--quiet"]) == (
+        dataclasses.replace(asked, quiet=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def cell(name: str, state: str = "RUN", reason: str = "", **params: str) -> dict
     return {"name": name, "state": state, "reason": reason, "params": {**RESNET, **params}}
 
 
-SWEEP = {parent.KIND_TAG: parent.KIND, parent.SWEEP_TAG: "s"}
+SWEEP = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}
 
 
 def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str:
@@ -147,10 +147,10 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
     assert parent.find(client, "its") is None
-    named = {parent.KIND_TAG: parent.KIND, parent.SWEEP_TAG: "its"}
+    named = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "its"}
     for began, tags in (
-        (4, {**named, parent.SWEEP_TAG: "another"}),
-        (3, {parent.SWEEP_TAG: "its", store.FOLDER_TAG: "/of/one/of/its/runs"}),
+        (4, {**named, store.SWEEP_TAG: "another"}),
+        (3, {store.SWEEP_TAG: "its", store.FOLDER_TAG: "/of/one/of/its/runs"}),
         (1, {**named, store.FOLDER_TAG: "/older"}),
     ):
         client.create_run("0", began, tags)
@@ -165,7 +165,7 @@ def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) 
 def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parent, "_PAGE", 2)
+    monkeypatch.setattr(store, "_PAGE", 2)
     own = sweep(client, [])
     for began in (3, 1, 5, 2, 4):
         child(client, own, f"after {began}", began)

@@ -125,7 +125,7 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
 
 
 def test_a_sweep_is_found_by_its_name_or_refused(client: MlflowClient, tmp_path: Path) -> None:
-    run_id = client.create_run("0", tags={parent.KIND_TAG: parent.KIND, parent.SWEEP_TAG: "s"}).info.run_id
+    run_id = client.create_run("0", tags={parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}).info.run_id
     found, known = parent.connect("s", client.tracking_uri)
     assert (found.tracking_uri, known) == (client.tracking_uri, KnownSweep(run_id, "", 0.0))
     away = tmp_path / "away.db"

@@ -1,0 +1,97 @@
+"""The runs and sweeps of a tracking store, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from mlflow.entities import Run
+
+from cifar_ray import tracking
+from cifar_ray.tracking import parent, reading, store
+
+_STATES = {"KILLED": "stopped", "SCHEDULED": "waiting"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run or a sweep.
+
+    Attributes:
+        name: its name.
+        run_id: MLflow's id of it.
+        kind: ``run`` or ``sweep``.
+        state: ``finished``, ``failed``, ``stopped`` (interrupted, or by a sweep's scheduler), ``running`` or
+            ``waiting``.
+        model: architecture; those of all runs, in a sweep.
+        topology: NODESxWORKERS; those of all runs, in a sweep.
+        accuracy: test accuracy of the last epoch, 0 to 1; None in a sweep, and where it was not measured.
+        images_per_s: throughput in steady state; None likewise.
+        started: moment of its start, ISO 8601 in UTC.
+        runs: runs of a sweep so far; None for a run.
+    """
+
+    name: str
+    run_id: str
+    kind: str
+    state: str
+    model: str
+    topology: str
+    accuracy: float | None
+    images_per_s: float | None
+    started: str
+    runs: int | None = None
+
+
+def everything(uri: str) -> list[Listed]:
+    """All sweeps, and all runs that belong to none, newest first.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    if not store.exists(uri):
+        return []
+    client = store.connect(uri)
+    with store.refusing(uri):
+        found = store.search(client, store.all_experiments(client))
+    children: dict[str, list[Run]] = {}
+    for run in found:
+        children.setdefault(run.data.tags.get(parent.PARENT_TAG, ""), []).append(run)
+    ours = (run for run in children.get("", ()) if {store.KEY_TAG, parent.KIND_TAG} & run.data.tags.keys())
+    return [_listed(run, children.get(run.info.run_id, ())) for run in ours]
+
+
+def of_sweep(uri: str, name: str) -> list[Listed]:
+    """The runs of the newest sweep of that name, newest first.
+
+    Raises:
+        ConfigError: when there is none, or the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    client, own = reading.sweep(uri, name)
+    with store.refusing(uri):
+        return [_listed(run, ()) for run in reversed(parent.children(client, own))]
+
+
+def _listed(run: Run, children: Sequence[Run]) -> Listed:
+    is_sweep = parent.KIND_TAG in run.data.tags
+    members = children if is_sweep else [run]
+    return Listed(
+        name=run.info.run_name,
+        run_id=run.info.run_id,
+        kind="sweep" if is_sweep else "run",
+        state=_STATES.get(run.info.status, run.info.status.lower()),
+        model=_values(members, "model"),
+        topology=_values(members, "topology"),
+        accuracy=None if is_sweep else run.data.metrics.get("test/accuracy"),
+        images_per_s=None if is_sweep else run.data.metrics.get("images_per_s"),
+        started=datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds"),
+        runs=len(children) if is_sweep else None,
+    )
+
+
+def _values(runs: Sequence[Run], param: str) -> str:
+    """Every value of a parameter, the oldest run's first."""
+    return ", ".join(dict.fromkeys(run.data.params[param] for run in reversed(runs) if param in run.data.params))

@@ -1,0 +1,179 @@
+"""What commands print of their results: words, one JSON document, or one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray.cli import doctor, main
+from cifar_ray.display.run import Console, Finding
+from cifar_ray.orchestration.run import driver, results
+from cifar_ray.orchestration.run.results import Prediction, Scored
+from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep.runner import SweepResult
+from cifar_ray.tracking import parent, reading, store
+from tests.support import mlflow_store
+from tests.support.studies import grid
+
+IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
+METRICS = {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5, "specificity": 0.5, "loss": 1.0}
+
+
+def printed(words: str, capsys: pytest.CaptureFixture[str], status: int = 0) -> tuple[str, str]:
+    """What a command prints to standard output and to standard error."""
+    assert main.main(words.split()) == status
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> TrainResult:
+    """What ``driver.train`` returns, after it has shown how far it is; nothing is trained."""
+    result = TrainResult(
+        name="mine",
+        run_id="id",
+        tracking_uri="uri",
+        page=None,
+        folder="/there",
+        metrics={"test/accuracy": 0.9722},
+        times={"time/wall_s": 12.3, "images_per_s": 9300.4},
+        history=[{"epoch": 1, "test/accuracy": 0.9722}],
+        weights_sha256="sha",
+        checkpoint="/there/last",
+    )
+
+    def train(*_: object, **__: object) -> TrainResult:
+        with Console() as console:
+            console.line("epoch 1/1")
+        print("a library has something to say")
+        return result
+
+    monkeypatch.setattr(driver, "train", train)
+    return result
+
+
+def test_a_training_prints_its_progress_or_one_line_or_one_document(
+    trained: TrainResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loading = "resnet on cifar10, 1x1, ddp: loading PyTorch and Ray"
+    progress = f"{loading}\nepoch 1/1\na library has something to say\n"
+    assert printed("train", capsys) == (progress, "")
+    line = "run mine: test accuracy 97.22%, 9,300 images/s, 12 s\n"
+    assert printed("train --quiet", capsys) == (line, "")
+    out, err = printed("train --json", capsys)
+    assert (TrainResult(**json.loads(out)), err) == (trained, progress)
+    out, err = printed("train --json --quiet", capsys)
+    assert (TrainResult(**json.loads(out)), err) == (trained, "")
+    del trained.times["images_per_s"]  # of a run with too few steps
+    assert printed("train --quiet", capsys) == ("run mine: test accuracy 97.22%, 12 s\n", "")
+
+
+def test_a_quiet_sweep_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def sweep(config: Any, *_: object, **__: object) -> SweepResult:
+        Console().line("a: begins")
+        states = {"a": "finished", "b": "finished", "c": "failed"}
+        return SweepResult(config.name, "id", "uri", "/there", page=None, states=states, figures={"sweep/wall_s": 65.0})
+
+    monkeypatch.setattr(runner, "sweep", sweep)
+    line = "sweep s: 2 finished, 1 failed, 1 min 05 s; cifar-ray report s\n"
+    assert printed("sweep --name s --grid batch_size=16,32 --quiet", capsys, status=1) == (line, "")
+
+
+def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def evaluate(*_: object) -> Scored:
+        print("downloading")
+        return Scored("/there/step8", 8, METRICS, 360, None)
+
+    monkeypatch.setattr(results, "evaluate", evaluate)
+    out, err = printed("evaluate ./mine --json", capsys)
+    scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360, "recorded_accuracy": None}
+    assert (json.loads(out), err) == (scored, "downloading\n")
+    assert "/there/step8 (step 8)" in printed("evaluate ./mine", capsys)[0]
+
+
+def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
+    monkeypatch.setattr(results, "predict", lambda *_: found)
+    out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
+    assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
+    assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
+
+
+def test_a_comparison_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    study = grid()
+    monkeypatch.setattr(reading, "runs", lambda *_: study)
+    out, _ = printed("compare ./a ./b --json", capsys)
+    whole = json.loads(out)
+    assert [row["name"] for row in whole["runs"]] == [trial.name for trial in study.trials]
+    assert {"images_per_s", "accuracy_percent"} <= {row["figure"] for row in whole["figures"]}
+
+
+def test_what_the_doctor_finds_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [Finding("python", "3.11"), Finding("storage", "/full", "choose another --storage")]
+    monkeypatch.setattr(doctor, "examine", lambda _: iter(found))
+    out, err = printed("doctor --json", capsys, status=1)
+    assert [Finding(**one) for one in json.loads(out)] == found
+    assert err.startswith("ok  python ")
+    assert printed("doctor", capsys, status=1) == (err, "")
+    found.pop()
+    assert printed("doctor", capsys)[0].endswith("nothing stands in the way of a run\n")
+
+
+def test_a_refusal_leaves_standard_output_empty(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("train --json --epochs x", "train --quiet --topology 3", "evaluate nobody --json", "runs s --json"):
+        out, err = printed(words, capsys, status=2)
+        assert out == ""
+        assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("command", ["evaluate grid", "predict grid IMAGE", "resume grid", "compare grid a"])
+def test_a_sweep_in_place_of_a_run_is_answered_by_its_runs(
+    command: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "grid"}, "grid").info.run_id
+    for began, name in enumerate(("a", "b"), 2):
+        client.create_run("0", began, {store.KEY_TAG: name, parent.PARENT_TAG: own, store.SWEEP_TAG: "grid"}, name)
+    words = f"{command.replace('IMAGE', str(IMAGE))} --tracking-uri {client.tracking_uri}"
+    said = "error: 'grid' is a sweep, and a run is wanted; its runs are 'a', 'b'\n"
+    assert printed(words, capsys, status=2)[1] == said
+
+
+def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    flag = f"--tracking-uri {client.tracking_uri}"
+    assert printed(f"runs {flag}", capsys) == (f"no runs in {client.tracking_uri}\n", "")
+    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "grid"}, "grid").info.run_id
+    run_id = client.create_run("0", 2, {store.KEY_TAG: "k", parent.PARENT_TAG: own}, "bs16 1x2").info.run_id
+    for name, value in {"model": "resnet", "topology": "1x2"}.items():
+        client.log_param(run_id, name, value)
+    for name, figure in {"test/accuracy": 0.9722, "images_per_s": 9300.4}.items():
+        client.log_metric(run_id, name, figure)
+    client.set_terminated(run_id)
+    header = "started           state    model   topology  accuracy  images/s  name"
+    assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [
+        header[17:],
+        " running  resnet  1x2                           grid (sweep of 1 run)",
+    ]
+    assert [line[17:] for line in printed(f"runs grid {flag}", capsys)[0].splitlines()] == [
+        " state     model   topology  accuracy  images/s  name",
+        " finished  resnet  1x2         97.22%     9,300  bs16 1x2",
+    ]
+    (listed,) = json.loads(printed(f"runs grid --json {flag}", capsys)[0])
+    assert (listed["run_id"], listed["accuracy"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
+    (listed,) = json.loads(printed(f"runs --json {flag}", capsys)[0])
+    assert (listed["kind"], listed["runs"], listed["accuracy"]) == ("sweep", 1, None)
+
+
+def test_listing_runs_loads_neither_ray_nor_torch(tmp_path: Path) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    words = ["runs", "--json", "--tracking-uri", client.tracking_uri]
+    script = f"import sys; from cifar_ray.cli import main; main.main({words}); assert not {{'ray', 'torch'}} & {{*sys.modules}}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, [], "")

@@ -1,0 +1,82 @@
+"""Which runs and sweeps a store has, one row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import listing, parent, store
+from cifar_ray.tracking.listing import Listed
+
+EPOCH = "1970-01-01T00:00:"
+
+
+def run(client: MlflowClient, name: str, second: int, of: str = "", accuracy: float = 0.0, **params: str) -> str:
+    """The id of a run that began at ``second``, with figures when it has an accuracy."""
+    tags = {store.KEY_TAG: name, **({parent.PARENT_TAG: of} if of else {})}
+    run_id = client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
+    figures = [Metric("test/accuracy", accuracy, 0, 1), Metric("images_per_s", 1000 * accuracy, 0, 1)]
+    client.log_batch(run_id, figures if accuracy else [], [Param(*one) for one in params.items()])
+    return run_id
+
+
+def sweep(client: MlflowClient, name: str, second: int) -> str:
+    tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: name}
+    return client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
+
+
+def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_PAGE", 2)  # there are several pages
+    early = run(client, "early", 1, accuracy=0.5, model="vit", topology="1x1")
+    grid = sweep(client, "grid", 2)
+    for second, (name, topology) in enumerate({"a": "1x1", "b": "1x2", "c": "1x1"}.items(), 3):
+        run(client, name, second, grid, accuracy=0.25, model="resnet", topology=topology)
+    late = run(client, "late", 6)
+    client.create_run("0", 7, run_name="foreign")
+    client.delete_run(run(client, "deleted", 8))
+    client.set_terminated(early, "FINISHED")
+    client.set_terminated(late, "KILLED")
+    assert listing.everything(client.tracking_uri) == [
+        Listed("late", late, "run", "stopped", "", "", None, None, f"{EPOCH}06+00:00"),
+        Listed("grid", grid, "sweep", "running", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", runs=3),
+        Listed("early", early, "run", "finished", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
+    ]
+    runs = listing.of_sweep(client.tracking_uri, "grid")
+    assert [(one.name, one.kind, one.topology, one.accuracy) for one in runs] == [
+        ("c", "run", "1x1", 0.25),
+        ("b", "run", "1x2", 0.25),
+        ("a", "run", "1x1", 0.25),
+    ]
+
+
+def test_a_store_without_runs_has_none_and_is_not_made(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/away.db"
+    assert listing.everything(uri) == []
+    with pytest.raises(ConfigError, match="there is no sweep 'mine'"):
+        listing.of_sweep(uri, "mine")
+    assert not store.exists(uri)
+
+
+def test_a_sweep_named_in_place_of_a_run_lists_its_runs(client: MlflowClient) -> None:
+    own = sweep(client, "grid", 1)
+    for second in range(15):
+        run_id = run(client, f"r{second}", 2 + second, own)
+        client.set_tag(run_id, store.SWEEP_TAG, "grid")
+        if second == 1:
+            with pytest.raises(ConfigError) as caught:
+                store.find(client, "grid")
+            assert str(caught.value) == "'grid' is a sweep, and a run is wanted; its runs are 'r0', 'r1'"
+    with pytest.raises(ConfigError) as caught:
+        store.find(client, "grid")
+    assert str(caught.value).endswith("'r10', 'r11' and 3 more (cifar-ray runs grid)")
+    assert store.find(client, "r14").name == "r14"
+
+
+def test_a_sweep_without_runs_is_no_run_either(client: MlflowClient) -> None:
+    sweep(client, "empty", 1)
+    with pytest.raises(ConfigError, match="there is no run 'empty'"):
+        store.find(client, "empty")
