@@ -55,27 +55,27 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "--dataset digits --model resnet --epochs 10 --batch-size 128 --seed 0 --topology 1x1"),
+        ({}, "--dataset digits --model resnet --epochs 10 --seed 0 --batch-size 128 --topology 1x1"),
         (
             {
                 "resnet": ResNetOptions((1, 3), 8), "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
                 "augment": False, "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
             },
-            "--dataset digits --model resnet --resnet.blocks 1 3 --resnet.width 8 --no-augment --epochs 10"
-            " --batch-size 16 --accumulate 2 --seed 0 --topology 1x2",
+            "--dataset digits --no-augment --model resnet --resnet.blocks 1 3 --resnet.width 8 --epochs 10"
+            " --seed 0 --batch-size 16 --accumulate 2 --topology 1x2",
         ),
         (
             {
                 "model": "vgg11", "optimizer": "adamw", "lr": 0.05, "weight_decay": 5e-4, "oversubscribe": True,
                 "elastic": "1x1:1x2",
             },
-            "--dataset digits --model vgg11 --epochs 10 --batch-size 64 --seed 0 --optimizer adamw --lr 0.05"
-            " --weight-decay 0.0005 --topology 1x2 --elastic 1x1:1x2 --oversubscribe",
+            "--dataset digits --model vgg11 --epochs 10 --seed 0 --optimizer adamw --lr 0.05"
+            " --weight-decay 0.0005 --batch-size 64 --topology 1x2 --elastic 1x1:1x2 --oversubscribe",
         ),
         (
             {"model": "simple_cnn", "optimizer": "adamw", "epochs": 1, "lr": 0.003, "warmup_epochs": 0.5},
-            "--dataset digits --model simple_cnn --epochs 1 --batch-size 128 --seed 0 --optimizer adamw"
-            " --warmup-epochs 0.5 --topology 1x1",
+            "--dataset digits --model simple_cnn --epochs 1 --seed 0 --optimizer adamw"
+            " --warmup-epochs 0.5 --batch-size 128 --topology 1x1",
         ),
     ],
 )  # fmt: skip
