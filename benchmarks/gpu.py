@@ -102,8 +102,9 @@ def pace_all(kind: str, given: argparse.Namespace) -> None:
 
 def time_speednet(given: argparse.Namespace) -> None:
     """Print seconds of training and test accuracy of speednet for each seed, as JSON."""
-    epochs, steps = (1, 2) if given.device == "cpu" else (SPEEDNET_EPOCHS, None)
-    config = TrainConfig(model="speednet", epochs=epochs, steps_per_epoch=steps, precision="bf16")
+    config = TrainConfig(model="speednet", epochs=SPEEDNET_EPOCHS, precision="bf16")
+    if given.device == "cpu":
+        config = dataclasses.replace(config, epochs=1, steps_per_epoch=2, batch_size=16)
     for seed in range(1 if given.device == "cpu" else SPEEDNET_SEEDS):
         observer = throughput.Observer(throughput.Pace(float("inf"), torch.device(given.device)))
         with tempfile.TemporaryDirectory() as folder:
