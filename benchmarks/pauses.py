@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
-import tempfile
 
 import record
+import training
 
 from cifar_ray.data import SPECS
 
@@ -26,16 +24,9 @@ TARGET = 0.05
 
 def run(given: argparse.Namespace, workers: int) -> dict[str, float]:
     """Seconds of a whole epoch's steps, of an evaluation and of a checkpoint."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     words = ["--model", given.model, "--epochs", "1", "--steps-per-epoch", str(given.steps)]
-    words += ["--global-batch-size", str(GLOBAL_BATCH), "--device", "cpu", "--precision", given.precision]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*launch, "-m", "cifar_ray.training", *words, "--storage", folder]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"training failed:\n{done.stderr}")
-    (line,) = (line.removeprefix("times: ") for line in done.stdout.splitlines() if line.startswith("times: "))
-    times = {name: float(value) for name, value in (pair.split() for pair in line.split(", "))}
+    words += ["--global-batch-size", str(GLOBAL_BATCH), "--precision", given.precision]
+    times = training.run(words, f"1x{workers}")
     steps = SPECS["cifar10"].train_size // GLOBAL_BATCH
     return {
         "steps": steps * times["time/iteration_mean_s"],

@@ -1,7 +1,8 @@
-"""Seconds of training to an accuracy on CIFAR-10, with `--model speednet` on one worker with all cores.
+"""Seconds of training to an accuracy on CIFAR-10, with `--model speednet` and all cores.
 
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3     # about 10 minutes
     python benchmarks/time_to_accuracy.py --epochs 13 --target 94 --within 900 --seeds 3      # about 45 minutes
+    python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3 --topology 2x2
 
 A run is `python -m cifar_ray.training`, the loop without Ray and MLflow, for a number of epochs that is fixed
 beforehand; its accuracy is that after the last one, and its seconds are `time/training_s` (docs/timing.md): neither
@@ -10,25 +11,10 @@ start-up, with the whitening, nor evaluations are in them. The test images are l
 
 from __future__ import annotations
 
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
 
 import record
-
-from cifar_ray.training import hardware
-
-
-def train(epochs: int, seed: int, precision: str) -> dict[str, float]:
-    """One run's figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = f"--model speednet --epochs {epochs} --seed {seed} --cpus-per-worker {hardware.allowed_cpus()}"
-        words += f" --precision {precision}"
-        command = [sys.executable, "-m", "cifar_ray.training", *words.split(), "--storage", folder]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {name: float(value) for name, value in re.findall(r"([\w/]+) ([\d.]+)(?=,|$)", printed, re.MULTILINE)}
+import training
 
 
 def main() -> None:
@@ -38,25 +24,28 @@ def main() -> None:
     parser.add_argument("--target", type=float, required=True, help="accuracy to reach in %%")
     parser.add_argument("--within", type=float, required=True, help="seconds to reach it in")
     parser.add_argument("--seeds", type=int, default=3, help="runs")
+    parser.add_argument("--topology", default="1x1", help="workers, which share this machine's CPUs (%(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     given = parser.parse_args()
     runs = []
     for seed in range(given.seeds):
-        runs.append(train(given.epochs, seed, given.precision))
-        found = runs[-1]
+        words = ["--model", "speednet", "--epochs", str(given.epochs), "--seed", str(seed)]
+        runs.append(found := training.run([*words, "--precision", given.precision], given.topology))
         print(f"seed {seed}: {100 * found['test/accuracy']:.2f} % in {found['time/training_s']:.0f} s", flush=True)
     accuracies = [100 * run["test/accuracy"] for run in runs]
     seconds = [run["time/training_s"] for run in runs]
     spread = f" +- {statistics.stdev(accuracies):.2f}" if given.seeds > 1 else ""
     row = record.Row(
-        what=f"speednet, {given.epochs} epochs",
+        what=f"speednet, {given.topology}, {given.epochs} epochs",
         target=f"{given.target:g} % in {given.within:g} s",
         measured=f"{statistics.mean(accuracies):.2f}{spread} % in {statistics.mean(seconds):.0f} s",
         n=given.seeds,
         note=f"{given.precision}; {min(seconds):.0f} to {max(seconds):.0f} s; "
         f"{statistics.mean(r['images_per_s'] for r in runs):,.0f} images/s",
     )
-    record.save(f"time_to_{given.target:g}", f"Time to {given.target:g} % on CIFAR-10", [row], runs, dry=given.dry)
+    where = "" if given.topology == "1x1" else f" at {given.topology}"
+    title = f"Time to {given.target:g} % on CIFAR-10{where}"
+    record.save(f"time_to_{given.target:g}{where.replace(' ', '_')}", title, [row], runs, dry=given.dry)
 
 
 if __name__ == "__main__":
