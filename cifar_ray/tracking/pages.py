@@ -18,6 +18,8 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _METRICS = ("test/accuracy", "images_per_s", "time/training_s")
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _COLUMNS = [*(f"metrics.`{name}`" for name in _METRICS), *(f"params.`{name}`" for name in _PARAMS)]
+# Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
+_STATE = {"selectedColumns": _COLUMNS, "orderByKey": _COLUMNS[0], "orderByAsc": False}
 
 
 def run(uri: str, run: Run) -> str | None:
@@ -49,7 +51,7 @@ def newest(server: str, client: MlflowClient) -> str:
         if not runs:
             return f"{server}/#/experiments?{_TRAINING}"
         experiment = runs[0].info.experiment_id
-        view = json.dumps({"selectedColumns": _COLUMNS})
+        view = json.dumps(_STATE)
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)

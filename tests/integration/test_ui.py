@@ -21,11 +21,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def opened(person: Person) -> Iterator[tuple[Started, str]]:
-    """``cifar-ray ui --open`` on a store with one run, and the address that the person's browser was given."""
+    """``cifar-ray ui --open`` on a store with a sweep of one run, and the address that the person's browser was given."""
     folder = person.home / ".cifar_ray"
     folder.mkdir()
     client = mlflow_store.new_store(folder)
-    run = client.create_run(store.experiment_id(client, "digits"), tags={store.KEY_TAG: "k"}, run_name="the-one")
+    experiment = store.experiment_id(client, "digits")
+    sweep = client.create_run(experiment, tags={store.KEY_TAG: "s"}, run_name="the-sweep").info.run_id
+    tags = {store.KEY_TAG: "k", "mlflow.parentRunId": sweep}
+    run = client.create_run(experiment, tags=tags, run_name="the-one")
     client.log_metric(run.info.run_id, "test/accuracy", 0.875)
     client.log_param(run.info.run_id, "topology", "1x2")
     client.set_terminated(run.info.run_id)

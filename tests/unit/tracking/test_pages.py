@@ -44,7 +44,9 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
     made = [begun(client, name, began) for name, began in (("first", 1), ("newest", 3), ("second", 2))]
     address = f"http://here/#/experiments/{made[1]}/runs?workflowType=machine_learning&viewStateShareKey=cifar_ray"
     assert pages.newest("http://here", client) == address
-    columns = json.loads(client.get_experiment(made[1]).tags[VIEW])["selectedColumns"]
+    view = json.loads(client.get_experiment(made[1]).tags[VIEW])
+    columns = view["selectedColumns"]
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`test/accuracy`", False)
     assert columns[:2] == ["metrics.`test/accuracy`", "metrics.`images_per_s`"]
     assert {"params.`model`", "params.`topology`", "params.`global_batch_size`"} <= set(columns)
     assert all(VIEW not in client.get_experiment(other).tags for other in ("0", made[0], made[2]))
