@@ -171,7 +171,7 @@ def _as_before(config: ResolvedConfig, mailbox: Mailbox, worker: Worker) -> Reso
         return config
     known = [mailbox.precision() if worker.rank == 0 else ""]
     if worker.world_size > 1:
-        dist.broadcast_object_list(known, src=0)
+        dist.broadcast_object_list(known, src=0, device=worker.device)
     return recipe.with_precision(config, known[0] or "auto")
 
 
