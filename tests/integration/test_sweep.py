@@ -154,8 +154,8 @@ def test_its_name_is_taken(runs: object, resident: Person) -> None:
     sentence = resident.refused("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
     assert sentence.startswith("--name must be new, and 'mixed' is in")
     assert "`cifar-ray sweep --resume mixed` continues it" in sentence
-    again = resident.succeeds("sweep", "--resume", "mixed").stdout
-    assert again == "sweep mixed is finished; there is nothing to resume\n"
+    *_, last = resident.succeeds("sweep", "--resume", "mixed").stdout.splitlines()
+    assert last == "sweep mixed is finished; there is nothing to resume"
 
 
 def test_a_run_of_a_sweep_is_a_run_like_any_other(runs: dict[str, Run], resident: Person) -> None:

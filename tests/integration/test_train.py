@@ -161,10 +161,11 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
 
 
 def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resident: Person) -> None:
-    assert resident.succeeds("resume", "first").stdout == "run first is finished; there is nothing to resume\n"
+    *_, last = resident.succeeds("resume", "first").stdout.splitlines()
+    assert last == "run first is finished; there is nothing to resume"
     sentence = resident.refused(*WORDS)
     assert sentence.startswith("--run-name must be new, and 'first' is in ")
-    assert "`cifar-ray resume first` continues it" in sentence
+    assert "trained to the end (10 epochs); give another name" in sentence
 
 
 def test_the_stored_config_is_that_of_the_run(run: Run, resident: Person) -> None:
