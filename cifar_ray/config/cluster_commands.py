@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cifar_ray.config.flags import Positional
+from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import WhichCheckpoint
 
@@ -46,7 +46,7 @@ class _JobServerCommand:
 class SubmitCommand(_JobServerCommand):
     """Run `cifar-ray train`, `resume` or `sweep` on a Ray cluster as a job: submit [OPTIONS] -- train ..."""
 
-    wait: bool = False
+    wait: Switch = False
     """Print the job's output until it ends; the exit status is 0 if it succeeded, else 1."""
 
     name: str | None = None
@@ -68,7 +68,7 @@ class LogsCommand(_JobServerCommand):
     job: Positional[str]
     """The job's name."""
 
-    follow: bool = False
+    follow: Switch = False
     """Print until the job ends; the exit status is 0 if it succeeded, else 1."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cifar_ray.config.flags import Positional
+from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 
@@ -15,7 +15,7 @@ from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 class ResultAsJson:
     """The option of commands whose result another program may read."""
 
-    json: bool = False
+    json: Switch = False
     """Print the result as one JSON document on standard output; progress goes to standard error."""
 
 
@@ -26,7 +26,7 @@ class TrainCommand(ResultAsJson, TrainConfig):
     config: str | None = None
     """YAML file with any of these options; flags override it."""
 
-    quiet: bool = False
+    quiet: Switch = False
     """Print one line, the result."""
 
 
@@ -112,7 +112,7 @@ class SweepCommand(TrainConfig):
     max_concurrent: Count | None = None
     """Most runs at once; as many as the cluster holds when not given."""
 
-    quiet: bool = False
+    quiet: Switch = False
     """Print one line, the result."""
 
 
@@ -166,7 +166,7 @@ class CompareCommand(ResultAsJson):
     target: float | None = None
     """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
 
-    full: bool = False
+    full: Switch = False
     """Show every table of a report, not the main figures alone."""
 
     tracking_uri: str | None = None
@@ -225,7 +225,7 @@ class UiCommand:
     port: int = 5000
     """Port on the loopback interface."""
 
-    open: bool = False
+    open: Switch = False
     """Also open the runs in a browser."""
 
 

@@ -24,6 +24,9 @@ T = TypeVar("T")
 _POSITIONAL = "positional"
 Positional = Annotated[T, _POSITIONAL]
 """The type of a field that is given without a flag."""
+_SWITCH = "switch"
+Switch = Annotated[bool, _SWITCH]
+"""The type of a field that no config file has, so that nothing needs a ``--no-`` flag to be undone."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
 _WIDEST, _COLUMN = 100, 32  # characters: lines that are easy to read; where every explanation starts
 
@@ -144,7 +147,11 @@ def _belongs(name: str) -> str:
 
 
 def _is_positional(hint: Any) -> bool:
-    return _POSITIONAL in getattr(hint, "__metadata__", ())
+    return _POSITIONAL in _metadata(hint)
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
 
 
 def _is_list(hint: Any) -> bool:
@@ -163,7 +170,8 @@ def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str =
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:
-        group.add_argument(flag_of(key), dest=key, action=argparse.BooleanOptionalAction, **options)
+        action: Any = "store_true" if _SWITCH in _metadata(hint) else argparse.BooleanOptionalAction
+        group.add_argument(flag_of(key), dest=key, action=action, **options)
     elif _is_positional(hint):
         many = "+" if is_required else "*"
         group.add_argument(key, nargs=many if _is_list(hint) else None if is_required else "?", **options)

@@ -83,7 +83,12 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
         NoClusterFileError: when nothing in the file is of a cluster.
         ConfigError: when the file cannot be read or is not YAML.
     """
-    given = read_yaml(path)
+    try:
+        given = read_yaml(path)
+    except ConfigError:
+        if _is_for_another(path):
+            raise NoClusterFileError("", f"{path} is no file for `ray up`") from None
+        raise
     if not _MARKS.intersection(given):
         raise NoClusterFileError("", f"{path} is no file for `ray up`")
     notes = list(_unfilled(path.read_text(encoding="utf-8")))
@@ -97,6 +102,16 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
             except ConfigError as error:
                 problems.append(f"available_node_types.{name} has no price: the machine type {error.problem}")
     return Verdict(tuple(problems), tuple(notes))
+
+
+def _is_for_another(path: Path) -> bool:
+    """Whether a file is YAML of several documents, or with tags of another program, and nothing of a cluster in it."""
+    try:
+        roots = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return False
+    keys = {str(key.value) for root in roots if isinstance(root, yaml.MappingNode) for key, _ in root.value}
+    return not keys & _MARKS
 
 
 def _unfilled(text: str) -> Iterator[str]:

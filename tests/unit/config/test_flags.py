@@ -161,3 +161,10 @@ def test_an_option_without_a_default_says_what_happens_without_it(capsys: pytest
             flag = f"--{one.name.replace('_', '-')} "
             (doc,) = (" ".join(part.split()) for part in said if part.startswith(flag))
             assert re.search(r"not given|neither is given|, else |without one|in place of", doc), doc
+
+
+def test_a_switch_has_no_opposite() -> None:
+    assert flags.read(commands.CompareCommand, ["a", "b", "--json"], "compare").json
+    assert not flags.read(commands.CompareCommand, ["a", "b"], "compare").json
+    with pytest.raises(ConfigError, match="unknown flag --no-json"):
+        flags.read(commands.CompareCommand, ["a", "b", "--no-json"], "compare")

@@ -297,3 +297,18 @@ def test_files_for_something_else_are_one_line(tmp_path: Path, capsys: pytest.Ca
     assert main.main(["cluster", "check", *map(str, runs)]) == 2
     said = capsys.readouterr()
     assert said.err == f"error: not for `ray up`, which needs `cluster_name` and `provider`: {runs[0]}, {runs[1]}\n"
+
+
+def test_a_template_and_a_manifest_are_files_for_something_else(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = Path(__file__).parents[3] / "examples"
+    others = [str(examples / name) for name in ("aws-stack.yaml", "rayjob.yaml")]
+    assert main.main(["cluster", "check", *others]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: not for `ray up`, which needs `cluster_name` and `provider`: {', '.join(others)}\n"
+
+
+def test_a_cluster_file_of_two_documents_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("cluster_name: a\n---\nprovider: {type: aws}\n")
+    assert main.main(["cluster", "check", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: cannot read config file {file}: ")
