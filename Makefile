@@ -27,7 +27,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The pages of docs/ as a site, build/docs/index.html; a broken link or a warning fails it.
+# The pages of docs/ as a site, build/docs/index.html; a broken link between them or a warning fails it.
 docs: $(VENV)/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 

@@ -15,10 +15,10 @@ from cifar_ray.tracking import uri as stores
 
 @contextmanager
 def loading(text: str, always: bool = False) -> Iterator[None]:
-    """Context manager: show that the libraries are loaded for ``text``.
+    """Context manager: show ``text`` while libraries load.
 
     Args:
-        text: what the command does.
+        text: what the command is about and waits for.
         always: whether to print a line also where there is no terminal; not where the output is a result.
     """
     with Console() as console:

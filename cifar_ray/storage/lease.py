@@ -15,7 +15,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +121,21 @@ class Lock:
         self.folder.write(OBJECT, json.dumps({**self._name, "written": time.time()}))
 
 
-def claim(folder: Folder, contents: Mapping[str, str], taken: Exception, refusal: Exception) -> Lock:
+def claim(folder: Folder, contents: Mapping[str, str], taken: Callable[[], Exception], refusal: Exception) -> Lock:
     """Make a new folder with these text files, and lock it.
 
     Raises:
         OSError: when the folder cannot be written.
-        Exception: ``taken``, when it exists; ``refusal``, when another driver is making it just now. Nothing of the
-            other's is changed.
+        Exception: that of ``taken``, when it exists; ``refusal``, when another driver is making it just now. Nothing
+            of the other's is changed.
     """
     if folder.exists():
-        raise taken
+        raise taken()
     folder.make()
     lock = Lock(folder, refusal)
     try:
         if not {FILE, OBJECT}.issuperset(folder.names()):  # another driver has made it since
-            raise taken
+            raise taken()
         for name, text in contents.items():
             folder.write(name, text)
     except BaseException:

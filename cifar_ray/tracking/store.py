@@ -20,6 +20,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
 from cifar_ray.tracking.uri import is_server as is_server
 from cifar_ray.tracking.uri import no_such_run, sqlite_path
@@ -36,9 +37,6 @@ FOLDER_TAG = "cifar_ray.folder"
 
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
-
-SWEEP_TAG = "cifar_ray.sweep"
-"""Tag of a sweep and of each of its runs: the sweep's name."""
 
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""

@@ -12,6 +12,9 @@ from urllib.parse import quote
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 
+SWEEP_TAG = "cifar_ray.sweep"
+"""Tag of a sweep and of each of its runs: the sweep's name."""
+
 
 def resolve_uri(given: str | None) -> str:
     """The tracking URI: the one given, ``MLFLOW_TRACKING_URI``, or SQLite at one place in the home folder.
@@ -44,14 +47,16 @@ def exists(uri: str) -> bool:
 
 
 def lacks(uri: str, run: str) -> bool:
-    """Whether a SQLite store certainly has no run of that name or id; False when only MLflow can tell."""
+    """Whether a SQLite store certainly has no run or sweep of that name or id; False when only MLflow can tell."""
     path = sqlite_path(uri)
     if path is None or not path.exists():
         return path is not None
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=1)) as database:
-            found = database.execute("SELECT 1 FROM runs WHERE name = ? OR run_uuid = ? LIMIT 1", (run, run)).fetchone()
-            return found is None
+            named = database.execute("SELECT 1 FROM runs WHERE name = ? OR run_uuid = ? LIMIT 1", (run, run)).fetchone()
+            # Whose run a person has renamed in MLflow's pages is found by its tag.
+            tagged = "SELECT 1 FROM tags WHERE key = ? AND value = ? LIMIT 1"
+            return named is None and database.execute(tagged, (SWEEP_TAG, run)).fetchone() is None
     except sqlite3.Error:  # no database, another layout, or in use
         return False
 

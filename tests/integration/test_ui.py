@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,12 @@ def test_the_pages_open_with_the_runs_figures_and_without_chatter(opened: tuple[
         assert re.search(r"the-one.*0\.875.*1x2", page, re.DOTALL)
         assert all(name in page for name in ("test/accuracy", "topology", "Model registry"))
         assert "Evaluation runs" not in page  # a page for chat agents
-    assert (person.home / "address").read_text() == f"{address}\n"
+    opening = person.home / "address"
+    end = time.monotonic() + 30
+    while not (opening.exists() and opening.read_text()):  # the browser is told after the terminal
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert opening.read_text() == f"{address}\n"
     started.kill(signal.SIGINT)
     started.end()
     assert started.output == f"MLflow starts on {person.uri}; Ctrl-C ends it\nopen {address}\n"

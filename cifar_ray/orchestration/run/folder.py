@@ -7,6 +7,7 @@ import json
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cifar_ray import storage
@@ -103,11 +104,10 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
     """
     above = storage.at(config.storage)
     name = config.run_name or names.new(config)
-    names.check_free(above, name)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
     contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     with storage.refusing(above):
-        return run, storage.claim(run.folder, contents, _busy(name), _busy(name))
+        return run, storage.claim(run.folder, contents, partial(names.taken, above, name), _busy(name))
 
 
 def open_existing(address: str, key: str) -> RunFolder:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray.tune
@@ -181,7 +182,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
         if known is not None and not folder.exists():
             raise _taken(config.name, client.tracking_uri)
         contents = {_CONFIG: sweepfile.to_yaml(config)}
-        return folder, storage.claim(folder, contents, _taken(config.name, above.address), _busy(config.name))
+        return folder, storage.claim(folder, contents, partial(_taken, config.name, above.address), _busy(config.name))
 
 
 def _taken(name: str, where: str) -> ConfigError:

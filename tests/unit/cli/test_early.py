@@ -111,6 +111,8 @@ def test_what_a_store_lacks_is_known_without_mlflow(tmp_path: Path) -> None:
     assert uri.lacks(where, "yours")
     assert not uri.lacks(where, "mine")
     assert not uri.lacks(where, run)
+    client.set_tag(run, store.SWEEP_TAG, "swept")  # as of a sweep's run that was renamed
+    assert not uri.lacks(where, "swept")
     (tmp_path / "other.db").write_text("no database")
     for unknown in ("http://127.0.0.1:9", f"sqlite:///{tmp_path / 'other.db'}"):
         assert not uri.lacks(unknown, "yours")
