@@ -46,7 +46,8 @@ def row(given: argparse.Namespace, workers: int, part: str, runs: list[dict[str,
         f"< {TARGET:.0%} of an epoch" if len(parts) > 1 else "",
         f"{statistics.median(shares):.2%} ({min(shares):.2%} to {max(shares):.2%})",
         len(runs),
-        f"{seconds:.2f} s beside {epoch:,.0f} s of steps in {given.precision}",
+        f"{seconds:.2f} s beside {epoch:,.0f} s of steps in {given.precision}"
+        + ("; evaluations are in float32, as the saved model is used" if "evaluation" in parts else ""),
     )
 
 
