@@ -19,6 +19,8 @@ from pathlib import Path
 import record
 import training
 
+from cifar_ray.config.topology import parse
+
 SHAPES = {"vit": ["--vit.dim", "96", "--vit.depth", "4"]}
 """A ViT that trains in minutes: 0.2 of the default's arithmetic."""
 CELLS = [("1x1", 16), ("1x1", 64), ("2x2", 16), ("2x2", 64)]
@@ -35,17 +37,16 @@ def rows(runs: Runs, given: argparse.Namespace) -> list[record.Row]:
         base = accuracies(runs, given, model, *CELLS[0])
         for topology, batch in CELLS:
             here = accuracies(runs, given, model, topology, batch)
-            lost = [mine - other for mine, other in zip(here, base, strict=True)]
+            gained = [mine - other for mine, other in zip(here, base, strict=True)]
             spread = f" +- {statistics.stdev(here):.2f}" if len(here) > 1 else ""
-            nodes, workers = map(int, topology.split("x"))
             found.append(
                 record.Row(
                     f"{model}, {topology}, {batch} per worker",
                     f"at most {WITHIN:g} point lost" if (topology, batch) != CELLS[0] else "",
                     f"{statistics.mean(here):.2f}{spread} %",
                     len(here),
-                    f"global batch {batch * nodes * workers}; {statistics.mean(lost):+.2f} points "
-                    f"({min(lost):+.2f} to {max(lost):+.2f}) beside 16 at 1x1",
+                    f"global batch {batch * parse(topology).world_size}; {statistics.mean(gained):+.2f} points "
+                    f"({min(gained):+.2f} to {max(gained):+.2f}) beside 16 at 1x1",
                 )
             )
     return found

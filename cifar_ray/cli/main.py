@@ -27,6 +27,7 @@ from cifar_ray.config.commands import (
 )
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.display.run import Console
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
@@ -50,8 +51,6 @@ def train(words: Sequence[str]) -> int:
 
         result = run(config, begun=IMPORTED_AT)
     if asked.quiet or asked.json:
-        from cifar_ray.display.run import Console
-
         output.show(result, asked.json, lambda: Console().result(result.name, result.metrics, result.times))
     return 0
 
@@ -88,7 +87,6 @@ def sweep(words: Sequence[str]) -> int:
     if result is None:
         print(f"sweep {asked.name} is finished; there is nothing to resume")
         return 0
-    from cifar_ray.display.run import Console
     from cifar_ray.tracking import pages
 
     if asked.quiet:
@@ -176,7 +174,6 @@ def evaluate(words: Sequence[str]) -> int:
     """``cifar-ray evaluate``."""
     command = flags.read(EvaluateCommand, words, "evaluate")
     early.check_runs([command.run], command.tracking_uri)
-    from cifar_ray.display.run import Console
 
     with output.progress(command.json):
         with early.loading("loading PyTorch and MLflow"):
@@ -196,7 +193,6 @@ def predict(words: Sequence[str]) -> int:
 
     imagefiles.check(command.images)
     early.check_runs([command.run], command.tracking_uri)
-    from cifar_ray.display.run import Console
 
     with output.progress(command.json), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
@@ -210,7 +206,6 @@ def predict(words: Sequence[str]) -> int:
 def strategies(words: Sequence[str]) -> int:
     """``cifar-ray strategies``."""
     flags.read(StrategiesCommand, words, "strategies")
-    from cifar_ray.display.run import Console
     from cifar_ray.strategies import NAMES, about
 
     Console().strategies({name: about(name) for name in NAMES})
@@ -231,7 +226,6 @@ def doctor(words: Sequence[str]) -> int:
     """``cifar-ray doctor``."""
     command = flags.read(DoctorCommand, words, "doctor")
     from cifar_ray.cli.doctor import examine
-    from cifar_ray.display.run import Console
 
     where = {name: value for name, value in vars(command).items() if name != "json"}
     with output.progress(command.json):

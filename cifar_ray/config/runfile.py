@@ -14,10 +14,10 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig, options_of_other
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
 
-UPKEEP = (
-    *("version", "run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose"),
-    *("start_timeout_s", "hang_timeout_s"),
-)
+WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose")
+"""Where a run is, and not what it is."""
+
+UPKEEP = ("version", *WHERE, "start_timeout_s", "hang_timeout_s")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it."""
 
 

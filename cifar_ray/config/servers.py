@@ -10,6 +10,7 @@ from urllib.request import getproxies
 
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _CONNECT_TIMEOUT_S = 5.0
@@ -24,6 +25,11 @@ def ray_head(given: str | None) -> str | None:
     chosen = given or os.environ.get("RAY_ADDRESS")
     addresses.check("address", chosen)
     return None if chosen in (None, "", "local") else chosen
+
+
+def is_made_up(config: TrainConfig) -> bool:
+    """Whether Ray counts nodes or CPUs that do not exist."""
+    return config.local_nodes > 1 or config.oversubscribe
 
 
 def reach(head: str) -> None:

@@ -10,6 +10,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.tracking import store
+from cifar_ray.tracking.uri import flag
 
 _TRAINING = "workflowType=machine_learning"
 _VIEW = "cifar_ray"
@@ -31,9 +32,7 @@ def run(uri: str, run: Run) -> str | None:
 
 def way(uri: str, page: str | None) -> str:
     """How to come to a page of the store: its address, or the command that shows the store's pages."""
-    if page is not None:
-        return page
-    return "cifar-ray ui" if uri == store.resolve_uri(None) else f"cifar-ray ui --tracking-uri {uri}"
+    return page or f"cifar-ray ui{flag(uri)}"
 
 
 def newest(server: str, client: MlflowClient) -> str:

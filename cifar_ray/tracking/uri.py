@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +26,7 @@ def resolve_uri(given: str | None) -> str:
     """
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
-        return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
+        return _at_home()
     addresses.check("tracking_uri", uri)
     scheme = uri.split(":", 1)[0] if "://" in uri else ""
     if not scheme or scheme == "file" or (scheme.startswith("sqlite") and sqlite_path(uri) is None):
@@ -33,6 +34,16 @@ def resolve_uri(given: str | None) -> str:
             "tracking_uri", f"must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
         )
     return uri
+
+
+def _at_home() -> str:
+    return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
+
+
+def flag(uri: str) -> str:
+    """The flag, after a space, with which another command finds the store; empty for the one it finds by itself."""
+    found = os.environ.get("MLFLOW_TRACKING_URI") or _at_home()
+    return "" if uri == found else f" --tracking-uri {shlex.quote(uri)}"
 
 
 def is_server(uri: str) -> bool:

@@ -122,18 +122,7 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
-_NEVER = (
-    "run_name",
-    "address",
-    "data_dir",
-    "experiment",
-    "tracking_uri",
-    "storage",
-    "verbose",
-    "device",
-    "cpus_follow",
-)
-"""What says where a run is, and not what it is; the device is that of the machine."""
+_NEVER = (*runfile.WHERE, "device", "cpus_follow")  # the device is that of the machine
 
 
 def command(config: ResolvedConfig) -> str:

@@ -83,14 +83,9 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
         NoClusterFileError: when nothing in the file is of a cluster.
         ConfigError: when the file cannot be read or is not YAML.
     """
-    try:
-        given = read_yaml(path)
-    except ConfigError:
-        if _is_for_another(path):
-            raise NoClusterFileError("", f"{path} is no file for `ray up`") from None
-        raise
-    if not _MARKS.intersection(given):
-        raise NoClusterFileError("", f"{path} is no file for `ray up`")
+    if _is_for_another(path):
+        raise NoClusterFileError("", f"{path} is not a cluster file")
+    given = read_yaml(path)
     notes = list(_unfilled(path.read_text(encoding="utf-8")))
     problems = list(_schema(given)) or list(_incomplete(given, given["provider"]))
     if not problems:
@@ -105,7 +100,7 @@ def check(path: Path, price: Callable[[Mapping[str, Any]], str]) -> Verdict:
 
 
 def _is_for_another(path: Path) -> bool:
-    """Whether a file is YAML of several documents, or with tags of another program, and nothing of a cluster in it."""
+    """Whether a file is YAML, also of several documents or with tags of another program, and not of a cluster."""
     try:
         roots = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

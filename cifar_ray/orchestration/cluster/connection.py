@@ -33,7 +33,7 @@ def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
         NotStartedError: when Ray does not start here.
     """
     head = address(config)
-    if is_made_up(config) and (head or ray.is_initialized()):
+    if servers.is_made_up(config) and (head or ray.is_initialized()):
         there = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {there}"
@@ -106,11 +106,6 @@ def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -
 def note(config: TrainConfig) -> str:
     """What is being done to have Ray, for the display."""
     return "joining Ray" if address(config) else "starting Ray"
-
-
-def is_made_up(config: TrainConfig) -> bool:
-    """Whether Ray counts nodes or CPUs that do not exist."""
-    return config.local_nodes > 1 or config.oversubscribe
 
 
 def shares_a_machine(config: TrainConfig) -> bool:

@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
-from cifar_ray.config import errors
+from cifar_ray.config import errors, servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -50,7 +50,7 @@ def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict
     Raises:
         OSError: the driver itself cannot use it.
     """
-    if not nodes or connection.is_made_up(config):  # nodes started here are this machine
+    if not nodes or servers.is_made_up(config):  # nodes started here are this machine
         return {}
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cifar_ray.config import command_line, errors, runfile, sweep, sweepfile
+from cifar_ray.config import command_line, errors, runfile, servers, sweep, sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import NAME, TrainConfig
 from cifar_ray.orchestration.jobs import packing
@@ -108,7 +108,7 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
 
 def _check(config: TrainConfig) -> None:
     """Raise ConfigError on an option that only makes sense on this machine."""
-    if config.local_nodes > 1 or config.oversubscribe:
+    if servers.is_made_up(config):
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", "is for a Ray started here, not for a job"
         )

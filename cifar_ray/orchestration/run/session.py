@@ -29,7 +29,7 @@ from cifar_ray.orchestration.run.events import (
 )
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
-from cifar_ray.tracking import pages
+from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
@@ -269,8 +269,4 @@ class RunSession:
         ]
 
     def _resume_command(self) -> str:
-        return f"cifar-ray resume {shlex.quote(self.record.name)}{self.store_flag()}"
-
-    def store_flag(self) -> str:
-        """The flag with which another command finds this run's store; empty for the default one."""
-        return f" --tracking-uri {self.record.uri}" if self.config.tracking_uri else ""
+        return f"cifar-ray resume {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}"

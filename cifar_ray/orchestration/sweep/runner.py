@@ -30,7 +30,7 @@ from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import Tuning
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import hardware
@@ -187,7 +187,7 @@ class _Sweep:
     def _stopped(self) -> str:
         """How far the sweep has come, and what continues it."""
         finished = sum(trial.state == boards.FINISHED for trial in self._trials)
-        store_flag = f" --tracking-uri {self._base.tracking_uri}" if self._base.tracking_uri else ""
+        store_flag = uri.flag(self._client.tracking_uri)
         return (
             f"stopped after {finished} of {len(self._trials)} runs; "
             f"continue with `cifar-ray sweep --resume {self._config.name}{store_flag}`"

@@ -22,6 +22,7 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
@@ -45,7 +46,7 @@ def session(**values: Any) -> Any:
     config = recipe.resolve(
         TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
     )
-    record: Any = Calls(tags_before={}, trouble="", **values)
+    record: Any = Calls(**{"tags_before": {}, "trouble": "", "uri": uri.resolve_uri(None), **values})
     view: Any = Calls()
     folder: Any = Calls(name="mine")
     made = RunSession(config, None, folder, record, view)  # type: ignore[arg-type]
@@ -126,3 +127,5 @@ def test_an_interrupted_run_says_how_to_continue_it() -> None:
     made = session(name="my run")
     made.handle(EPOCH)
     assert made.stopped() == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"
+    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").stopped()
+    assert elsewhere.endswith("continue with `cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'`")
