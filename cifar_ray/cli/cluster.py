@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from cifar_ray.cli import early
 from cifar_ray.config import errors, flags, ports, servers
@@ -28,7 +29,7 @@ def cluster(words: Sequence[str]) -> int:
         return CLUSTER_COMMANDS[words[0]][0](words[1:])
     if words and words[0] in ("-h", "--help"):
         print("usage: cifar-ray cluster COMMAND [OPTIONS]\n")
-        for name, (_, summary) in CLUSTER_COMMANDS.items():
+        for name, (_, _, summary) in CLUSTER_COMMANDS.items():
             print(f"  {name:<10} {summary}")
         return 0
     got = repr(words[0]) if words else "nothing"
@@ -148,19 +149,19 @@ def register(words: Sequence[str]) -> int:
     return 0
 
 
-CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "check": (cluster_check, "check files for `ray up`, offline"),
-    "watch": (cluster_watch, "on a node: wait for the cloud's notice of its end, and drain the node"),
+CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+    "check": (cluster_check, ClusterCheckCommand, "check files for `ray up`, offline"),
+    "watch": (cluster_watch, WatchCommand, "on a node: wait for the cloud's notice of its end, and drain the node"),
 }
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "cluster": (cluster, "check a cluster file; watch a node that its cloud may take away"),
-    "submit": (submit, "train, resume or sweep on a Ray cluster, as a job"),
-    "jobs": (jobs, "list the jobs of a Ray cluster"),
-    "logs": (logs, "print what a job has printed"),
-    "stop": (stop, "stop a job and record its run"),
-    "serve": (serve, "answer HTTP requests with a run's model"),
-    "register": (register, "register a run's model in MLflow's model registry"),
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+    "cluster": (cluster, CLUSTER_COMMANDS, "check a cluster file; watch a node that its cloud may take away"),
+    "submit": (submit, SubmitCommand, "train, resume or sweep on a Ray cluster, as a job"),
+    "jobs": (jobs, JobsCommand, "list the jobs of a Ray cluster"),
+    "logs": (logs, LogsCommand, "print what a job has printed"),
+    "stop": (stop, StopCommand, "stop a job and record its run"),
+    "serve": (serve, ServeCommand, "answer HTTP requests with a run's model"),
+    "register": (register, RegisterCommand, "register a run's model in MLflow's model registry"),
 }
 
 

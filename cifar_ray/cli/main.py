@@ -10,19 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
 from cifar_ray.cli import cluster, early, output
 from cifar_ray.config import command_line, errors, flags, servers
 from cifar_ray.config.commands import (
     CompareCommand,
+    CompletionCommand,
     DoctorCommand,
     EvaluateCommand,
     PredictCommand,
     ReportCommand,
+    ResumeCommand,
     RunsCommand,
     StrategiesCommand,
+    SweepCommand,
+    TrainCommand,
     UiCommand,
 )
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
@@ -234,19 +238,29 @@ def doctor(words: Sequence[str]) -> int:
     return 1 if any(finding.problem for finding in found) else 0
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (train, "train a model and record it in MLflow"),
-    "resume": (resume, "continue a run that was interrupted or has failed"),
-    "sweep": (sweep, "train every combination of batch sizes, workers or other options"),
-    "report": (report, "write a sweep's results as a page, tables and charts"),
-    "runs": (runs, "list the runs and sweeps that MLflow has"),
-    "compare": (compare, "show the results of some runs side by side"),
-    "strategies": (strategies, "list the ways of keeping replicas in step, and what each costs"),
-    "evaluate": (evaluate, "evaluate a run's model on every test image"),
-    "predict": (predict, "classify image files with a run's model"),
-    "ui": (ui, "open MLflow's pages on the runs"),
-    "doctor": (doctor, "look at what this machine offers, and what would stop a run"),
+def completion(words: Sequence[str]) -> int:
+    """``cifar-ray completion``."""
+    command = flags.read(CompletionCommand, words, "completion")
+    from cifar_ray.cli.completion import script
+
+    print(script(command.shell, COMMANDS))
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+    "train": (train, TrainCommand, "train a model and record it in MLflow"),
+    "resume": (resume, ResumeCommand, "continue a run that was interrupted or has failed"),
+    "sweep": (sweep, SweepCommand, "train every combination of batch sizes, workers or other options"),
+    "report": (report, ReportCommand, "write a sweep's results as a page, tables and charts"),
+    "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
+    "compare": (compare, CompareCommand, "show the results of some runs side by side"),
+    "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
+    "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),
+    "predict": (predict, PredictCommand, "classify image files with a run's model"),
+    "ui": (ui, UiCommand, "open MLflow's pages on the runs"),
+    "doctor": (doctor, DoctorCommand, "look at what this machine offers, and what would stop a run"),
     **cluster.COMMANDS,
+    "completion": (completion, CompletionCommand, "print what lets bash or zsh complete these words"),
 }
 
 
@@ -294,7 +308,7 @@ def _complain(sentence: str, status: int) -> int:
 def _overview() -> str:
     lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
     lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
-    lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += [f"  {name:<10} {summary}" for name, (_, _, summary) in COMMANDS.items()]
     lines += ["", "`cifar-ray help COMMAND` lists a command's options; `cifar-ray -V` the version."]
     return "\n".join(lines)
 

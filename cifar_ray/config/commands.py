@@ -244,3 +244,11 @@ class DoctorCommand(ResultAsJson):
 
     address: str | None = None
     """Ray cluster to join (RAY_ADDRESS)."""
+
+
+@dataclass(frozen=True)
+class CompletionCommand:
+    """Print the script by which a shell completes the words of cifar-ray."""
+
+    shell: Positional[Literal["bash", "zsh"]]
+    """The shell that reads it."""

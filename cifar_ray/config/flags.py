@@ -34,6 +34,9 @@ _WIDEST, _COLUMN = 100, 32  # characters: lines that are easy to read; where eve
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints as a ConfigError."""
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Choices are for the help and for completion; the schema checks them."""
+
     def error(self, message: str) -> NoReturn:
         missing = message.removeprefix("the following arguments are required: ")
         sentence = message.removeprefix("argument ") if missing == message else f"{missing} must be given"
@@ -86,9 +89,9 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
     if {"-h", "--help"} & set(words):
-        _parser(kind, program, schema.docstrings(kind)).print_help()
+        parser(kind, program, schema.docstrings(kind)).print_help()
         sys.exit(0)
-    values, rest = _parser(kind, program, {}).parse_known_intermixed_args([_hyphenated(word) for word in words])
+    values, rest = parser(kind, program, {}).parse_known_intermixed_args([_hyphenated(word) for word in words])
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
         known = [flag_of(key) for key, hint in schema.flat_types(kind).items() if not _is_positional(hint)]
@@ -105,11 +108,17 @@ def _hyphenated(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def _parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
-    """A parser with a flag for every field; the help has the sections of a run, and one for each nested dataclass."""
+def parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
+    """A parser with a flag for every field; the help has the sections of a run, and one for each nested dataclass.
+
+    Args:
+        kind: a dataclass.
+        program: the command as it is typed.
+        docs: what the help says of each field, by name.
+    """
     hints = schema.field_types(kind)
     positional = [f"{name.upper()}{' ...' * _is_list(hint)}" for name, hint in hints.items() if _is_positional(hint)]
-    parser = Parser(
+    made = Parser(
         prog=program,
         usage=" ".join([program, *positional, "[OPTIONS]"]),
         description=inspect.getdoc(kind),
@@ -118,21 +127,21 @@ def _parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
         allow_abbrev=False,
     )
     of_run = schema.field_types(TrainConfig) if issubclass(kind, TrainConfig) else {}
-    section: Any = parser
+    section: Any = made
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if field.name in of_run and field.name in SECTIONS:
-            section = parser.add_argument_group(SECTIONS[field.name])
+            section = made.add_argument_group(SECTIONS[field.name])
         if dataclasses.is_dataclass(hint):
             inner = typing.cast(type, hint)
-            group = parser.add_argument_group(f"{field.name} options", schema.summary(inner))
+            group = made.add_argument_group(f"{field.name} options", schema.summary(inner))
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
             belongs = _belongs(field.name) if field.name in of_run else ""
-            place = section if field.name in of_run else parser
+            place = section if field.name in of_run else made
             _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
-    return parser
+    return made
 
 
 def _belongs(name: str) -> str:
@@ -174,11 +183,12 @@ def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str =
         group.add_argument(flag_of(key), dest=key, action=action, **options)
     elif _is_positional(hint):
         many = "+" if is_required else "*"
-        group.add_argument(key, nargs=many if _is_list(hint) else None if is_required else "?", **options)
+        nargs = many if _is_list(hint) else None if is_required else "?"
+        group.add_argument(key, nargs=nargs, choices=choices or None, metavar=key, **options)
     else:
-        metavar = "NAME" if choices else _METAVARS.get(kind, "TEXT")
+        options["metavar"] = "NAME" if choices else _METAVARS.get(kind, "TEXT")
         options |= {"nargs": "+"} if _is_list(hint) else {}
-        group.add_argument(flag_of(key), dest=key, required=is_required, metavar=metavar, **options)
+        group.add_argument(flag_of(key), dest=key, required=is_required, choices=choices or None, **options)
 
 
 def _in_words(default: Any) -> str:

@@ -89,7 +89,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
-            "unknown command 'trian'; it may be train, resume, sweep, report, runs, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve or register",
+            "unknown command 'trian'; it may be train, resume, sweep, report, runs, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",
@@ -294,6 +294,6 @@ def test_the_last_line_after_ctrl_c_says_how_to_continue(
     def run(_: object) -> int:
         raise InterruptedRunError(signal.SIGINT, advice)
 
-    monkeypatch.setitem(main.COMMANDS, "train", (run, ""))
+    monkeypatch.setitem(main.COMMANDS, "train", (run, None, ""))
     assert main.main(["train"]) == 130
     assert capsys.readouterr().err == f"{last}\n"

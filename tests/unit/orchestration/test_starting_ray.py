@@ -63,7 +63,7 @@ def test_a_second_failure_ends_in_one_sentence(
         started(starts, monkeypatch, tmp_path)
         return 0
 
-    monkeypatch.setitem(main.COMMANDS, "train", (run, ""))
+    monkeypatch.setitem(main.COMMANDS, "train", (run, None, ""))
     assert main.main(["train"]) == 1
     assert len(starts.left) == 2
     said = capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""A shell completes what it was given the script for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.cli import main
+
+ASK = """
+source "$1"; shift
+COMP_WORDS=(cifar-ray "$@"); COMP_CWORD=$#; COMPREPLY=()
+_shtab_cifar_ray; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main.main(["completion", "bash"]) == 0
+    made = tmp_path / "script"
+    made.write_text(capsys.readouterr().out)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["sw"], {"sweep"}),
+        (["cluster", ""], {"check", "watch"}),
+        (["train", "--model", "v"], {"vgg11", "vit"}),
+        (["train", "--vit.d"], {"--vit.dim", "--vit.depth", "--vit.dropout"}),
+        (["train", "--epochs", ""], {""}),
+        (["sweep", "cells"], {"cells.yaml"}),
+        (["completion", ""], {"bash", "zsh"}),
+    ],
+)
+def test_bash_completes_commands_flags_values_and_files(bash: Path, words: list[str], found: set[str]) -> None:
+    (bash.parent / "cells.yaml").touch()
+    asked = ["bash", "-c", ASK, "ask", str(bash), *words]
+    said = subprocess.run(asked, cwd=bash.parent, capture_output=True, text=True, check=True).stdout
+    assert set(said.rstrip("\n").split("\n")) == found
+
+
+def test_zsh_reads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#compdef cifar-ray")
+    assert "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit)" in script
+    if shutil.which("zsh"):
+        made = tmp_path / "script"
+        made.write_text(script)
+        subprocess.run(["zsh", "-n", str(made)], check=True)
