@@ -17,7 +17,7 @@ from cifar_ray.orchestration.run.interrupts import RayLostError
 from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.training.observer import Outcome, Started
 
-_POLL_S = 0.2
+_POLL_S = 0.5
 _TAKE_S, _LAST_TAKE_S = 5.0, 30.0
 _CONTROLLER_START_S = 5.0
 _LONGEST_REASON = 200

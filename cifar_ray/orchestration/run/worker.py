@@ -30,7 +30,7 @@ from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
 
-_PROGRESS_INTERVAL_S = 0.25
+_PROGRESS_INTERVAL_S = 0.5
 _SAMPLE_INTERVAL_S = 5.0
 _FIRST_SAMPLE_S = 1.0
 
