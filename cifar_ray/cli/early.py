@@ -34,9 +34,9 @@ def check_training(config: TrainConfig) -> None:
         ConfigError: naming the option.
     """
     servers.reach_chosen(config.address)
-    stores.resolve_uri(config.tracking_uri)
+    store = stores.resolve_uri(config.tracking_uri)
     if config.run_name is not None:
-        names.check_free(storage.at(config.storage), config.run_name)
+        names.check_free(storage.at(config.storage), config.run_name, store)
 
 
 def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shlex
 import sys
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
 from cifar_ray.cli import cluster, early, output
-from cifar_ray.config import command_line, errors, flags, servers
+from cifar_ray.config import command_line, errors, flags, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
@@ -32,6 +31,7 @@ from cifar_ray.config.commands import (
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
+from cifar_ray.tracking import uri as stores
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
@@ -93,17 +93,20 @@ def sweep(words: Sequence[str]) -> int:
         return 0
     from cifar_ray.tracking import pages
 
+    store_flag = stores.flag(result.tracking_uri)
     if asked.quiet:
-        Console().sweep_result(result.states, result.figures, result.name)
+        Console().sweep_result(result.states, result.figures, result.name, store_flag)
     else:
         way = pages.way(result.tracking_uri, result.page)
-        Console().sweep_summary(result.states, result.figures, result.name, way)
+        Console().sweep_summary(result.states, result.figures, result.name, store_flag, way)
     return 1 if result.failed else 0
 
 
 def runs(words: Sequence[str]) -> int:
     """``cifar-ray runs``."""
     command = flags.read(RunsCommand, words, "runs")
+    if command.sweep is not None:
+        early.check_sweep(command.sweep, command.tracking_uri)
     with output.progress(command.json), early.loading("loading MLflow"):
         from cifar_ray.cli.listing import show
         from cifar_ray.tracking import listing, store
@@ -134,7 +137,7 @@ def report(words: Sequence[str]) -> int:
     folder = reports.folder(command.out) if command.format == "files" else None
     whole = reports.build(study, command.baseline, price, command.target)
     if folder is None:
-        print(json.dumps(data.whole(whole), indent=1))
+        output.show(data.whole(whole), as_json=True)
         return 0
     written = reports.write(whole, folder, flags.note)
     for line in spoken(whole.findings, whole.cautions):
@@ -219,10 +222,13 @@ def strategies(words: Sequence[str]) -> int:
 def ui(words: Sequence[str]) -> int:
     """``cifar-ray ui``."""
     command = flags.read(UiCommand, words, "ui")
+    uri = stores.resolve_uri(command.tracking_uri)
+    if not stores.is_server(uri):
+        ports.check("127.0.0.1", command.port)
     with early.loading("loading MLflow"):
         from cifar_ray.tracking.ui import serve
 
-    serve(command.tracking_uri, command.port, command.open)
+    serve(uri, command.port, command.open)
     return 0
 
 

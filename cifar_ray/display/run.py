@@ -206,22 +206,34 @@ class Console(Display):
         self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
         return found
 
-    def sweep_summary(self, states: Mapping[str, str], figures: Mapping[str, float], name: str, way: str) -> None:
-        """A sweep's runs by state, where its time went, and the way to its page in MLflow."""
+    def sweep_summary(
+        self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str, way: str
+    ) -> None:
+        """A sweep's runs by state, where its time went, and the way to its page in MLflow.
+
+        Args:
+            states: state of each run, by name.
+            figures: the sweep's own, by metric.
+            name: of the sweep.
+            store_flag: what other commands need to find its store (:func:`cifar_ray.tracking.uri.flag`).
+            way: to its page in MLflow.
+        """
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
         rows.append(("wall time", duration(figures["sweep/wall_s"])))
         rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
         rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
         failed = [run for run, state in states.items() if state == "failed"]
-        rows += [("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}` tries it again") for run in failed]
-        rows += [("report", f"cifar-ray report {name}"), ("open in MLflow", way)]
+        rows += [
+            ("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again") for run in failed
+        ]
+        rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way)]
         self._table(rows)
 
-    def sweep_result(self, states: Mapping[str, str], figures: Mapping[str, float], name: str) -> None:
-        """A finished sweep in one line."""
+    def sweep_result(self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str) -> None:
+        """A finished sweep in one line; arguments as in :meth:`sweep_summary`."""
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-        self.line(f"sweep {name}: {counts}, {duration(figures['sweep/wall_s'])}; cifar-ray report {name}")
+        self.line(f"sweep {name}: {counts}, {duration(figures['sweep/wall_s'])}; cifar-ray report {name}{store_flag}")
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the last column may be long and is not wrapped."""

@@ -8,37 +8,35 @@ import sys
 import tempfile
 import time
 import webbrowser
+from contextlib import suppress
 from typing import IO
 
 from cifar_ray import tracking
-from cifar_ray.config import ports
 from cifar_ray.tracking import pages, store
 
 _LOOK_S = 0.2
 
 
-def serve(tracking_uri: str | None, port: int, browse: bool) -> None:
+def serve(uri: str, port: int, browse: bool) -> None:
     """Replace this process by MLflow's server on the loopback interface, and print its address once it answers.
 
     Of a store that is a server itself, only the address is printed.
 
     Args:
-        tracking_uri: the store.
-        port: of the server.
+        uri: the store.
+        port: of the server; a free one.
         browse: whether to open the address in a browser, too.
 
     Raises:
-        ConfigError: when the store does not answer, or the port is taken.
+        ConfigError: when the store does not answer.
     """
-    uri = store.resolve_uri(tracking_uri)
     tracking.quieten(verbose=False)
     if store.is_server(uri):
         _show(pages.newest(uri.rstrip("/"), store.connect(uri)), browse)
         return
-    ports.check("127.0.0.1", port)
     page = pages.newest(f"http://127.0.0.1:{port}", store.connect(uri))
     print(f"MLflow starts on {uri}; Ctrl-C ends it", flush=True)
-    with tempfile.TemporaryFile() as output:  # the server's chatter, shown only if it does not start
+    with tempfile.TemporaryFile() as output:  # the server's chatter, shown only if it ends by itself
         server = os.getpid()
         if os.fork() == 0:
             try:
@@ -59,14 +57,14 @@ def _show(page: str, browse: bool) -> None:
 
 
 def _when_it_answers(port: int, page: str, browse: bool, server: int, output: IO[bytes]) -> None:
-    """Show the page once the server, the parent of this process, answers; or its output, if it ends before."""
+    """Show the page once the server, the parent of this process, answers, and its output once it has ended."""
+    is_shown = False
     while os.getppid() == server:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(_LOOK_S)
-        else:
-            _show(page, browse)
-            return
+        with suppress(OSError):
+            if not is_shown:
+                socket.create_connection(("127.0.0.1", port)).close()
+                _show(page, browse)
+                is_shown = True
+        time.sleep(_LOOK_S)
     output.seek(0)
     print(f"MLflow's server has ended: {output.read().decode(errors='replace').strip()}", file=sys.stderr, flush=True)

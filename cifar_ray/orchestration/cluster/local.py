@@ -119,7 +119,7 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
                 if config.verbose:
                     traceback.print_exception(error)
                 raise NotStartedError(
-                    f"Ray did not start within {time.monotonic() - begun:.0f} s, tried {_STARTS} times "
+                    f"Ray did not start, tried {_STARTS} times in {time.monotonic() - begun:.0f} s "
                     f"(load {os.getloadavg()[0]:.0f} on {hardware.allowed_cpus()} CPUs): try again"
                     + ("" if config.verbose else ", or with --verbose to see what Ray says")
                 ) from error

@@ -16,6 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints, names
 from cifar_ray.storage import Folder, Lock
+from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, classifier, manifest, recipe
 from cifar_ray.training.classifier import Classifier
 
@@ -105,9 +106,10 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
     above = storage.at(config.storage)
     name = config.run_name or names.new(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
+    taken = partial(names.taken, above, name, uri.resolve_uri(config.tracking_uri))
     contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     with storage.refusing(above):
-        return run, storage.claim(run.folder, contents, partial(names.taken, above, name), _busy(name))
+        return run, storage.claim(run.folder, contents, taken, _busy(name))
 
 
 def open_existing(address: str, key: str) -> RunFolder:

@@ -9,6 +9,7 @@ from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.storage import Folder
+from cifar_ray.tracking import uri
 from cifar_ray.training import manifest
 
 CHECKPOINTS = "checkpoints"
@@ -24,7 +25,7 @@ def new(config: TrainConfig) -> str:
     return f"{config.model}-{config.dataset}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"
 
 
-def check_free(above: Folder, name: str) -> None:
+def check_free(above: Folder, name: str, store: str) -> None:
     """Refuse a name that a run or a sweep in the storage ``above`` has.
 
     Raises:
@@ -32,19 +33,21 @@ def check_free(above: Folder, name: str) -> None:
     """
     with storage.refusing(above):
         if above.below(name).exists():
-            raise taken(above, name)
+            raise taken(above, name, store)
 
 
-def taken(above: Folder, name: str) -> ConfigError:
-    """The error about a name that is taken in the storage ``above``."""
+def taken(above: Folder, name: str, store: str) -> ConfigError:
+    """The error about a name that is taken in the storage ``above``; ``store`` is the new run's tracking URI."""
     there = f"must be new, and {name!r} is in {above.address}"
     folder = above.below(name)
     if SWEEP in folder.names():
-        return ConfigError("run_name", f"{there}; it is a sweep, which `cifar-ray sweep --resume {name}` continues")
+        return ConfigError(
+            "run_name", f"{there}; it is a sweep, which `cifar-ray sweep --resume {name}{uri.flag(store)}` continues"
+        )
     epochs = _all_epochs(folder.below(CHECKPOINTS))
     if epochs:
         return ConfigError("run_name", f"{there}, trained to the end ({epochs} epochs); give another name")
-    return ConfigError("run_name", f"{there}; `cifar-ray resume {name}` continues it")
+    return ConfigError("run_name", f"{there}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
 
 
 def _all_epochs(kept: Folder) -> int:

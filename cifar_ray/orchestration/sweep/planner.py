@@ -27,7 +27,7 @@ from cifar_ray.orchestration.run import names
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent
+from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import recipe
@@ -180,15 +180,15 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     known = parent.find(client, config.name)
     with storage.refusing(above):
         if known is not None and not folder.exists():
-            raise _taken(config.name, client.tracking_uri)
+            raise _taken(config.name, client.tracking_uri, client.tracking_uri)
         contents = {_CONFIG: sweepfile.to_yaml(config)}
-        return folder, storage.claim(folder, contents, partial(_taken, config.name, above.address), _busy(config.name))
+        taken = partial(_taken, config.name, client.tracking_uri, above.address)
+        return folder, storage.claim(folder, contents, taken, _busy(config.name))
 
 
-def _taken(name: str, where: str) -> ConfigError:
-    return ConfigError(
-        "name", f"must be new, and {name!r} is in {where}; `cifar-ray sweep --resume {name}` continues it"
-    )
+def _taken(name: str, store: str, where: str) -> ConfigError:
+    command = f"cifar-ray sweep --resume {name}{uri.flag(store)}"
+    return ConfigError("name", f"must be new, and {name!r} is in {where}; `{command}` continues it")
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:

@@ -18,7 +18,7 @@ from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.planner import Trial
 from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
@@ -172,7 +172,8 @@ class SweepRecorder:
     def end(self, status: str) -> None:
         """Set the status of the sweep."""
         if status != "FINISHED":
-            self.board.line(f"`cifar-ray sweep --resume {self.config.name}` continues the sweep")
+            command = f"cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}"
+            self.board.line(f"`{command}` continues the sweep")
         if not self.record.end(status):
             self.board.line(f"MLflow at {self.record.uri} does not take all of the sweep's own record")
 

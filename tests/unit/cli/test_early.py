@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "predict nosuch nosuch.png",
         "predict nosuch text.png",
         "ui --port x",
+        "runs nosuch",
         "cluster check nosuch.yaml",
         "jobs --address http://127.0.0.1:9",
         "logs job --address http://127.0.0.1:9",
@@ -66,7 +68,9 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "register nosuch",
         "register nosuch --name model",
     ]
-    assert outcomes(refused, tmp_path) == [(line, 2, []) for line in refused]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused.append(f"ui --port {taken.getsockname()[1]}")
+        assert outcomes(refused, tmp_path) == [(line, 2, []) for line in refused]
 
 
 def test_strategies_are_listed_without_torch(tmp_path: Path) -> None:

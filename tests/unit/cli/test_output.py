@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_a_quiet_sweep_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
         return SweepResult(config.name, "id", "uri", "/there", page=None, states=states, figures={"sweep/wall_s": 65.0})
 
     monkeypatch.setattr(runner, "sweep", sweep)
-    line = "sweep s: 2 finished, 1 failed, 1 min 05 s; cifar-ray report s\n"
+    line = "sweep s: 2 finished, 1 failed, 1 min 05 s; cifar-ray report s --tracking-uri uri\n"
     assert printed("sweep --name s --grid batch_size=16,32 --quiet", capsys, status=1) == (line, "")
 
 
@@ -112,6 +113,13 @@ def test_a_comparison_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     whole = json.loads(out)
     assert [row["name"] for row in whole["runs"]] == [trial.name for trial in study.trials]
     assert {"images_per_s", "accuracy_percent"} <= {row["figure"] for row in whole["figures"]}
+
+
+def test_a_number_that_is_none_is_null(trained: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:
+    trained.metrics["test/loss"] = math.nan
+    trained.history[0]["train/epoch_loss"] = math.inf
+    whole = json.loads(printed("train --json", capsys)[0], parse_constant=pytest.fail)
+    assert (whole["metrics"]["test/loss"], whole["history"][0]["train/epoch_loss"]) == (None, None)
 
 
 def test_what_the_doctor_finds_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, names
 from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
 from tests.support.helpers import forge, resolved, train_here
@@ -101,11 +102,15 @@ def test_a_taken_name_says_whether_its_run_can_go_on(done: int | None, advice: s
     else:
         (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}{advice}$"):
-        names.check_free(storage.at(str(tmp_path)), "mine")
+        names.check_free(storage.at(str(tmp_path)), "mine", uri.resolve_uri(None))
 
 
 def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     (tmp_path / "grid" / "sweep.yaml").touch()
     with pytest.raises(ConfigError, match="it is a sweep, which `cifar-ray sweep --resume grid` continues"):
-        names.check_free(storage.at(str(tmp_path)), "grid")
+        names.check_free(storage.at(str(tmp_path)), "grid", uri.resolve_uri(None))
+    with pytest.raises(
+        ConfigError, match="`cifar-ray sweep --resume grid --tracking-uri http://mlflow:5000` continues"
+    ):
+        names.check_free(storage.at(str(tmp_path)), "grid", "http://mlflow:5000")

@@ -68,7 +68,7 @@ def test_a_second_failure_ends_in_one_sentence(
     assert len(starts.left) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(
-        r"error: Ray did not start within \d+ s, tried 2 times \(load \d+ on \d+ CPUs\): try again, "
+        r"error: Ray did not start, tried 2 times in \d+ s \(load \d+ on \d+ CPUs\): try again, "
         r"or with --verbose to see what Ray says\n",
         said,
     )
