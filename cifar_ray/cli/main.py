@@ -9,16 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
 from cifar_ray.cli import cluster, early, output
-from cifar_ray.config import command_line, errors, flags, ports, servers
+from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
     DoctorCommand,
     EvaluateCommand,
+    ExportCommand,
     PredictCommand,
     ReportCommand,
     ResumeCommand,
@@ -32,6 +34,7 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
+from cifar_ray.tracking.study import Study
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
@@ -120,7 +123,7 @@ def runs(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
     command = flags.read(ReportCommand, words, "report")
-    from cifar_ray.reporting import cost, data, papers
+    from cifar_ray.reporting import cost, data, exported, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
 
@@ -128,12 +131,10 @@ def report(words: Sequence[str]) -> int:
     price = cost.find(command.price) if command.price is not None else None
     if command.baseline is not None:
         papers.check(command.baseline)
-    early.check_sweep(command.sweep, command.tracking_uri)
-    with early.loading("loading MLflow"):
-        from cifar_ray.tracking import parent, reading, store
-
-    uri = store.resolve_uri(command.tracking_uri)
-    study = reading.study(uri, command.sweep)
+    of_files = {word: exported.read(Path(word)) for word in command.sweeps if word.endswith(exported.SUFFIX)}
+    in_store = [word for word in command.sweeps if word not in of_files]
+    found = of_files | _in_store(in_store, command.tracking_uri)
+    study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)])
     folder = reports.folder(command.out) if command.format == "files" else None
     whole = reports.build(study, command.baseline, price, command.target)
     if folder is None:
@@ -144,9 +145,40 @@ def report(words: Sequence[str]) -> int:
         print(line)
     print(written[0])
     print(f"{len(written)} files in {folder}")
-    whole_files = [file for file in written if file.suffix in (".html", ".csv")]  # the page has its charts within it
-    if refused := parent.attach(uri, study.run_id, whole_files):
-        flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
+    if list(command.sweeps) == in_store and study.run_id:
+        from cifar_ray.tracking import parent
+
+        whole_files = [file for file in written if file.suffix in (".html", ".csv")]  # the page has its charts within it
+        if refused := parent.attach(stores.resolve_uri(command.tracking_uri), study.run_id, whole_files):
+            flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
+    return 0
+
+
+def _in_store(sweeps: Sequence[str], tracking_uri: str | None) -> dict[str, Study]:
+    """Studies of a tracking store by name; without any, MLflow is not loaded."""
+    for name in sweeps:
+        early.check_sweep(name, tracking_uri)
+    if not sweeps:
+        return {}
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import reading
+    return {name: reading.study(stores.resolve_uri(tracking_uri), name) for name in sweeps}
+
+
+def export(words: Sequence[str]) -> int:
+    """``cifar-ray export``."""
+    command = flags.read(ExportCommand, words, "export")
+    from cifar_ray.reporting import exported
+
+    out = files.absolute("out", command.out or f"{command.sweep}{exported.SUFFIX}")
+    if out.suffix != exported.SUFFIX:
+        raise ConfigError("out", f"must be a file whose name ends in {exported.SUFFIX}, got {command.out}")
+    study = _in_store([command.sweep], command.tracking_uri)[command.sweep]
+    try:
+        files.write_whole(out, exported.text(study))
+    except OSError as error:
+        raise ConfigError("out", f"must be a file that can be written, and {out} is not ({error.strerror})") from None
+    print(f"{out}: {len(study.trials)} runs; `cifar-ray report {out.name}` reads it")
     return 0
 
 
@@ -258,6 +290,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
     "resume": (resume, ResumeCommand, "continue a run that was interrupted or has failed"),
     "sweep": (sweep, SweepCommand, "train every combination of batch sizes, workers or other options"),
     "report": (report, ReportCommand, "write a sweep's results as a page, tables and charts"),
+    "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show the results of some runs side by side"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),

@@ -118,10 +118,10 @@ class SweepCommand(TrainConfig):
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write a sweep's results as a page, charts and data, from the tracking store alone."""
+    """Write a sweep's results as a page, charts and data, from the tracking store or from exported files alone."""
 
-    sweep: Positional[str]
-    """The sweep's name."""
+    sweeps: Positional[tuple[str, ...]]
+    """Name of the sweep, or a .json file of cifar-ray export; several make one report."""
 
     out: str = "report"
     """Folder that receives report.html, report.md, runs.csv, figures.csv and charts/."""
@@ -137,6 +137,20 @@ class ReportCommand:
 
     target: float | None = None
     """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has the sweep."""
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write a sweep with its runs as one file, from which anyone can make its report; no weights are in it."""
+
+    sweep: Positional[str]
+    """The sweep's name."""
+
+    out: str | None = None
+    """The file; when not given, NAME.json here."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the sweep."""

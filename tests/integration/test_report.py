@@ -123,6 +123,19 @@ def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.json"
+    assert main.main(["export", "scaling", "--out", str(kept), "--tracking-uri", uri]) == 0
+    assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report kept.json` reads it\n"
+    told = []
+    for words in (["scaling", "--tracking-uri", uri], [str(kept)]):
+        out = tmp_path / str(len(told))
+        assert main.main(["report", *words, "--out", str(out)]) == 0
+        page = [line for line in (out / "report.md").read_text().splitlines() if not line.startswith("Written ")]
+        told.append([page, *((out / name).read_text() for name in ("runs.csv", "figures.csv"))])
+    assert told[0] == told[1]
+
+
 def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "report"
     words = ["report", "scaling", "--out", str(out), "--tracking-uri", uri]
