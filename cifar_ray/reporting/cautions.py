@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cifar_ray.reporting import aggregate, peers
+from cifar_ray.reporting import aggregate, audit, peers
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
@@ -19,6 +19,7 @@ def cautions(study: Study) -> list[str]:
         *_not_a_clusters(study),
         *_side_by_side(study),
         *_mixed(study),
+        *_impossible(study),
         *_outliers(study),
         *_single(study),
     ]
@@ -79,6 +80,17 @@ def _mixed(study: Study) -> list[str]:
     moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
     if moved:
         said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
+    return said
+
+
+def _impossible(study: Study) -> list[str]:
+    """What of these runs' own figures cannot be right."""
+    names = ("accuracy", "precision", "recall", "f1", "specificity")
+    said = []
+    for trial in (trial for trial in study.trials if trial.finished):
+        figures = {name: [trial.metrics[f"test/{name}"]] for name in names if f"test/{name}" in trial.metrics}
+        claim = audit.Claim(trial.name, trial.dataset, figures)
+        said += [f"{trial.name} cannot be right: {fault}." for fault in audit.faults(claim)]
     return said
 
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import measures, peers, scaling
+from cifar_ray.reporting import audit, measures, peers, scaling
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.cells import Group, measured, micro_batches, unrecorded
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.tables import groups
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Study, placement
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _GB = 1e9 / 2**20  # MiB
@@ -96,9 +96,11 @@ def comparison(study: Study, key: str) -> Section:
                 folded.append(_table(paper, group, theirs, rest, "test metrics"))
             if rest := [name for name in names if any(len(row.figures[name]) > 1 for row in theirs)]:
                 folded.append(_table(paper, group, theirs, rest, _OF_RANKS))
+    if faults := _faults(paper, rows):
+        folded.append(Table("baseline_faults", "Cannot be right, because", ["Configuration", "Theirs"], faults))
     if not tables:
         said = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
-        return Section(title, (), notes=(f"Theirs: {paper['hardware']}.", said))
+        return Section(title, (), folded, notes=(f"Theirs: {paper['hardware']}.", said))
     hardware = {t.tags.get("cifar_ray.hardware", "not recorded") for t in study.trials if t.finished}
     notes = (f"Theirs: {paper['hardware']}.", f"Ours: {'; '.join(sorted(hardware))}.", *paper["notes"])
     return Section(title, tables, folded, notes)
@@ -140,7 +142,7 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
             entries = [*_shares(paper, group, theirs, row, one)] if relative else []
             for name in names:
                 entries += [_published(name, row, ranks), _own(one, name, ranks)]
-            label = ", ".join(_told(name, value) for name, value in row.place.items() if name != "model")
+            label = _label(row)
             label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
             rows.append((label, entries))
     base = " ".join(paper["base"].values())
@@ -150,6 +152,35 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     title = f"{first.model} on {first.dataset}" + (f": {about}" if about else "")
     columns = [f"{title}, {side}" for title in titles for side in ("theirs", "ours")]
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, ["Configuration", *columns], rows)
+
+
+def _faults(paper: Mapping[str, Any], rows: Sequence[_Row]) -> list[tuple[str, Sequence[Entry]]]:
+    """What of theirs cannot be right, a row for each reason."""
+    datasets, name = paper["datasets"], paper["relative"]
+    found = []
+    for row in rows:
+        base, places = _base(paper, rows, row), placement(row.place.get("topology", ""))
+        times = row.figures[name][0] / base.figures[name][0]
+        claim = audit.Claim(
+            label=", ".join(filter(None, (row.place.get("model"), _label(row)))),
+            dataset=datasets[0] if len(datasets) == 1 else "",
+            figures=row.figures,
+            strategy=row.place.get("strategy", ""),
+            workers=places[0] * places[1] if places else row.place.get("workers", 1),
+            speed_up=None if row is base else 1 / times if _PRINTED[name][0].better == "low" else times,
+        )
+        found += [(claim.label, [Entry(fault)]) for fault in audit.faults(claim)]
+    return found
+
+
+def _base(paper: Mapping[str, Any], theirs: Sequence[_Row], row: _Row) -> _Row:
+    """Their row that another one is told as a share of."""
+    wanted = {**{key: row.place.get(key) for key in ("model", *paper["same"])}, **paper["base"]}
+    return next(other for other in theirs if all(other.place.get(key) == value for key, value in wanted.items()))
+
+
+def _label(row: _Row) -> str:
+    return ", ".join(_told(name, value) for name, value in row.place.items() if name != "model")
 
 
 def _name(printed: str) -> str:
@@ -201,9 +232,7 @@ def _shares(
     """Their figure and ours as a share of the base's."""
     name = paper["relative"]
     figure, _ = _PRINTED[name]
-    agreed = {key: row.place.get(key) for key in ("model", *paper["same"])}
-    wanted = {**agreed, **paper["base"]}
-    base = next(other for other in theirs if all(other.place.get(key) == value for key, value in wanted.items()))
+    base = _base(paper, theirs, row)
     percent = 100 * row.figures[name][0] / base.figures[name][0]
     published = Entry(f"{percent:.1f}", percent, note="computed here from the published figures")
     if one is None:

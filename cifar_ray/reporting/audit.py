@@ -1,0 +1,69 @@
+"""What must hold of any study's figures, whoever measured them, and which of them cannot be right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+BALANCED = {"cifar10": 10, "cifar100": 100}
+"""Data sets with as many test images of every class, and their numbers of classes."""
+SYNCHRONOUS = ("gather_scatter", "send_recv", "all_reduce", "ddp", "reproducible")
+"""Strategies after which every rank holds the same weights."""
+_PRINTED = 1e-4
+"""A share that was printed with four decimals is off by half of this; so is what is computed from it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The figures of one configuration.
+
+    Attributes:
+        label: which configuration.
+        dataset: data set; empty when it is not known.
+        figures: ``accuracy``, ``precision``, ``recall``, ``f1`` and ``specificity`` (macro), 0 to 1, and
+            ``test_loss``; of every rank where that was measured.
+        strategy: its strategy; empty when it is not known.
+        workers: how many.
+        speed_up: against a single worker with the same batch; None when there is none.
+    """
+
+    label: str
+    dataset: str
+    figures: Mapping[str, Sequence[float]]
+    strategy: str = ""
+    workers: int = 1
+    speed_up: float | None = None
+
+
+def faults(claim: Claim) -> Iterator[str]:
+    """Why figures of a claim cannot be right, one sentence each."""
+    shares = {name: values[0] for name, values in claim.figures.items() if name != "test_loss" and len(values) == 1}
+    accuracy, recall, classes = shares.get("accuracy"), shares.get("recall"), BALANCED.get(claim.dataset)
+    if accuracy is not None and recall is not None and classes and abs(accuracy - recall) > _PRINTED:
+        yield (
+            f"accuracy {accuracy:.4f} beside macro recall {recall:.4f}: with as many test images of every class they "
+            "are one figure"
+        )
+    if accuracy is not None and classes and "specificity" in shares:
+        must_be = 1 - (1 - accuracy) / (classes - 1)
+        if abs(shares["specificity"] - must_be) > _PRINTED:
+            yield (
+                f"macro specificity {shares['specificity']:.4f}: with as many test images of every class, accuracy "
+                f"{accuracy:.4f} makes it {must_be:.4f}"
+            )
+    if {"precision", "recall", "f1"} <= shares.keys():
+        most = (shares["precision"] + shares["recall"]) / 2
+        if shares["f1"] > most + _PRINTED:
+            yield f"macro F1 {shares['f1']:.4f}: it is at most the mean of macro precision and recall, {most:.4f}"
+    losses = claim.figures.get("test_loss", ())
+    if claim.strategy in SYNCHRONOUS and max(losses, default=0) - min(losses, default=0) > _PRINTED:
+        yield (
+            f"test losses {min(losses):.4f} to {max(losses):.4f} on {len(losses)} ranks: not one model's on the same "
+            f"images, though after {claim.strategy} all ranks hold the same weights; batch norm's running statistics "
+            "may differ"
+        )
+    if claim.speed_up is not None and claim.speed_up > claim.workers:
+        yield (
+            f"{claim.speed_up:.2f} times as fast with {claim.workers} workers: more than the workers can give, so "
+            "something else has changed as well"
+        )

@@ -1,0 +1,59 @@
+"""Figures that cannot be right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cifar_ray.reporting import cautions, papers
+from cifar_ray.reporting.audit import Claim, faults
+from tests.support.studies import study, trial
+
+RIGHT = {"accuracy": [0.55], "precision": [0.6], "recall": [0.55], "f1": [0.57], "specificity": [0.95]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"recall": [0.56]}, "accuracy 0.5500 beside macro recall 0.5600: "),
+        ({"specificity": [0.951]}, "macro specificity 0.9510: "),
+        ({"f1": [0.58]}, "macro F1 0.5800: it is at most the mean of macro precision and recall, 0.5750"),
+        ({"test_loss": [2.0, 2.1]}, "test losses 2.0000 to 2.1000 on 2 ranks: "),
+    ],
+)
+def test_each_fault_is_told(changes: dict[str, list[float]], begins: str) -> None:
+    assert not list(faults(Claim("", "cifar10", RIGHT, "ddp")))
+    (told,) = faults(Claim("", "cifar10", {**RIGHT, **changes}, "ddp"))
+    assert told.startswith(begins)
+
+
+def test_what_may_be_is_not_told() -> None:
+    rounded = {"accuracy": [0.3981], "recall": [0.3981], "specificity": [0.93313]}
+    assert not list(faults(Claim("", "cifar10", rounded)))
+    assert not list(faults(Claim("", "digits", {"accuracy": [0.9], "recall": [0.91], "specificity": [0.98]})))
+    assert not list(faults(Claim("", "cifar10", {"test_loss": [2.0, 2.1]}, "local_sgd")))
+    assert not list(faults(Claim("", "cifar10", {}, workers=4, speed_up=4.0)))
+    (told,) = faults(Claim("", "cifar10", {}, workers=4, speed_up=4.3))
+    assert told.startswith("4.30 times as fast with 4 workers")
+
+
+def test_what_published_figures_cannot_be() -> None:
+    found = papers.comparison(study(trial()), "rangoju_katneni_2025").folded[-1]
+    assert found.title == "Cannot be right, because"
+    told = [(label, entries[0].text.split(":")[0]) for label, entries in found.rows]
+    assert told == [
+        ("simple_cnn, 1x2, batch 64", "accuracy 0.1476 beside macro recall 0.1714"),
+        ("simple_cnn, 1x2, batch 64", "macro specificity 0.9079"),
+        ("simple_cnn, 2x2, batch 16", "4.34 times as fast with 4 workers"),
+        ("simple_cnn, 2x2, batch 64", "accuracy 0.1138 beside macro recall 0.1114"),
+        ("simple_cnn, 2x2, batch 64", "macro specificity 0.9013"),
+    ]
+
+
+def test_our_own_figures_are_looked_at_as_well() -> None:
+    right = trial(accuracies=(0.55,))
+    assert not [line for line in cautions.cautions(study(right)) if "cannot be right" in line]
+    wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5})
+    (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
+    assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")
