@@ -148,7 +148,8 @@ def report(words: Sequence[str]) -> int:
     if list(command.sweeps) == in_store and study.run_id:
         from cifar_ray.tracking import parent
 
-        whole_files = [file for file in written if file.suffix in (".html", ".csv")]  # the page has its charts within it
+        # The page has its charts within it.
+        whole_files = [file for file in written if file.suffix in (".html", ".csv")]
         if refused := parent.attach(stores.resolve_uri(command.tracking_uri), study.run_id, whole_files):
             flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
     return 0

@@ -157,7 +157,7 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
 def _faults(paper: Mapping[str, Any], rows: Sequence[_Row]) -> list[tuple[str, Sequence[Entry]]]:
     """What of theirs cannot be right, a row for each reason."""
     datasets, name = paper["datasets"], paper["relative"]
-    found = []
+    found: list[tuple[str, Sequence[Entry]]] = []
     for row in rows:
         base, places = _base(paper, rows, row), placement(row.place.get("topology", ""))
         times = row.figures[name][0] / base.figures[name][0]

@@ -54,6 +54,6 @@ def test_what_published_figures_cannot_be() -> None:
 def test_our_own_figures_are_looked_at_as_well() -> None:
     right = trial(accuracies=(0.55,))
     assert not [line for line in cautions.cautions(study(right)) if "cannot be right" in line]
-    wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5})
+    wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5, "test/f1": 0.5})
     (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
     assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")

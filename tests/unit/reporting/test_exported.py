@@ -53,9 +53,9 @@ def test_a_file_names_nobody(tmp_path: Path) -> None:
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     made = tmp_path / "other.json"
     made.write_text(content)
-    with pytest.raises(ConfigError, match=r"other.json is no study that `cifar-ray export` has written"):
+    with pytest.raises(ConfigError, match=r"other\.json is no study that `cifar-ray export` has written"):
         exported.read(made)
-    with pytest.raises(ConfigError, match="cannot read nosuch.json: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"cannot read nosuch\.json: No such file or directory"):
         exported.read(Path("nosuch.json"))
 
 
