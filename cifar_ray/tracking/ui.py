@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 import webbrowser
-from contextlib import suppress
 from typing import IO
 
 from cifar_ray import tracking
@@ -36,7 +35,7 @@ def serve(uri: str, port: int, browse: bool) -> None:
         return
     page = pages.newest(f"http://127.0.0.1:{port}", store.connect(uri))
     print(f"MLflow starts on {uri}; Ctrl-C ends it", flush=True)
-    with tempfile.TemporaryFile() as output:  # the server's chatter, shown only if it ends by itself
+    with tempfile.TemporaryFile() as output:  # the server's chatter, shown only if it does not start
         server = os.getpid()
         if os.fork() == 0:
             try:
@@ -57,14 +56,14 @@ def _show(page: str, browse: bool) -> None:
 
 
 def _when_it_answers(port: int, page: str, browse: bool, server: int, output: IO[bytes]) -> None:
-    """Show the page once the server, the parent of this process, answers, and its output once it has ended."""
-    is_shown = False
+    """Show the page once the server, the parent of this process, answers; or its output, if it ends before."""
     while os.getppid() == server:
-        with suppress(OSError):
-            if not is_shown:
-                socket.create_connection(("127.0.0.1", port)).close()
-                _show(page, browse)
-                is_shown = True
-        time.sleep(_LOOK_S)
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(_LOOK_S)
+        else:
+            _show(page, browse)
+            return
     output.seek(0)
     print(f"MLflow's server has ended: {output.read().decode(errors='replace').strip()}", file=sys.stderr, flush=True)
