@@ -90,7 +90,10 @@ def _read_trial(whole: dict[str, Any]) -> Trial:
         for name, its in whole.pop("history").items()
     }
     metrics, names = _numbers(whole.pop("metrics")), tuple(whole.pop("class_names"))
-    return Trial(history=history, metrics=metrics, class_names=names, **whole)
+    made = Trial(history=history, metrics=metrics, class_names=names, **whole)
+    for needed in ("model", "dataset", "topology", "batch_size", "global_batch_size", "seed"):
+        getattr(made, needed)  # raises on a parameter that is not there, or no number
+    return made
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -59,6 +59,15 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
         exported.read(Path("nosuch.json"))
 
 
+@pytest.mark.parametrize("batch", ["", "x", None])
+def test_a_run_without_what_tables_need_is_refused(batch: str | None, tmp_path: Path) -> None:
+    whole = json.loads(exported.text(grid()))
+    whole["trials"][1]["params"]["batch_size"] = batch
+    (tmp_path / "study.json").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=r"study\.json is no study that `cifar-ray export` has written"):
+        exported.read(tmp_path / "study.json")
+
+
 def test_seeds_of_two_files_are_one_configuration_and_machines_are_not() -> None:
     first, second = study(trial(seed=0)), study(trial(seed=1))
     (one,) = aggregate.configurations(exported.together([first, second]))
