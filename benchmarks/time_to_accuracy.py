@@ -1,7 +1,7 @@
 """Seconds of training to an accuracy on CIFAR-10, with `--model speednet` and all cores.
 
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3     # about 10 minutes
-    python benchmarks/time_to_accuracy.py --epochs 13 --target 94 --within 900 --seeds 3      # about 45 minutes
+    python benchmarks/time_to_accuracy.py --epochs 15 --target 94 --within 900 --seeds 3      # about 50 minutes
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3 --topology 2x2
 
 A run is `python -m cifar_ray.training`, the loop without Ray and MLflow, for a number of epochs that is fixed
