@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +17,7 @@ from cifar_ray.orchestration.cluster import connection
 from cifar_ray.storage import Lock
 
 _PATIENCE = 2  # signals before the process ends at once
+_APART_S = 1  # what comes sooner after a signal is the same wish: a shaky finger, or a parent that passes it on as well
 _SHOW_CURSOR = "\x1b[?25h"  # which the display hides
 
 
@@ -71,15 +74,22 @@ def signals(pending: list[int] | None = None) -> Iterator[None]:
     """Context manager: SIGINT and SIGTERM raise :class:`InterruptedRunError` in the main thread.
 
     With a list, the first two are only added to it, since an exception within Ray's code or the clean-up would leave a
-    traceback; the third ends the process at once, with a sentence.
+    traceback; the third ends the process at once, with a sentence. Signals within a second count as one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    heard = -math.inf
+
     def interrupt(signum: int, _: FrameType | None) -> None:
+        nonlocal heard
         if pending is None:
             raise InterruptedRunError(signum)
+        now = time.monotonic()
+        if now - heard < _APART_S:
+            return
+        heard = now
         pending.append(signum)
         if len(pending) > _PATIENCE:
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}error: {InterruptedRunError(signum)}\n".encode())
