@@ -157,16 +157,16 @@ def _many(values: Any) -> bool:
 
 
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """Every run of the sweep: the chosen combinations in their order, each with its seeds in turn.
+    """Every run of the sweep: the chosen combinations in their order with the first seed, then with the next.
+
+    So the runs of a cell lie apart in time, and a busier hour is that of all cells.
 
     Raises:
         ConfigError: when two cells are the same, or a value that all runs share is impossible.
     """
     first = sweep.train.get("seed", 0)
-    settings = []
-    for values in chosen:
-        seeds = [values["seed"]] if "seed" in values else range(first, first + sweep.seeds)
-        settings += [{**values, "seed": seed} for seed in seeds]
+    rounds = itertools.product(range(sweep.seeds), chosen)
+    settings = [{**values, "seed": values.get("seed", first + turn)} for turn, values in rounds]
     names = _names(sweep, settings)
     made = [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
     for position, cell in enumerate(made):

@@ -35,7 +35,7 @@ SIZES = {"batch_size": [16]}
     [
         (
             {"grid": PAPER, "seeds": 3},
-            [f"bs{batch} {place} seed{seed}" for batch in (16, 64) for place in PAPER["topology"] for seed in range(3)],
+            [f"bs{batch} {place} seed{seed}" for seed in range(3) for batch in (16, 64) for place in PAPER["topology"]],
         ),
         ({"grid": SIZES, "train": {"seed": 5}, "seeds": 2}, ["bs16 1x1 seed5", "bs16 1x1 seed6"]),
         ({"grid": {**SIZES, "seed": [3, 8]}}, ["bs16 1x1 seed3", "bs16 1x1 seed8"]),

@@ -1,0 +1,310 @@
+"""A cluster that one machine can honestly stand for: hosts whose workers have the same share of a CPU each.
+
+    python benchmarks/emulated_cluster.py --rounds 5            # does it measure? about 25 minutes
+    python benchmarks/emulated_cluster.py --rate 1gbit -- sweep examples/paper_times.yaml
+    cifar-ray report paper_times
+
+After ``--`` are the words of a ``cifar-ray`` command. It runs on the first of ``--hosts`` hosts, which are Linux
+namespaces with a network interface, processes, and a ``/tmp`` of their own. On each is a real Ray node with 4 CPUs;
+all see the same home folder, and so the same data, runs and MLflow store. ``tc`` holds both ends of every link to
+``--rate``.
+
+Every worker is in a control group of its own, which gives it ``--share`` of a CPU in periods of 5 ms: one worker of a
+run is as fast as one of four as long as all shares together fit the machine, so speed-up and efficiency mean what they
+mean on a cluster. Absolute seconds do not, so the hosts' processor says that it is emulated, and with it every run and
+report. What Ray, MLflow and the driver do beside the workers is held by nothing; leave it some CPU.
+
+Without a command, three things show whether this measures: the images per second of independent workers at once
+against one alone (below 1 is what caches and shared cores take, and what no strategy can exceed), half the share
+against the whole, and what one host really sends another over a link of each rate.
+
+Needs root, Linux with iproute2, openssh-server and rsync (of the hosts that the tests make as well), and real CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import record
+
+sys.path.insert(0, str(record.ROOT))
+
+from cifar_ray.training import hardware
+from tests.support import hosts
+
+PERIOD_US = 5000
+"""Short, so that a step is slowed and not stopped: a step of a small model lasts some 10 ms."""
+CPUS = 4
+"""Of a host, as Ray counts them: room for four workers."""
+SUBNET = "10.98.0"
+PORT = 6379
+GROUPS = Path("/sys/fs/cgroup")
+RATES = ("1gbit", "10gbit", "none")
+BATCH, STEPS = 64, 60
+TRANSFER_S = 3.0
+SENDER = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5001)) as line:
+    block, end = bytes(1 << 20), time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < end:
+        line.sendall(block)
+"""
+RECEIVER = """
+import socket, time
+with socket.create_server(("", 5001)) as server:
+    print("ready", flush=True)
+    line, _ = server.accept()
+    begin, count = time.monotonic(), 0
+    while got := len(line.recv(1 << 20)):
+        count += got
+    print(8 * count / (time.monotonic() - begin) / 1e9, flush=True)
+"""
+
+
+class Share:
+    """A control group for each process that is added, with the same part of a CPU."""
+
+    def __init__(self, share: float) -> None:
+        self._quota = round(share * PERIOD_US)
+        self._legacy = (GROUPS / "cpu").is_dir()  # version 1
+        self._root = (GROUPS / "cpu" if self._legacy else GROUPS) / f"cifar-ray-{os.getpid()}"
+        self._made: list[Path] = []
+
+    def __enter__(self) -> Share:
+        if not self._legacy:
+            (GROUPS / "cgroup.subtree_control").write_text("+cpu")
+        self._root.mkdir()
+        if not self._legacy:
+            (self._root / "cgroup.subtree_control").write_text("+cpu")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in (*self._made, self._root):
+            while (group / "cgroup.procs").read_text().strip():  # its process is about to end
+                time.sleep(0.05)
+            group.rmdir()
+
+    @property
+    def count(self) -> int:
+        """Processes that were added."""
+        return len(self._made)
+
+    def add(self, pid: int) -> None:
+        """Hold a process, with all its threads and those to come."""
+        group = self._root / str(len(self._made))
+        group.mkdir()
+        self._made.append(group)
+        if self._legacy:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(self._quota))
+        else:
+            (group / "cpu.max").write_text(f"{self._quota} {PERIOD_US}")
+        (group / "cgroup.procs").write_text(str(pid))
+
+    @contextlib.contextmanager
+    def workers(self, network: hosts.Network) -> Iterator[None]:
+        """Context manager: hold every training worker of Ray that starts on the hosts."""
+        done = threading.Event()
+
+        def watch() -> None:
+            held: set[psutil.Process] = set()
+            while not done.wait(0.2):
+                for host in network.hosts:
+                    for process in psutil.Process(host.pid).children(recursive=True):
+                        with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+                            if process not in held and " ".join(process.cmdline()).startswith("ray::RayTrainWorker"):
+                                self.add(process.pid)
+                                held.add(process)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watching.join()
+
+
+def inside(machine: hosts.Machine, words: Sequence[str]) -> list[str]:
+    """A command's words, to be run on a host."""
+    return ["nsenter", "--all", f"--target={machine.pid}", f"--wdns={Path.cwd()}", *words]
+
+
+def shape(network: hosts.Network, rate: str) -> None:
+    """Hold both ends of every link to a rate."""
+    if rate == "none":
+        return
+    ends = [(host, "eth0") for host in network.hosts]
+    ends += [(network.laptop, f"port{number}") for number in range(len(network.hosts))]
+    for machine, device in ends:
+        limit = ["root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
+        subprocess.run(
+            ["nsenter", f"--target={machine.pid}", "--net", "tc", "qdisc", "replace", "dev", device, *limit], check=True
+        )
+
+
+@contextlib.contextmanager
+def network(count: int, rate: str) -> Iterator[hosts.Network]:
+    """Context manager: hosts with links of a rate."""
+    names = [f"emulated{number}" for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder, hosts.network(Path(folder), names, SUBNET) as made:
+        shape(made, rate)
+        yield made
+
+
+def name_processors(made: hosts.Network, share: float, rate: str) -> None:
+    """Have the hosts say what they are, where the name of a processor is read."""
+    links = "unshaped links" if rate == "none" else f"links of {rate}"
+    said = f"{share:g} of it for each worker, {links} (emulated)"
+    for host in made.hosts:
+        rename = (
+            f"sed 's|^model name.*|&, {said}|' /proc/cpuinfo > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo"
+        )
+        subprocess.run(inside(host, ["sh", "-c", rename]), check=True)
+
+
+def start_ray(made: hosts.Network, environment: dict[str, str]) -> None:
+    """A head on the first host, and a node on every other."""
+    head = made.hosts[0].address
+    for host in made.hosts:
+        as_head = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        place = as_head if host.address == head else [f"--address={head}:{PORT}"]
+        words = ["ray", "start", *place, f"--node-ip-address={host.address}", f"--num-cpus={CPUS}"]
+        words += ["--object-store-memory=500000000", "--disable-usage-stats"]
+        subprocess.run(inside(host, words), env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def command(given: argparse.Namespace) -> int:
+    """Run a ``cifar-ray`` command on the first host of a cluster; its exit status."""
+    with network(given.hosts, given.rate) as made, Share(given.share) as share:
+        name_processors(made, given.share, given.rate)
+        head = made.hosts[0]
+        environment = dict(os.environ) | {
+            "PYTHONPATH": str(record.ROOT),
+            "RAY_ADDRESS": f"{head.address}:{PORT}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        start_ray(made, environment)
+        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which ends its run
+        with share.workers(made):
+            status = subprocess.run(inside(head, ["cifar-ray", *given.words]), env=environment).returncode
+        for host in made.hosts:
+            subprocess.run(inside(host, ["ray", "stop", "--force"]), env=environment, capture_output=True)
+        print(f"{share.count} workers were held to {given.share:g} of a CPU")
+    return status
+
+
+def independent(count: int, share: float, model: str) -> float:
+    """Images per second of each of some workers at once that have nothing to do with one another, the mean."""
+    words = [sys.executable, "-m", "cifar_ray.training", "--model", model, "--batch-size", str(BATCH), "--epochs", "1"]
+    words += ["--steps-per-epoch", str(STEPS), "--cpus-per-worker", "1", "--device", "cpu", "--precision", "fp32"]
+    with Share(share) as held, tempfile.TemporaryDirectory() as folder:
+        started = []
+        for number in range(count):
+            line = [*words, "--storage", f"{folder}/{number}"]
+            started.append(subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=record.ROOT))
+            held.add(started[-1].pid)
+        printed = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit("a worker failed")
+    times = [line for said in printed for line in said.splitlines() if line.startswith("times: ")]
+    steps = [dict(pair.split() for pair in line.removeprefix("times: ").split(", ")) for line in times]
+    return statistics.mean(BATCH / float(figures["time/iteration_mean_s"]) for figures in steps)
+
+
+def link(rate: str) -> float:
+    """Gbit/s that one host really sends another."""
+    with network(2, rate) as made:
+        sender, receiver = made.hosts
+        listening = subprocess.Popen(
+            inside(receiver, [sys.executable, "-c", RECEIVER]), stdout=subprocess.PIPE, text=True
+        )
+        assert listening.stdout is not None
+        listening.stdout.readline()
+        send = [sys.executable, "-c", SENDER, receiver.address, str(TRANSFER_S)]
+        subprocess.run(inside(sender, send), check=True)
+        return float(listening.communicate()[0])
+
+
+def check(given: argparse.Namespace) -> None:
+    """Measure whether the cluster measures, and save the rows."""
+    found: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+        print(f"{name}: {value:.2f}", flush=True)
+
+    for turn in range(given.rounds):
+        print(f"round {turn + 1}", flush=True)
+        for count in (1, 2, 4):
+            if count * given.share <= hardware.allowed_cpus():
+                add(f"{count} at once", independent(count, given.share, given.model))
+        add("half the share", independent(1, given.share / 2, given.model))
+        for rate in RATES:
+            add(rate, link(rate))
+    record.save("emulated_cluster", "A cluster emulated on one machine", rows(given, found), found, dry=given.dry)
+
+
+def rows(given: argparse.Namespace, found: dict[str, list[float]]) -> list[record.Row]:
+    """The lines of the table."""
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    subject = f"{given.model}, batch {BATCH}, fp32, {given.share:g} of a CPU for each worker"
+    alone = middle["1 at once"]
+    made = [
+        record.Row(
+            f"{subject}: each of {name} against one alone",
+            "",
+            f"{value / alone:.2f} times",
+            given.rounds,
+            f"{value:.0f} against {alone:.0f} images/s: the ceiling of an efficiency",
+        )
+        for name, value in middle.items()
+        if name.endswith("at once") and name != "1 at once"
+    ]
+    half = middle["half the share"]
+    note = f"{half:.0f} against {alone:.0f} images/s"
+    made.append(record.Row(f"{subject}: half the share", "0.50 times", f"{half / alone:.2f} times", given.rounds, note))
+    for rate in RATES:
+        asked = "" if rate == "none" else rate.replace("gbit", " Gbit/s")
+        sent = f"{middle[rate]:.2f} Gbit/s"
+        made.append(record.Row(f"a link, {rate}: TCP between two hosts", asked, sent, given.rounds))
+    return made
+
+
+def main() -> int:
+    """Measure whether it measures, or run a command on a cluster."""
+    parser = record.parser(__doc__)
+    parser.add_argument("--hosts", type=int, default=2, help="hosts of the cluster (%(default)s)")
+    parser.add_argument("--share", type=float, default=0.45, help="part of a CPU for each worker (%(default)s)")
+    parser.add_argument("--rate", default="none", help="of every link, as tc writes it, or none (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each, without a command (%(default)s)")
+    parser.add_argument("--model", default="resnet", help="model, without a command (%(default)s)")
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="cifar-ray's words, after --")
+    given = parser.parse_args()
+    if reason := hosts.lacking():
+        parser.error(reason)
+    for folder in (Path.cwd(), Path.home()):
+        if any(folder.is_relative_to(covered) for covered in hosts.COVERED):
+            parser.error(f"hosts have a /tmp, /srv, /run and /dev/shm of their own, and this is in one: {folder}")
+    if given.words:
+        return command(given)
+    check(given)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
