@@ -161,6 +161,9 @@ class TrainConfig:
     augment: bool = True
     """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
 
+    normalise: Literal["dataset", "half"] = "dataset"
+    """Mean and standard deviation by which pixels are normalised: those of the training images, or 0.5 and 0.5."""
+
     # Model
     model: ModelName = "resnet"
     """Architecture."""
@@ -193,6 +196,9 @@ class TrainConfig:
 
     momentum: Share | None = None
     """Momentum of sgd; the model's own when not given."""
+
+    nesterov: bool = True
+    """Nesterov's form of that momentum."""
 
     weight_decay: NotNegative | None = None
     """Weight decay, but for biases and normalisation weights (speednet: its norms' biases, too); the model's own when
@@ -408,6 +414,7 @@ LEARNING = (
     "optimizer",
     "lr",
     "momentum",
+    "nesterov",
     "weight_decay",
     "schedule",
     "warmup_epochs",
@@ -415,6 +422,7 @@ LEARNING = (
     "lr_scaling",
     "base_batch",
     "augment",
+    "normalise",
     "seed",
 )
 """What decides the weights of a resolved config; a run keeps it from its first step to its last."""

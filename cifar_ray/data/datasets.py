@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,10 @@ class DatasetSpec:
     image_size: int = 32
     channels: int = 3
 
+    def normalised(self, by: str) -> DatasetSpec:
+        """The same, where pixels are normalised as a config's ``normalise`` says."""
+        return self if by == "dataset" else replace(self, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
 
 @dataclass(frozen=True)
 class Split:
@@ -80,6 +84,10 @@ class Dataset:
     test: Split
     class_names: tuple[str, ...]
     digest: str
+
+    def normalised(self, by: str) -> Dataset:
+        """The same images, with the facts of :meth:`DatasetSpec.normalised`."""
+        return replace(self, spec=self.spec.normalised(by))
 
 
 def _grey(value: float) -> tuple[float, float, float]:

@@ -48,11 +48,20 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     return model.to(memory_format=torch.channels_last).eval()
 
 
+def of(path: str | Path, snapshot: Snapshot) -> Classifier:
+    """The classifier of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
+
+    Raises:
+        CheckpointError: when the weights are not those of the config.
+    """
+    config = snapshot.config
+    return Classifier(restore(path, snapshot), SPECS[config.dataset].normalised(config.normalise)).eval()
+
+
 def load(path: Path) -> Classifier:
-    """The classifier of a checkpoint, on the CPU.
+    """The classifier of a checkpoint, as :func:`of` makes it.
 
     Raises:
         CheckpointError: when the checkpoint cannot be used.
     """
-    snapshot = checkpoint.load(path)
-    return Classifier(restore(path, snapshot), SPECS[snapshot.config.dataset]).eval()
+    return of(path, checkpoint.load(path))

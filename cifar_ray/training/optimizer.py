@@ -61,7 +61,8 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
-    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+    nesterov = config.nesterov and config.momentum > 0
+    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=True)
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:

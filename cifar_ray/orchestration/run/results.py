@@ -134,7 +134,8 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     found = find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
     model = classifier.restore(found.address, snapshot)
-    dataset = data.load(snapshot.config.dataset, data_dir or snapshot.config.data_dir)
+    config = snapshot.config
+    dataset = data.load(config.dataset, data_dir or config.data_dir).normalised(config.normalise)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
@@ -156,7 +157,7 @@ def predict(
     found = find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
     spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
-    model = classifier.Classifier(classifier.restore(found.address, snapshot), spec).eval()
+    model = classifier.of(found.address, snapshot)
     scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
         probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])

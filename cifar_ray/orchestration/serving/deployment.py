@@ -17,7 +17,6 @@ from cifar_ray.config import ports
 from cifar_ray.config.cluster_commands import ServeCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.run import results
@@ -89,7 +88,7 @@ def _load(command: ServeCommand, note: results.Note) -> tuple[Served, classifier
         weights_sha256=found.weights_sha256,
         classes=snapshot.class_names,
     )
-    return served, classifier.Classifier(classifier.restore(found.address, snapshot), SPECS[dataset]).eval()
+    return served, classifier.of(found.address, snapshot)
 
 
 def _check_cluster(command: ServeCommand) -> str:

@@ -76,6 +76,12 @@ def test_draws_are_uniform_and_independent() -> None:
     assert (together - 500).abs().max() < 115  # five standard deviations
 
 
+def test_half_brings_pixels_to_between_minus_one_and_one() -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat_interleave(32 * 32 * 3).view(3, 32, 32, 3)
+    out = augment.Normalise(SPECS["cifar10"].normalised("half"))(pixels)
+    torch.testing.assert_close(out.mean((1, 2, 3)), torch.tensor([-1.0, -0.6, 1.0]))
+
+
 def test_normalised_images_are_channels_last_and_standardised() -> None:
     spec = SPECS["cifar10"]
     images = some_images(16)
