@@ -67,13 +67,14 @@ def test_flags_exist(page: Path) -> None:
     modules = (commands, cluster_commands)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
     known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
-    known |= {"--help", "--no-augment"}
+    known |= {"--help", "--no-augment", "--no-nesterov"}
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
+    others |= {"--share"}  # of benchmarks/emulated_cluster.py
     # A line of a shell that has no command of this program has flags of another one.
     lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
     others |= {"--yes"}  # of Ray's launcher
