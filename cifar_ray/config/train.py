@@ -130,6 +130,7 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "sync_every": ("local_sgd",),
     "gpus_per_worker": ("data_parallel",),
     "micro_batches": ("gpipe", "one_f_one_b"),
+    "push_every": ("parameter_server",),
     "max_staleness": ("parameter_server",),
     "staleness_weighting": ("parameter_server",),
     "shards": ("reproducible",),
@@ -291,8 +292,12 @@ class TrainConfig:
     micro_batches: Count = 4
     """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
 
+    push_every: Count = 1
+    """Optimizer steps between two pushes and pulls of a worker of parameter_server, which moves its own copy of the
+    weights in between."""
+
     max_staleness: Whole | None = None
-    """Steps that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
+    """Pushes that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
 
     staleness_weighting: Literal["none", "inverse"] = "none"
     """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
@@ -406,6 +411,7 @@ LEARNING = (
     "comm_hook",
     "sync_every",
     "micro_batches",
+    "push_every",
     "max_staleness",
     "staleness_weighting",
     "shards",

@@ -2,14 +2,16 @@
 
 Label: different. A gradient is of weights that others have changed since: stale. It is applied at once, as an
 optimizer step of the server with the learning rate divided by the number of workers, so that a push of every worker
-moves the weights as far as one synchronous step (our own rule). With ``--max-staleness s`` a worker waits before a
-step as long as it is more than s steps ahead of the slowest (stale synchronous parallel, Ho et al. 2013). With
+moves the weights as far as one synchronous step (our own rule). With ``--push-every k`` a worker pushes the sum of k
+gradients; in between it moves its own copy of the weights by plain gradient steps. With ``--max-staleness s`` a worker
+waits after a push as long as it is more than s pushes ahead of the slowest (stale synchronous parallel, Ho et al.
+2013: a push in each step). With
 ``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
 worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
-Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, with a push and a pull in each step).
-Cost per step: messages ``2``, bytes ``2 * G``. Each worker sends its gradients, G bytes, in one message and gets
-the weights, as many bytes, as the answer; the server sends and receives W times that. The server's optimizer
-step and any waiting count as communication.
+Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, which pulls when it pushes here).
+Cost per step: messages ``2 / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends its
+gradients, G bytes, in one message and gets the weights, as many bytes, as the answer; the server sends and receives W
+times that. The server's optimizer step and any waiting count as communication.
 """
 
 from __future__ import annotations
@@ -42,25 +44,31 @@ class ParameterServing(Asynchronous):
         self._generation = ""
         self._layout = layout.of(self.model)
         self._gradient = torch.zeros_like(self.vector)
+        self._unpushed = 0  # steps whose gradients are in it
         self._arrived = torch.empty_like(self.vector, device="cpu")
         self._answer: Answer | None = None
         self._state: dict[str, Any] = {}
 
     def step(self) -> None:
+        pushes = self._unpushed + 1 == self.context.config.push_every
         for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
             assert parameter.grad is not None
-            view.copy_(parameter.grad)
+            view.add_(parameter.grad)
+            if not pushes:
+                parameter.detach().add_(parameter.grad, alpha=-self._lr)
         self.optimizer.zero_grad()
-        lr = self.optimizer.param_groups[0]["lr"]
-        gradient = self._gradient.cpu().numpy()
-        self._take(self._server.push(self._generation, self.rank, gradient, lr, self.loss.item()))
-        self.context.mark("communication")
+        self._unpushed += 1
+        if pushes:
+            self._push()
+        self.context.mark("communication" if pushes else "optimizer")
 
     def known_losses(self) -> Sequence[float | None]:
         assert self._answer is not None
         return self._answer.losses
 
     def consolidate(self) -> None:
+        if self._unpushed:
+            self._push()
         self.barrier()  # the last push has arrived
         self._take(self._server.pull(self._generation, self.rank))
         if self.rank == 0:
@@ -79,6 +87,8 @@ class ParameterServing(Asynchronous):
         if self.world_size > 1:
             dist.broadcast_object_list(generation, src=0, device=self.context.worker.device)
         self._generation = generation[0]
+        self._gradient.zero_()
+        self._unpushed = 0
         self._take(self._server.pull(self._generation, self.rank))
         self.barrier()  # before rank 0 begins anew
 
@@ -86,6 +96,16 @@ class ParameterServing(Asynchronous):
         """Those of the latest :meth:`consolidate`, when no push was under way."""
         assert self._answer is not None
         return self._answer.figures
+
+    @property
+    def _lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _push(self) -> None:
+        gradient = self._gradient.cpu().numpy()
+        self._take(self._server.push(self._generation, self.rank, gradient, self._lr, self.loss.item()))
+        self._gradient.zero_()
+        self._unpushed = 0
 
     def _start(self, state: Mapping[str, Any] | None) -> Start:
         config = self.context.config

@@ -39,7 +39,7 @@ class Start:
         make_optimizer: makes the optimizer for a model with these parameters.
         state: what it goes on from; None for a new one.
         world_size: workers that will push.
-        max_staleness: steps that a worker may be ahead of the slowest when it begins another; None for any number.
+        max_staleness: pushes that a worker may be ahead of the slowest when it goes on; None for any number.
         weighting: ``none`` or ``inverse``, as in ``TrainConfig.staleness_weighting``.
     """
 
@@ -60,7 +60,7 @@ class Answer:
         weights: shape (N,); it may be read-only.
         losses: the latest of every rank; None for one that has not pushed yet.
         figures: ``staleness/mean`` and ``staleness/max`` over all pushes, and ``staleness/ahead_max``, the most
-            steps that a worker was ahead of the slowest when it was let into its next step; empty before the first.
+            pushes that a worker was ahead of the slowest when it was let into its next step; empty before the first.
     """
 
     weights: Vector
@@ -87,9 +87,9 @@ class ServerHandle(Protocol):
         Args:
             generation: see the class.
             rank: the worker's.
-            gradient: shape (N,).
+            gradient: shape (N,); the sum of those since the worker's latest push.
             lr: the learning rate of the worker's step.
-            loss: the loss that the gradient is of.
+            loss: that of the latest gradient.
         """
 
     def state(self, generation: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ParameterServer:
                 restore(self._optimizer, start.state)
             self._updates = self._staleness = self._staleness_max = self._ahead_max = 0
             self._pulled_at = [0] * start.world_size
-            self._steps = [0] * start.world_size
+            self._pushes = [0] * start.world_size
             self._losses: list[float | None] = [None] * start.world_size
             self._generation = generation
             self._changed.notify_all()
@@ -131,7 +131,7 @@ class ParameterServer:
             self._check(generation)
             self._apply(rank, gradient, lr)
             self._losses[rank] = loss
-            self._steps[rank] += 1
+            self._pushes[rank] += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._generation != generation or not self._too_far(rank))
             self._check(generation)
@@ -167,7 +167,7 @@ class ParameterServer:
         return Answer(self._weights.numpy().copy(), tuple(self._losses), figures)
 
     def _ahead(self, rank: int) -> int:
-        return self._steps[rank] - min(self._steps)
+        return self._pushes[rank] - min(self._pushes)
 
     def _too_far(self, rank: int) -> bool:
         return self._start.max_staleness is not None and self._ahead(rank) > self._start.max_staleness

@@ -269,7 +269,15 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 
 
 def test_options_that_say_nothing_of_a_run() -> None:
-    every = {"bucket_cap_mb", "comm_hook", "sync_every", "gpus_per_worker", "micro_batches", "max_staleness"}
+    every = {
+        "bucket_cap_mb",
+        "comm_hook",
+        "sync_every",
+        "gpus_per_worker",
+        "micro_batches",
+        "push_every",
+        "max_staleness",
+    }
     every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit"}
     assert configs.options_of_others("vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
     assert configs.options_of_others("vgg11", "gpipe") == every - {"micro_batches"}

@@ -246,6 +246,7 @@ WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o"
         ("local_sgd", {}, ["dfbcoc"]),
         ("hogwild", {}, ["dfbco"]),
         ("parameter_server", {}, ["dfbcc"]),
+        ("parameter_server", {"push_every": 3}, ["dfbco"]),
         # A shard's passes; what prepares and ends the exchange counts to the backward pass.
         ("reproducible", {"shards": 2}, ["dfbdfbbcbo"]),
         # The backward pass ends with the last of four gradients; what is then still waited for is communication.
@@ -421,6 +422,31 @@ def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the
     assert first[3] == second[3] == {"staleness/mean": 0.5, "staleness/max": 1.0, "staleness/ahead_max": 1.0}
     (start,) = begun
     assert (start.world_size, start.max_staleness, start.weighting, start.state) == (2, 3, "inverse", None)
+
+
+def test_between_two_pushes_a_worker_moves_its_own_copy_and_then_pushes_the_sum() -> None:
+    """Three steps with a push in every second one, and of what is left at a checkpoint."""
+    wanted = of("parameter_server", 1, push_every=2)
+    made = built(wanted, model(), Worker(), server=ParameterServer())
+    made.load(model().state_dict(), None)
+    held, own = model(), model()
+    pushed = optimizer.build(held, wanted)
+    for step, is_pushed in enumerate((False, True, True)):
+        made.gradients(micro_batches(wanted, Worker(), step))
+        made.step()
+        if step == 2:
+            made.consolidate()
+        images, labels = whole(step)
+        found = torch.autograd.grad(nn.functional.cross_entropy(own(images), labels), list(own.parameters()))
+        with torch.no_grad():
+            for mine, other, gradient in zip(own.parameters(), held.parameters(), found, strict=True):
+                other.grad = gradient if other.grad is None else other.grad + gradient
+                mine.add_(gradient, alpha=-0.3)
+        if is_pushed:
+            pushed.step()
+            pushed.zero_grad()
+            own.load_state_dict(held.state_dict())
+        torch.testing.assert_close(dict(made.model.state_dict()), dict(own.state_dict()), rtol=1e-4, atol=1e-6)
 
 
 def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,8 @@ def test_a_call_of_another_generation_is_refused() -> None:
             call()
 
 
-def test_a_step_costs_what_the_strategy_says() -> None:
+@pytest.mark.parametrize("push_every", [1, 3])
+def test_a_step_costs_what_the_strategy_says(push_every: int) -> None:
     """Counted where a worker calls its server, in which every call is a message and its answer another."""
     sent: list[int] = []
 
@@ -168,13 +169,13 @@ def test_a_step_costs_what_the_strategy_says() -> None:
             sent.extend([gradient.nbytes, answer.weights.nbytes])
             return answer
 
-    config = resolved({"dataset": "digits", "model": "simple_cnn"}, strategy="parameter_server")
+    config = resolved({"dataset": "digits", "model": "simple_cnn"}, strategy="parameter_server", push_every=push_every)
     model = models.build(config, SPECS["digits"])
     worker = built(config, model, server=Counting())
     worker.load(model.state_dict(), None)
     for seed in range(3):
         worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
         worker.step()
-    symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters())}
+    symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters()), "K": push_every}
     about = strategies.about("parameter_server")
     assert (len(sent) / 3, sum(sent) / 3) == (eval(about.messages, symbols), eval(about.bytes, symbols))
