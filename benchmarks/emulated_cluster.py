@@ -189,7 +189,7 @@ def start_ray(made: hosts.Network, environment: dict[str, str]) -> None:
 
 def command(given: argparse.Namespace) -> int:
     """Run a ``cifar-ray`` command on the first host of a cluster; its exit status."""
-    with network(given.hosts, given.rate) as made, Share(given.share) as share:
+    with Share(given.share) as share, network(given.hosts, given.rate) as made:
         name_processors(made, given.share, given.rate)
         head = made.hosts[0]
         environment = dict(os.environ) | {

@@ -131,6 +131,7 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "gpus_per_worker": ("data_parallel",),
     "micro_batches": ("gpipe", "one_f_one_b"),
     "push_every": ("parameter_server",),
+    "servers": ("parameter_server",),
     "max_staleness": ("parameter_server",),
     "staleness_weighting": ("parameter_server",),
     "shards": ("reproducible",),
@@ -296,6 +297,9 @@ class TrainConfig:
     """Optimizer steps between two pushes and pulls of a worker of parameter_server, which moves its own copy of the
     weights in between."""
 
+    servers: Count = 1
+    """Servers of parameter_server, each with some of the parameters, on the workers' nodes in turn."""
+
     max_staleness: Whole | None = None
     """Pushes that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
 
@@ -412,6 +416,7 @@ LEARNING = (
     "sync_every",
     "micro_batches",
     "push_every",
+    "servers",
     "max_staleness",
     "staleness_weighting",
     "shards",

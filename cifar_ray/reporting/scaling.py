@@ -18,7 +18,7 @@ PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", 
 # They say how a strategy works.
 _OPTIONS = (
     *("bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
-    *("push_every", "max_staleness", "staleness_weighting", "gpus_per_worker"),
+    *("push_every", "servers", "max_staleness", "staleness_weighting", "gpus_per_worker"),
 )
 
 

@@ -171,6 +171,7 @@ def _specs(group: Group, goal: float | None, price: Price | None) -> list[Spec]:
             "Staleness: updates by other workers between reading the weights and applying the gradient",
             [
                 cells.setting("Push every", cells.parameter("push_every")),
+                cells.setting("Servers", cells.parameter("servers")),
                 cells.setting("Bound", cells.parameter("max_staleness")),
                 cells.setting("Weighting", cells.parameter("staleness_weighting")),
                 *cells.columns(measures.STALENESS),

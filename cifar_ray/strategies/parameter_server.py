@@ -8,10 +8,11 @@ waits after a push as long as it is more than s pushes ahead of the slowest (sta
 2013: a push in each step). With
 ``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
 worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
+With ``--servers`` each server holds some of the parameters, and applies what it gets without the others.
 Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, which pulls when it pushes here).
-Cost per step: messages ``2 / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends its
-gradients, G bytes, in one message and gets the weights, as many bytes, as the answer; the server sends and receives W
-times that. The server's optimizer step and any waiting count as communication.
+Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends
+its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as the answers; the
+servers send and receive W times that. Their optimizer steps and any waiting count as communication.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray import models
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import SPECS
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
@@ -36,6 +41,16 @@ class ParameterServing(Asynchronous):
     """See the module."""
 
     needs_server = True
+
+    @staticmethod
+    def check(config: ResolvedConfig) -> None:
+        """See the protocol."""
+        with torch.device("meta"):
+            most = len(list(models.build(config, SPECS[config.dataset]).parameters()))
+        if config.servers > most:
+            raise ConfigError(
+                "servers", f"must be at most {most}, the parameters of this {config.model}, got {config.servers}"
+            )
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

@@ -138,7 +138,8 @@ def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("hogwild", marks=pytest.mark.extended)])
 def test_through_ray(strategy: str, resident: Person) -> None:
-    options = ["--max-staleness", "4"] if strategy == "parameter_server" else []
+    served = ["--max-staleness", "4", "--push-every", "2", "--servers", "2"]
+    options = served if strategy == "parameter_server" else []
     words = ["--strategy", strategy, "--topology", "1x2", "--epochs", "10", "--run-name", strategy, *options]
     before = memory_files()
     done = resident.runs("train", *LEARNED, *words)

@@ -1,7 +1,7 @@
-"""The parameter server as a Ray actor, for the strategy that has one.
+"""The parameter servers as Ray actors, for the strategy that has some.
 
-Rank 0 makes it on its own node, so that it ends with the workers. After a restart they make another, whose state comes
-from the checkpoint.
+Rank 0 makes them on the workers' nodes, the first on its own, and they end with it. After a restart the workers make
+others, whose state comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.served_weights import Answer, ParameterServer, ServerHandle, Start, Vector
+from cifar_ray.strategies.sharded_weights import ShardedServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 
@@ -45,17 +46,25 @@ class RayServer:
 
 
 def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
-    """Start the server of a strategy that has one, and return it on every rank; None otherwise. Every rank calls this.
+    """Start the servers of a strategy that has some, and return them on every rank; None otherwise.
 
-    The server computes with as many threads as a worker and reserves no CPU. It ends when rank 0 drops its handle.
+    Every rank calls this. A server computes with as many threads as a worker and reserves no CPU. It ends when rank 0
+    drops its handle.
     """
     if not strategies.of(config).needs_server:
         return None
-    actor: list[Any] = [None]
-    if worker.rank == 0:
-        here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
-        options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": here}
-        actor[0] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)
+    nodes: list[Any] = [worker.node]
     if worker.world_size > 1:
-        dist.broadcast_object_list(actor, src=0, device=worker.device)
-    return RayServer(actor[0])
+        nodes *= worker.world_size
+        dist.all_gather_object(nodes, worker.node)
+    actors: list[Any] = [None] * config.servers
+    if worker.rank == 0:
+        places = list(dict.fromkeys(nodes))
+        for number in range(config.servers):
+            there = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
+            options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": there}
+            actors[number] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)
+    if worker.world_size > 1:
+        dist.broadcast_object_list(actors, src=0, device=worker.device)
+    servers = [RayServer(actor) for actor in actors]
+    return servers[0] if len(servers) == 1 else ShardedServer(servers)

@@ -276,6 +276,7 @@ def test_options_that_say_nothing_of_a_run() -> None:
         "gpus_per_worker",
         "micro_batches",
         "push_every",
+        "servers",
         "max_staleness",
     }
     every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit"}

@@ -176,6 +176,6 @@ def test_a_step_costs_what_the_strategy_says(push_every: int) -> None:
     for seed in range(3):
         worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
         worker.step()
-    symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters()), "K": push_every}
+    symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters()), "K": push_every, "S": 1}
     about = strategies.about("parameter_server")
     assert (len(sent) / 3, sum(sent) / 3) == (eval(about.messages, symbols), eval(about.bytes, symbols))

@@ -1,0 +1,90 @@
+"""Several parameter servers do what one does, number by number."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies import layout
+from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, Start
+from cifar_ray.strategies.sharded_weights import ShardedServer
+from cifar_ray.training import optimizer, recipe
+from tests.support.helpers import resolved
+
+OPTIMIZERS = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "lr": 0.1, "weight_decay": 0.1},
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(50, 3)).to(memory_format=torch.channels_last)
+
+
+def start(optimizer_name: str, state: dict[str, Any] | None = None) -> Start:
+    config = resolved({"dataset": "digits", "model": "simple_cnn"}, **OPTIMIZERS[optimizer_name])
+    weights = np.linspace(-1, 1, layout.size(network()), dtype=np.float32)
+    return Start(weights, layout.of(network()), lambda model: optimizer.build(model, config), state, 2, None, "inverse")
+
+
+def sharded(count: int) -> ShardedServer:
+    return ShardedServer([ParameterServer() for _ in range(count)])
+
+
+def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, dict[str, Any], dict[str, float]]:
+    """Three pushes by two workers: the weights, the state and the figures."""
+    server.reset("a", copy.deepcopy(begin))  # an optimizer goes on in the tensors that it is given
+    answer = server.pull("a", 0)
+    generator = np.random.default_rng(1)
+    for rank in (0, 1, 1):
+        gradient = generator.standard_normal(len(begin.weights), np.float32)
+        answer = server.push("a", rank, gradient, 0.1, 1.0 + rank)
+    assert answer.losses == (1.0, 2.0)
+    return answer.weights, server.state("a"), answer.figures
+
+
+def flat(state: dict[str, Any]) -> dict[tuple[int, str], list[float]]:
+    return {
+        (index, name): torch.as_tensor(value).flatten().tolist()
+        for index, of in state["state"].items()
+        for name, value in of.items()
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_servers_that_share_the_parameters_do_what_one_does(name: str, count: int) -> None:
+    weights, state, figures = pushed(ParameterServer(), start(name))
+    found = pushed(sharded(count), start(name))
+    assert np.array_equal(found[0], weights)
+    assert flat(found[1]) == flat(state)
+    assert [group["params"] for group in found[1]["param_groups"]] == [
+        group["params"] for group in state["param_groups"]
+    ]
+    assert found[2] == figures
+
+
+@pytest.mark.parametrize("make", [ParameterServer, lambda: sharded(3)], ids=["one", "three"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_number_of_servers_goes_on_from_the_state_of_two(name: str, make: Callable[[], ServerHandle]) -> None:
+    weights, state, _ = pushed(sharded(2), start(name))
+    begin = dataclasses.replace(start(name), weights=weights, state=state)
+    one, two = pushed(make(), begin), pushed(sharded(2), begin)
+    assert np.array_equal(one[0], two[0])
+    assert flat(one[1]) == flat(two[1])
+    assert not np.array_equal(one[0], pushed(make(), dataclasses.replace(begin, state=None))[0])
+
+
+def test_more_servers_than_parameters_are_refused() -> None:
+    wanted = TrainConfig(dataset="digits", model="simple_cnn", strategy="parameter_server", servers=99)
+    with pytest.raises(ConfigError, match=r"servers must be at most \d+, the parameters of this simple_cnn, got 99"):
+        recipe.resolve(wanted)
