@@ -229,7 +229,7 @@ def _of_ranks(one: Configuration, figure: Figure) -> Entry:
 def _shares(
     paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], row: _Row, one: Configuration | None
 ) -> tuple[Entry, Entry]:
-    """Their figure and ours as a share of the base's."""
+    """Their figure and ours as a share of the base's; a time is computed from images/s where the images differ."""
     name = paper["relative"]
     figure, _ = _PRINTED[name]
     base = _base(paper, theirs, row)
@@ -239,14 +239,17 @@ def _shares(
         return published, Entry(note=_NONE)
     alone = [other for other in group.among if _fits(other, base) and scaling.same_work(other, one)]
     alone = [other for other in alone if scaling.may_be_base(other, one)]
-    if figure.alike == "work":
-        alone = [other for other in alone if not peers.difference((other, one))]
-    alone.sort(key=lambda other: other.others != one.others)
+    equal = [other for other in alone if figure.alike != "work" or not peers.difference((other, one))]
+    computed = not equal and figure is measures.TRAINING_TIME
+    if computed:
+        equal, figure = alone, measures.IMAGES_PER_S
+    equal.sort(key=lambda other: other.others != one.others)
     value = one.statistic(figure.measure)
-    of = alone[0].statistic(figure.measure) if alone else None
-    if value is None or of is None or of.mean <= 0:
+    of = equal[0].statistic(figure.measure) if equal else None
+    if value is None or of is None or min(value.mean, of.mean) <= 0:
         return published, Entry(note="no finished run on their base that trained on as many images")
-    ours = 100 * value.mean / of.mean
+    ours = 100 * (of.mean / value.mean if computed else value.mean / of.mean)
     ids = tuple(dict.fromkeys((*value.run_ids, *of.run_ids)))
-    note = f"against {group.names.row(alone[0])}"
+    note = f"against {group.names.row(equal[0])}"
+    note += ", computed from measured steps for as many images" if computed else ""
     return published, Entry(f"{ours:.1f}", ours, None, value.n, run_ids=ids, note=note)

@@ -50,10 +50,14 @@ def test_topologies_beside_ours() -> None:
     assert [note.split(":")[0] for note in found.notes[2:]] == ["Comparable", "With caution", "Not comparable"]
 
 
-def test_shares_are_of_runs_that_did_as_much() -> None:
-    runs = study(trial("1x1", training_s=400.0, images=50000), trial("2x2", training_s=100.0, images=12500))
-    (table,) = papers.comparison(runs, "rangoju_katneni_2025").tables
-    assert row(table, "2x2, batch 16")["Training, % of 1x1, ours"] == Entry(note=ALONE)
+def test_shares_of_runs_that_did_less_are_computed_from_their_pace() -> None:
+    """A quarter of the images, at twice as many a second: for as many, half the time."""
+    alone = trial("1x1", training_s=400.0, images=50000, images_per_s=125.0)
+    four = trial("2x2", training_s=50.0, images=12500, images_per_s=250.0)
+    (table,) = papers.comparison(study(alone, four), "rangoju_katneni_2025").tables
+    ours = row(table, "2x2, batch 16")["Training, % of 1x1, ours"]
+    assert (ours.text, ours.value) == ("50.0", pytest.approx(50))
+    assert ours.note.endswith(", computed from measured steps for as many images")
 
 
 def test_what_we_have_not_run_stays_empty() -> None:
