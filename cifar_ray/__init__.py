@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from cifar_ray.config.sweep import SweepConfig
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.orchestration.run.driver import resume, train
+    from cifar_ray.orchestration.run.listeners import Callback
     from cifar_ray.orchestration.run.train_result import TrainResult
     from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
 
 __version__ = "0.1.0"
-__all__ = ["SweepConfig", "SweepResult", "TrainConfig", "TrainResult", "resume", "sweep", "train"]
+__all__ = ["Callback", "SweepConfig", "SweepResult", "TrainConfig", "TrainResult", "resume", "sweep", "train"]
 
 IMPORTED_AT = time.time()
 """When this process began, as far as this package can tell: start-up is counted from here."""
 
 _HOMES = {
+    "Callback": "cifar_ray.orchestration.run.listeners",
     "SweepConfig": "cifar_ray.config.sweep",
     "SweepResult": "cifar_ray.orchestration.sweep.runner",
     "TrainConfig": "cifar_ray.config.train",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifar_ray.config import runfile, sweepfile, yaml
 from cifar_ray.config import sweep as sweeps
@@ -73,6 +74,20 @@ def test_a_file_trains(file: Path, person: Person) -> None:
     """One epoch of a small data set rather than what the file asks for, which takes long on a CPU."""
     done = person.succeeds("train", "--config", str(file), "--epochs", "1", "--dataset", "digits", "--topology", "1x2")
     assert re.search(r"^images evaluated +360$", done.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_run_is_seen_in_tensorboard(person: Person) -> None:
+    command = [sys.executable, str(EXAMPLES / "to_tensorboard.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "raised" not in done.stdout
+    curves = EventAccumulator(str(person.home / "tensorboard")).Reload()
+    shown = [(point.step, point.value) for point in curves.Scalars("test/accuracy")]
+    printed = re.findall(r"^epoch (\d)/5 .* accuracy ([\d.]+)% ", done.stdout, flags=re.MULTILINE)
+    assert shown == [(int(epoch), pytest.approx(float(percent) / 100, abs=1e-4)) for epoch, percent in printed]
+    assert "train/loss" in curves.Tags()["scalars"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from cifar_ray.orchestration.run import checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
+from cifar_ray.orchestration.run.listeners import Callback
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.storage import Lock
@@ -34,12 +35,13 @@ from cifar_ray.training.observer import Launch, SavedCheckpoint
 __all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
 
-def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
+def train(config: TrainConfig, begun: float | None = None, callbacks: Sequence[Callback] = ()) -> TrainResult:
     """Train as ``config`` says, and record it.
 
     Args:
         config: what to do.
         begun: ``time.time()`` from which start-up is counted; now when None.
+        callbacks: called with the run's events, in this process.
 
     Raises:
         ConfigError: on a user's mistake, before anything is started or recorded.
@@ -62,14 +64,19 @@ def train(config: TrainConfig, begun: float | None = None) -> TrainResult:
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
                     unused_gpus = allocation.unused_gpus(config, chosen.config)
-                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
+                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, callbacks)
                     return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
         finally:
             if record is None:  # nothing has begun, so the name is free again
                 runs.discard(folder.folder)
 
 
-def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | None = None) -> TrainResult | None:
+def resume(
+    run: str,
+    changes: Mapping[str, Any] | None = None,
+    begun: float | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult | None:
     """Continue a run after its newest usable checkpoint, in the same MLflow run.
 
     A run that MLflow has lost is recorded in a new MLflow run, with all figures that its checkpoints have.
@@ -78,6 +85,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
         run: its name, MLflow id or folder.
         changes: ``TrainConfig`` fields that say where it runs and is stored; all others stay as they were.
         begun: as for :func:`train`.
+        callbacks: as for :func:`train`.
 
     Returns:
         None when it was finished already.
@@ -118,7 +126,7 @@ def resume(run: str, changes: Mapping[str, Any] | None = None, begun: float | No
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             unused_gpus = allocation.unused_gpus(config, chosen.config)
-            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus)
+            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, callbacks)
             return _run(session, chosen, Launch(begun, data_s), check, allocator, console, is_resumed=True)
 
 

@@ -28,6 +28,7 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord
@@ -44,6 +45,7 @@ class RunSession:
     Attributes:
         config: the resolved config, with its device decided.
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
+        callbacks: the caller's own.
         failures: how often workers have failed so far.
     """
 
@@ -53,8 +55,10 @@ class RunSession:
     record: RunRecord
     view: View
     unused_gpus: str = ""
+    callbacks: Sequence[Callback] = ()
     failures: int = 0
     _placed: dict[int, Placed] = field(default_factory=dict)
+    _callbacks: Listeners = field(init=False)
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
     _epochs: int = 0
@@ -62,6 +66,7 @@ class RunSession:
 
     def __post_init__(self) -> None:
         config = self.config
+        self._callbacks = Listeners(self.callbacks, self.view.line)
         before = self.record.tags_before  # of an earlier driver
         self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
@@ -104,6 +109,7 @@ class RunSession:
     def _(self, event: Row) -> None:
         self.view.loss(event.metrics["train/loss"])
         self.record.row(event)
+        self._callbacks.tell("iteration", event)
 
     @_on.register
     def _(self, event: Progress) -> None:
@@ -114,10 +120,12 @@ class RunSession:
         self._epochs = event.row.step
         self.view.epoch(event.row.step, event.row.metrics)
         self.record.row(event.row)
+        self._callbacks.tell("epoch", event)
 
     @_on.register
     def _(self, event: SavedCheckpoint) -> None:
         self.record.checkpoint(event)
+        self._callbacks.tell("checkpoint", event)
 
     @_on.register
     def _(self, event: SystemSample) -> None:
@@ -150,6 +158,7 @@ class RunSession:
         origin = f"continuing after step {event.step}" if event.resumed_from else "training"
         self.view.line(f"{origin} on {where}")
         self.view.training(config.epochs, event.steps_per_epoch, event.step)
+        self._callbacks.tell("started", event)
 
     @_on.register
     def _(self, event: Silent) -> None:
@@ -229,6 +238,7 @@ class RunSession:
             status: FINISHED, FAILED or KILLED.
             reason: why it is not FINISHED, if known.
         """
+        self._callbacks.tell("end", status)
         if reason:
             self.record.failed(reason)
         if not self.record.end(status):

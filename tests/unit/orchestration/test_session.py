@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cifar_ray.orchestration.run.events import (
     SystemSample,
     WorkersFailed,
 )
+from cifar_ray.orchestration.run.listeners import Callback
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
@@ -42,18 +44,60 @@ class Calls:
         return lambda *given: self.calls.append((name, *given))
 
 
-def session(**values: Any) -> Any:
+def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
     config = recipe.resolve(
         TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
     )
     record: Any = Calls(**{"tags_before": {}, "trouble": "", "uri": uri.resolve_uri(None), **values})
     view: Any = Calls()
     folder: Any = Calls(name="mine")
-    made = RunSession(config, None, folder, record, view)  # type: ignore[arg-type]
+    made = RunSession(config, None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
     for rank in range(2):
         made.handle(Placed(rank, f"node{rank}-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0"))
     record.calls.clear()
     return made
+
+
+class Hearing(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def started(self, event: Started) -> None:
+        self.heard.append(("started", event))
+
+    def iteration(self, row: Row) -> None:
+        self.heard.append(("iteration", row))
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.heard.append(("epoch", record))
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        self.heard.append(("checkpoint", saved))
+
+    def end(self, status: str) -> None:
+        self.heard.append(("end", status))
+
+
+class Clumsy(Callback):
+    """Raises at every step, and hears the rest without a word."""
+
+    def iteration(self, row: Row) -> None:
+        raise ValueError(f"no {row.kind} for me")
+
+
+def test_callbacks_hear_of_everything_and_end_nothing() -> None:
+    hearing = Hearing()
+    made = session(callbacks=[Clumsy(), hearing], end=lambda status: True, refused=[])
+    for event in (ROW, EPOCH, ROW, SAVED):
+        made.handle(event)
+    made.end("FINISHED")
+    assert hearing.heard == [
+        ("iteration", ROW), ("epoch", EPOCH), ("iteration", ROW), ("checkpoint", SAVED), ("end", "FINISHED"),
+    ]  # fmt: skip
+    lines = [given[0] for name, *given in made.view.calls if name == "line"]
+    assert lines == ["Clumsy.iteration raised ValueError: no iteration for me; training goes on"]
 
 
 @pytest.mark.parametrize(
