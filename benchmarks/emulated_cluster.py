@@ -39,6 +39,7 @@ from pathlib import Path
 
 import psutil
 import record
+import torch
 
 sys.path.insert(0, str(record.ROOT))
 
@@ -92,8 +93,9 @@ class Share:
         return self
 
     def __exit__(self, *_: object) -> None:
+        end = time.monotonic() + 30
         for group in (*self._made, self._root):
-            while (group / "cgroup.procs").read_text().strip():  # its process is about to end
+            while (group / "cgroup.procs").read_text().strip() and time.monotonic() < end:  # about to end
                 time.sleep(0.05)
             group.rmdir()
 
@@ -169,11 +171,10 @@ def name_processors(made: hosts.Network, share: float, rate: str) -> None:
     """Have the hosts say what they are, where the name of a processor is read."""
     links = "unshaped links" if rate == "none" else f"links of {rate}"
     said = f"{share:g} of it for each worker, {links} (emulated)"
+    name = f"model name\t: {hardware.describe(torch.device('cpu'))}, {said}\n"  # the first one counts
     for host in made.hosts:
-        rename = (
-            f"sed 's|^model name.*|&, {said}|' /proc/cpuinfo > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo"
-        )
-        subprocess.run(inside(host, ["sh", "-c", rename]), check=True)
+        rename = '{ printf %s "$1"; cat /proc/cpuinfo; } > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo'
+        subprocess.run(inside(host, ["sh", "-c", rename, "sh", name]), check=True)
 
 
 def start_ray(made: hosts.Network, environment: dict[str, str]) -> None:
@@ -193,6 +194,7 @@ def command(given: argparse.Namespace) -> int:
         name_processors(made, given.share, given.rate)
         head = made.hosts[0]
         environment = dict(os.environ) | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # which sudo replaces
             "PYTHONPATH": str(record.ROOT),
             "RAY_ADDRESS": f"{head.address}:{PORT}",
             "RAY_AUTH_MODE": "token",
@@ -300,6 +302,7 @@ def main() -> int:
     for folder in (Path.cwd(), Path.home()):
         if any(folder.is_relative_to(covered) for covered in hosts.COVERED):
             parser.error(f"hosts have a /tmp, /srv, /run and /dev/shm of their own, and this is in one: {folder}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that hosts and groups go
     if given.words:
         return command(given)
     check(given)

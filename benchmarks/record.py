@@ -4,7 +4,7 @@
 
 Every other script here measures one claim, and calls :func:`save` with a row for each target. The raw figures lie
 beside the rows in ``benchmarks/results/CLAIM.PROCESSOR.json``: a machine with another processor adds a file and
-replaces none. What bounds a figure stands in ``CLAIM.md`` beside them, written by hand. ``--dry``, which every script
+replaces none. What bounds a figure stands in ``CLAIM.PROCESSOR.md`` beside them, written by hand. ``--dry``, which every script
 has from :func:`parser`, is for a trial run: it shows the rows and writes no file.
 """
 
@@ -138,7 +138,7 @@ def page() -> str:
         parts.append("| what | target | measured | n | remarks |\n|---|--:|--:|--:|---|\n")
         for row in found["rows"]:
             parts.append("| {what} | {target} | {measured} | {n} | {note} |\n".format(**row))
-        remarks = RESULTS / f"{path.stem.rpartition('.')[0]}.md"
+        remarks = path.with_suffix(".md")
         if remarks.exists():
             parts.append("\n" + remarks.read_text(encoding="utf-8"))
         libraries = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "python")

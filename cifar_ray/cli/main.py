@@ -171,15 +171,17 @@ def export(words: Sequence[str]) -> int:
     command = flags.read(ExportCommand, words, "export")
     from cifar_ray.reporting import exported
 
-    out = files.absolute("out", command.out or f"{command.sweep}{exported.SUFFIX}")
+    early.check_sweep(command.sweep, command.tracking_uri)
+    given = command.out or f"{command.sweep}{exported.SUFFIX}"
+    out = files.absolute("out", given)
     if out.suffix != exported.SUFFIX:
-        raise ConfigError("out", f"must be a file whose name ends in {exported.SUFFIX}, got {command.out}")
+        raise ConfigError("out", f"must be a file whose name ends in {exported.SUFFIX}, got {given}")
     study = _in_store([command.sweep], command.tracking_uri)[command.sweep]
     try:
         files.write_whole(out, exported.text(study))
     except OSError as error:
         raise ConfigError("out", f"must be a file that can be written, and {out} is not ({error.strerror})") from None
-    print(f"{out}: {len(study.trials)} runs; `cifar-ray report {out.name}` reads it")
+    print(f"{out}: {len(study.trials)} runs; `cifar-ray report {shlex.quote(given)}` reads it")
     return 0
 
 

@@ -38,8 +38,12 @@ def write_whole(path: Path, text: str) -> None:
         OSError: when it cannot be written; what was there before is untouched.
     """
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def digest(path: Path, algorithm: str) -> str:

@@ -78,7 +78,12 @@ def read(kind: type[T], words: Sequence[str], command: str) -> T:
     Raises:
         ConfigError: on words or values that the command does not take.
     """
-    made: T = schema.build(kind, given(kind, words, f"cifar-ray {command}"))
+    try:
+        made: T = schema.build(kind, given(kind, words, f"cifar-ray {command}"))
+    except ConfigError as error:
+        if _is_positional(schema.field_types(typing.cast(type, kind)).get(error.key)):
+            raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
+        raise
     return made
 
 

@@ -188,6 +188,15 @@ def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
     return [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
 
 
+def values(study: Study) -> dict[tuple[str, str], dict[str, set[str]]]:
+    """Model and data set -> name -> the values that its runs have of what may tell configurations apart."""
+    found: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for section, trials in _by_section(study).items():
+        names = {name for trial in trials for name in trial.params} - _ASIDE | {HARDWARE}
+        found[section] = {name: {value for t in trials if (value := _value(t, name))} for name in names}
+    return found
+
+
 def _value(trial: Trial, name: str) -> str:
     return trial.tags.get(ORIGIN[HARDWARE], "") if name == HARDWARE else trial.params.get(name, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cifar_ray.reporting import aggregate, audit, peers
+from cifar_ray.reporting import aggregate, audit, peers, scaling
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
@@ -86,12 +86,17 @@ def _mixed(study: Study) -> list[str]:
 def _impossible(study: Study) -> list[str]:
     """What of these runs' own figures cannot be right."""
     names = ("accuracy", "precision", "recall", "f1", "specificity")
-    said = []
+    claims = []
     for trial in (trial for trial in study.trials if trial.finished):
         figures = {name: [trial.metrics[f"test/{name}"]] for name in names if f"test/{name}" in trial.metrics}
-        claim = audit.Claim(trial.name, trial.dataset, figures)
-        said += [f"{trial.name} cannot be right: {fault}." for fault in audit.faults(claim)]
-    return said
+        claims.append(audit.Claim(trial.name, trial.dataset, figures))
+    among = aggregate.configurations(study)
+    for one in among:
+        compared = scaling.ratio(study, one, among)
+        if compared is not None and compared.reference.devices == 1:
+            label = ", ".join(trial.name for trial in one.finished)
+            claims.append(audit.Claim(label, "", {}, one.strategy, one.devices, compared.speed_up.mean))
+    return [f"{claim.label} cannot be right: {fault}." for claim in claims for fault in audit.faults(claim)]
 
 
 def _outliers(study: Study) -> list[str]:

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.reporting import aggregate
+from cifar_ray.tracking.study import Study, Trial
 
 SUFFIX = ".json"
 VERSION = 1
 """It changes when an old file would mean something else."""
 
+_AT_ONCE = "sweep/concurrency"
 _COMMIT = "mlflow.source.git.commit"
+_ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key")}
+"""Tags that say where a run's files are; they say nothing elsewhere, and hold the names of people's folders."""
 
 
 def text(study: Study) -> str:
-    """A study as JSON, with all that a report needs of its runs: no weights, and no addresses of MLflow's pages.
+    """A study as JSON, with all that a report needs of its runs: no weights, no addresses of folders and pages.
 
-    A history is three lists, ``step``, ``timestamp_ms`` and ``value``. A value that is no number, or infinite, is the
-    text ``nan``, ``inf`` or ``-inf``.
+    A history is three lists, ``step``, ``timestamp_ms`` and ``value``.
     """
-    whole = dataclasses.asdict(study) | {"page": None, "trials": [_trial(trial) for trial in study.trials]}
-    return json.dumps({"cifar_ray_study": VERSION, **_finite(whole)}, indent=None, separators=(",", ":")) + "\n"
+    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=()))
+    whole |= {"cifar_ray_study": VERSION, "trials": [_trial(trial) for trial in study.trials]}
+    return json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def read(path: Path) -> Study:
@@ -37,23 +43,25 @@ def read(path: Path) -> Study:
     """
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-        if whole.pop("cifar_ray_study") != VERSION:
-            raise ValueError(f"version {VERSION} is needed")
-        trials = [_read_trial(trial) for trial in whole.pop("trials")]
-        axes, cautions, metrics = (whole.pop(name) for name in ("axes", "cautions", "metrics"))
-        whole |= {"axes": tuple(axes), "cautions": tuple(cautions), "metrics": _numbers(metrics), "store": path.name}
-        return Study(trials=trials, **whole)
+        if whole["cifar_ray_study"] != VERSION:
+            raise ValueError
+        for trial in whole["trials"]:
+            trial["history"] = {name: _points(columns) for name, columns in trial["history"].items()}
+        study = TypeAdapter(Study).validate_json(json.dumps(whole, allow_nan=False), strict=True)
+        for made in study.trials:  # raises on a parameter that is not there, or no number
+            _ = made.model, made.dataset, made.topology, made.batch_size, made.global_batch_size, made.seed
     except OSError as error:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError("", f"{path} is no study that `cifar-ray export` has written ({error})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ConfigError("", f"{path} is no study that `cifar-ray export` of this version has written") from None
+    return dataclasses.replace(study, store=path.name)
 
 
 def together(studies: Sequence[Study]) -> Study:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
-    Whatever else differs between runs tells configurations apart, also the hardware, so that times of different
-    machines never share a mean.
+    What differs between the studies tells configurations apart, also the hardware, so that times of different
+    machines never share a mean. A run that several files have counts once.
 
     Raises:
         ConfigError: when some hold the batch per worker and others the global batch.
@@ -63,16 +71,49 @@ def together(studies: Sequence[Study]) -> Study:
     if len({study.hold for study in studies}) > 1:
         held = "; ".join(f"{study.name}: {study.hold or 'neither'}" for study in studies)
         raise ConfigError("", f"studies in one report must hold the same batch size as workers change, got {held}")
-    states = {study.status for study in studies}
+    unfinished = [f"The sweep {one.name} has ended as {one.status}." for one in studies if one.status != "FINISHED"]
+    cautions = [*unfinished, *(caution for study in studies for caution in study.cautions)]
     return Study(
         name=", ".join(dict.fromkeys(study.name for study in studies)),
-        trials=[trial for study in studies for trial in study.trials],
+        trials=_each_once([trial for study in studies for trial in study.trials]),
         store=", ".join(dict.fromkeys(study.store for study in studies)),
         command="\n".join(dict.fromkeys(filter(None, (study.command for study in studies)))),
         hold=studies[0].hold,
-        status="FINISHED" if states == {"FINISHED"} else (states - {"FINISHED"}).pop(),
-        cautions=tuple(dict.fromkeys(caution for study in studies for caution in study.cautions)),
+        axes=_axes(studies),
+        status=next((study.status for study in studies if study.status != "FINISHED"), "FINISHED"),
+        metrics={_AT_ONCE: max(study.metrics.get(_AT_ONCE, 1.0) for study in studies)},
+        cautions=tuple(dict.fromkeys(cautions)),
     )
+
+
+def _each_once(trials: Sequence[Trial]) -> list[Trial]:
+    """Every run once, as the file knows it in which it has finished; a cell without a run only where none has one."""
+    found: dict[object, Trial] = {}
+    for trial in trials:
+        key = trial.run_id or id(trial)
+        if key not in found or not found[key].finished:
+            found[key] = trial
+    begun = {_cell(trial) for trial in found.values() if trial.run_id}
+    return [trial for trial in found.values() if trial.run_id or _cell(trial) not in begun]
+
+
+def _cell(trial: Trial) -> tuple[str, str, str]:
+    return trial.name, trial.model, trial.dataset
+
+
+def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
+    """The axes that all studies have, with what differs between studies; none when their axes differ."""
+    if len({tuple(study.axes) for study in studies}) > 1 or not studies[0].axes:
+        return ()
+    axes, seen = studies[0].axes, [aggregate.values(study) for study in studies]
+    differing = {
+        name
+        for one, other in itertools.combinations(seen, 2)
+        for section in one.keys() & other.keys()
+        for name in one[section].keys() | other[section].keys()
+        if one[section].get(name) != other[section].get(name)
+    }
+    return (*axes, *sorted(differing - set(axes)))
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
@@ -80,30 +121,10 @@ def _trial(trial: Trial) -> dict[str, Any]:
         name: {key: [getattr(point, key) for point in points] for key in ("step", "timestamp_ms", "value")}
         for name, points in trial.history.items()
     }
-    tags = {name: value for name, value in trial.tags.items() if name == _COMMIT or not name.startswith("mlflow.")}
+    tags = {name: trial.tags[name] for name in trial.tags if name == _COMMIT or not name.startswith("mlflow.")}
+    tags = {name: value for name, value in tags.items() if name not in _ADDRESSES}
     return dataclasses.asdict(dataclasses.replace(trial, history={})) | {"history": history, "tags": tags, "page": None}
 
 
-def _read_trial(whole: dict[str, Any]) -> Trial:
-    history = {
-        name: [Point(*one) for one in zip(its["step"], its["timestamp_ms"], map(float, its["value"]), strict=True)]
-        for name, its in whole.pop("history").items()
-    }
-    metrics, names = _numbers(whole.pop("metrics")), tuple(whole.pop("class_names"))
-    made = Trial(history=history, metrics=metrics, class_names=names, **whole)
-    for needed in ("model", "dataset", "topology", "batch_size", "global_batch_size", "seed"):
-        getattr(made, needed)  # raises on a parameter that is not there, or no number
-    return made
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _points(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

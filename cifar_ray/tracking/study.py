@@ -117,7 +117,7 @@ class Study:
 
     Attributes:
         name: of the sweep, or made of the compared runs' names.
-        trials: every cell of the grid in the grid's order, seeds in turn, whatever became of it.
+        trials: every cell of the grid in the grid's order, seed by seed, whatever became of it.
         store: the tracking store that the figures come from.
         command: what makes these runs again.
         hold: ``batch`` when the batch per worker stays and the global batch grows with the workers,

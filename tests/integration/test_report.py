@@ -126,7 +126,7 @@ def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
 def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
     assert main.main(["export", "scaling", "--out", str(kept), "--tracking-uri", uri]) == 0
-    assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report kept.json` reads it\n"
+    assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report {kept}` reads it\n"
     told = []
     for words in (["scaling", "--tracking-uri", uri], [str(kept)]):
         out = tmp_path / str(len(told))

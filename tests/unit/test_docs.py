@@ -75,6 +75,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
     others |= {"--share"}  # of benchmarks/emulated_cluster.py
+    others |= {"--preserve-env"}  # of sudo
     # A line of a shell that has no command of this program has flags of another one.
     lines = re.sub(r"```bash\n.*?```", lambda block: "\n".join(ours(block[0])), page.read_text(), flags=re.DOTALL)
     others |= {"--yes"}  # of Ray's launcher

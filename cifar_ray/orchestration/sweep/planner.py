@@ -220,14 +220,17 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     chosen: list[dict[str, Any]] = []
+    entries = []
     for entry in kept:  # JSON has no tuples; seeds are added again to the same combinations
         values = {name: schema.field(TrainConfig, name, value) for name, value in entry["values"].items()}
+        entries.append((dict(values), entry))
         if not any("seed" in axes for axes in config.grid):
             del values["seed"]
         if values not in chosen:
             chosen.append(values)
     trials = plan(sweeps.cells(config, chosen))
-    for trial, entry in zip(trials, kept, strict=True):
+    for trial in trials:  # in another order, perhaps, than the sweep's first driver had
+        entry = next(entry for values, entry in entries if values == trial.cell.values)
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
         elif trial.config is not None:

@@ -44,12 +44,18 @@ def test_bash_completes_commands_flags_values_and_files(bash: Path, words: list[
     assert set(said.rstrip("\n").split("\n")) == found
 
 
-def test_zsh_reads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_has_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("#compdef cifar-ray")
     assert "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit)" in script
-    if shutil.which("zsh"):
-        made = tmp_path / "script"
-        made.write_text(script)
-        subprocess.run(["zsh", "-n", str(made)], check=True)
+    if not shutil.which("zsh"):
+        pytest.skip("no zsh here to read it")
+    made = tmp_path / "script"
+    made.write_text(script)
+    subprocess.run(["zsh", "-n", str(made)], check=True)
+
+
+def test_another_shell_is_refused_by_the_word_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["completion", "fish"]) == 2
+    assert capsys.readouterr().err == "error: SHELL must be bash or zsh, got 'fish'\n"

@@ -56,4 +56,7 @@ def test_our_own_figures_are_looked_at_as_well() -> None:
     assert not [line for line in cautions.cautions(study(right)) if "cannot be right" in line]
     wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5, "test/f1": 0.5})
     (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
+    impossible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=900.0))
+    (fast,) = (line for line in cautions.cautions(impossible) if "cannot be right" in line)
+    assert fast.startswith("bs16 1x2 seed0 cannot be right: 9.00 times as fast with 2 workers")
     assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")

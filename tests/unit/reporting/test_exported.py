@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import aggregate, exported, markdown, report
+from cifar_ray.reporting import aggregate, cautions, exported, markdown, report, scaling
 from cifar_ray.tracking.study import Study
-from tests.support.studies import grid, study, trial
+from tests.support.studies import grid, study, trial, without_run
 
 
 def round_trip(of: Study, folder: Path) -> Study:
@@ -32,18 +31,13 @@ def test_a_file_makes_the_report_that_the_store_makes(tmp_path: Path) -> None:
     assert round_trip(of, tmp_path).store == "study.json"
 
 
-def test_what_is_no_number_stays_that(tmp_path: Path) -> None:
-    lost = trial(accuracies=(0.1, math.nan))
-    lost = replace(lost, metrics={**lost.metrics, "test/loss": math.inf})
-    (back,) = round_trip(study(lost), tmp_path).trials
-    assert math.isnan(back.history["test/accuracy"][1].value)
-    assert back.metrics["test/loss"] == math.inf
-    json.loads((tmp_path / "study.json").read_text(), parse_constant=pytest.fail)
-
-
 def test_a_file_names_nobody(tmp_path: Path) -> None:
-    tags = {"mlflow.user": "ada", "mlflow.source.git.commit": "abc"}
-    (back,) = round_trip(study(replace(trial(tags=tags), page="http://here/")), tmp_path).trials
+    tags = {"mlflow.user": "ada", "mlflow.source.git.commit": "abc", "cifar_ray.folder": "/home/ada/runs/one"}
+    of = study(
+        replace(trial(tags=tags), page="http://here/"), store="sqlite:////home/ada/mlflow.db", page="http://here/"
+    )
+    (back,) = round_trip(of, tmp_path).trials
+    assert "ada" not in (tmp_path / "study.json").read_text()
     assert back.page is None
     assert "mlflow.user" not in back.tags
     assert back.tags["mlflow.source.git.commit"] == "abc"
@@ -53,18 +47,38 @@ def test_a_file_names_nobody(tmp_path: Path) -> None:
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     made = tmp_path / "other.json"
     made.write_text(content)
-    with pytest.raises(ConfigError, match=r"other\.json is no study that `cifar-ray export` has written"):
+    with pytest.raises(
+        ConfigError, match=r"other\.json is no study that `cifar-ray export` of this version has written"
+    ):
         exported.read(made)
     with pytest.raises(ConfigError, match=r"cannot read nosuch\.json: No such file or directory"):
         exported.read(Path("nosuch.json"))
 
 
-@pytest.mark.parametrize("batch", ["", "x", None])
-def test_a_run_without_what_tables_need_is_refused(batch: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *((("params", "batch_size"), value) for value in ("", "x", None, 1e999, ["1"])),
+        (("params", "topology"), None),
+        (("tags",), None),
+        (("tags", "cifar_ray.hardware"), 3),
+        (("metrics", "images_per_s"), "inf"),
+        (("metrics", "images_per_s"), 1e999),
+        (("history", "test/accuracy", "step"), [None, 2, 3]),
+        (("history", "test/accuracy", "value"), [0.5]),
+        (("history", "test/accuracy"), 3),
+    ],
+)
+def test_a_run_without_what_reports_need_is_refused(where: tuple[str, ...], value: object, tmp_path: Path) -> None:
     whole = json.loads(exported.text(grid()))
-    whole["trials"][1]["params"]["batch_size"] = batch
+    place = whole["trials"][1]
+    for name in where[:-1]:
+        place = place[name]
+    place[where[-1]] = value
     (tmp_path / "study.json").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match=r"study\.json is no study that `cifar-ray export` has written"):
+    with pytest.raises(
+        ConfigError, match=r"study\.json is no study that `cifar-ray export` of this version has written"
+    ):
         exported.read(tmp_path / "study.json")
 
 
@@ -76,6 +90,40 @@ def test_seeds_of_two_files_are_one_configuration_and_machines_are_not() -> None
     apart = aggregate.configurations(exported.together([first, elsewhere]))
     assert [len(one.trials) for one in apart] == [1, 1]
     assert exported.together([first]) is first
+
+
+def test_a_run_that_two_files_have_counts_once() -> None:
+    """As the file knows it in which it has finished; a cell that had not begun gives way to its run."""
+    early = study(trial(seed=0), replace(trial(seed=1), status="RUNNING"), without_run("PENDING", "", "1x2", 16))
+    late = study(trial(seed=0), trial(seed=1), replace(trial("1x2"), name="bs16 1x2 seed0"))
+    early = replace(early, trials=[*early.trials[:2], replace(early.trials[2], name="bs16 1x2 seed0")])
+    merged = exported.together([early, late])
+    assert [(one.name, one.status) for one in merged.trials] == [(one.name, one.status) for one in late.trials]
+    assert [len(one.trials) for one in aggregate.configurations(merged)] == [2, 1]
+
+
+def test_a_report_of_its_parts_is_that_of_the_whole() -> None:
+    """Also where a parameter follows an axis, as the threads of a worker follow the topology."""
+    runs = [
+        trial(topology, seed=seed, images_per_s=speed + seed, params={"cpus_per_worker": cpus})
+        for seed in (0, 1)
+        for topology, speed, cpus in (("1x1", 100.0, "4"), ("1x2", 190.0, "2"))
+    ]
+    whole, parts = study(*runs), [study(*runs[:2]), study(*runs[2:])]
+    merged = exported.together(parts)
+    assert aggregate.configurations(merged) == aggregate.configurations(whole)
+    among = aggregate.configurations(merged)
+    assert scaling.ratio(merged, among[1], among) == scaling.ratio(whole, among[1], among)
+    slower = study(*(replace(run, params={**run.params, "lr": "0.2"}) for run in runs[2:]))
+    assert len(aggregate.configurations(exported.together([parts[0], slower]))) == 4
+
+
+def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
+    busy = study(trial(seed=0), metrics={"sweep/concurrency": 2.0})
+    killed = study(trial(seed=1), name="other", status="KILLED")
+    said = cautions.cautions(exported.together([busy, killed]))
+    assert "The sweep other has ended as KILLED." in said
+    assert any(line.startswith("Up to 2 runs went on at the same time") for line in said)
 
 
 def test_studies_that_hold_different_batches_are_refused() -> None:
