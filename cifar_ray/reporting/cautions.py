@@ -30,8 +30,7 @@ def _unfinished(study: Study) -> list[str]:
     done, asked = counts["FINISHED"], len(study.trials) - counts["SKIPPED"]
     said = []
     if study.run_id and study.status != "FINISHED":
-        state = "still runs" if study.status == "RUNNING" else f"has ended as {study.status}"
-        said.append(f"The sweep {state}: {done} of {asked} runs are finished.")
+        said.append(f"The sweep {study.state}: {done} of {asked} runs are finished.")
     elif counts["PENDING"] or counts["RUNNING"]:
         said.append(f"Not everything is done: {done} of {asked} runs are finished.")
     for status, verb in (("FAILED", "failed"), ("KILLED", "were ended early"), ("SKIPPED", "were skipped")):

@@ -71,7 +71,7 @@ def together(studies: Sequence[Study]) -> Study:
     if len({study.hold for study in studies}) > 1:
         held = "; ".join(f"{study.name}: {study.hold or 'neither'}" for study in studies)
         raise ConfigError("", f"studies in one report must hold the same batch size as workers change, got {held}")
-    unfinished = [f"The sweep {one.name} has ended as {one.status}." for one in studies if one.status != "FINISHED"]
+    unfinished = [f"The sweep {one.name} {one.state}." for one in studies if one.status != "FINISHED"]
     cautions = [*unfinished, *(caution for study in studies for caution in study.cautions)]
     return Study(
         name=", ".join(dict.fromkeys(study.name for study in studies)),

@@ -141,3 +141,8 @@ class Study:
     status: str = "FINISHED"
     metrics: Mapping[str, float] = field(default_factory=dict)
     cautions: Sequence[str] = ()
+
+    @property
+    def state(self) -> str:
+        """What a sweep is doing, or how it has ended, to follow its name."""
+        return "still runs" if self.status == "RUNNING" else f"has ended as {self.status}"

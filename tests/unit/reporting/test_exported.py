@@ -121,7 +121,9 @@ def test_a_report_of_its_parts_is_that_of_the_whole() -> None:
 def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
     busy = study(trial(seed=0), metrics={"sweep/concurrency": 2.0})
     killed = study(trial(seed=1), name="other", status="KILLED")
-    said = cautions.cautions(exported.together([busy, killed]))
+    running = study(trial(seed=2), name="third", status="RUNNING")
+    said = cautions.cautions(exported.together([busy, killed, running]))
+    assert "The sweep third still runs." in said
     assert "The sweep other has ended as KILLED." in said
     assert any(line.startswith("Up to 2 runs went on at the same time") for line in said)
 
