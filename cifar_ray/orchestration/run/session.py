@@ -66,7 +66,7 @@ class RunSession:
 
     def __post_init__(self) -> None:
         config = self.config
-        self._callbacks = Listeners(self.callbacks, self.view.line)
+        self._callbacks = Listeners(self.callbacks, lambda sentence: self.view.line(sentence))
         before = self.record.tags_before  # of an earlier driver
         self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
