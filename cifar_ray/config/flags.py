@@ -96,7 +96,8 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     if {"-h", "--help"} & set(words):
         parser(kind, program, schema.docstrings(kind)).print_help()
         sys.exit(0)
-    values, rest = parser(kind, program, {}).parse_known_intermixed_args([_hyphenated(word) for word in words])
+    words, named = _without_named(kind, [_hyphenated(word) for word in words])
+    values, rest = parser(kind, program, {}).parse_known_intermixed_args(words)
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
         known = [flag_of(key) for key, hint in schema.flat_types(kind).items() if not _is_positional(hint)]
@@ -104,7 +105,24 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
         raise ConfigError("", f"unknown flag {flag}{near}")
     if rest:
         raise ConfigError("", f"unexpected word '{rest[0]}'")
-    return schema.nest(vars(values))
+    return schema.nest(vars(values) | named)
+
+
+def _without_named(kind: type, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words without flags such as ``--model-options.depth 4``, of a field that takes any names; and these."""
+    hints = schema.field_types(kind)
+    others, named, left = [], {}, iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        field, dot, _ = name.partition(".")
+        if not word.startswith("--") or not dot or not schema.is_mapping(hints.get(field)):
+            others.append(word)
+            continue
+        named[name] = value if equals else next(left, "--")
+        if named[name].startswith("--"):
+            raise ConfigError("", f"{flag} must have a value")
+    return others, named
 
 
 def _hyphenated(word: str) -> str:
@@ -177,10 +195,12 @@ def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str =
     kind = schema.bare(hint)
     if _is_list(hint):
         kind = schema.bare(typing.get_args(kind)[0])
-    is_required = default is dataclasses.MISSING
-    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    takes_any_name = schema.is_mapping(hint)
+    is_required = default is dataclasses.MISSING and not takes_any_name
+    kinds = (kind, *_metadata(hint))
+    choices = next((typing.get_args(each) for each in kinds if typing.get_origin(each) is typing.Literal), ())
     sentences = [doc, f"One of {one_of(choices)}." if choices else "", belongs]
-    if not is_required and default not in (None, ()):
+    if not is_required and default not in (None, (), dataclasses.MISSING):
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:
@@ -193,6 +213,7 @@ def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str =
     else:
         options["metavar"] = "NAME" if choices else _METAVARS.get(kind, "TEXT")
         options |= {"nargs": "+"} if _is_list(hint) else {}
+        key += ".NAME" if takes_any_name else ""
         group.add_argument(flag_of(key), dest=key, required=is_required, choices=choices or None, **options)
 
 

@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
+import math
 import textwrap
 import typing
 from collections.abc import Mapping
@@ -45,6 +47,19 @@ def _listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _scalar(value: Any) -> Any:
+    """A number, true, false or a text; the text of one of the former is that one."""
+    if isinstance(value, str):
+        try:
+            read = json.loads(value)
+        except ValueError:
+            return value
+        return read if isinstance(read, bool | int) or (isinstance(read, float) and math.isfinite(read)) else value
+    if not isinstance(value, bool | int) and not (isinstance(value, float) and math.isfinite(value)):
+        raise ValueError(f"must be a number, true, false or a text, got {brief(value)}")
+    return value
+
+
 _WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
 Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
 Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
@@ -52,6 +67,7 @@ Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
+Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
@@ -146,7 +162,7 @@ def _validate(kind: Any, adapter: TypeAdapter[Any], value: Any, key: str, strict
 
 @functools.cache
 def _field_adapter(cls: type, name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(flat_types(cls)[name])
+    return TypeAdapter(type_of(cls, name))
 
 
 def _without_none(value: Any) -> Any:
@@ -221,6 +237,20 @@ def flat_types(cls: type) -> dict[str, Any]:
         else:
             flat[name] = kind
     return flat
+
+
+def type_of(cls: type, name: str) -> Any:
+    """The annotation of a field by its dotted name, or of a value in a field that is a mapping; None of no field."""
+    known = flat_types(cls)
+    outer, dot, inner = name.partition(".")
+    if dot and inner.isidentifier() and is_mapping(known.get(outer)):
+        return typing.get_args(bare(known[outer]))[1]
+    return known.get(name)
+
+
+def is_mapping(kind: Any) -> bool:
+    """Whether a field takes any names with their values."""
+    return typing.get_origin(bare(kind)) is dict
 
 
 def bare(kind: Any) -> Any:

@@ -274,7 +274,7 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         if isinstance(values, Range):
             if sweep.search != "random":
                 raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random")
-            if schema.bare(schema.flat_types(TrainConfig)[name]) is not float or not 0 < values.low < values.high:
+            if schema.bare(schema.type_of(TrainConfig, name)) is not float or not 0 < values.low < values.high:
                 raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
             continue
         if not listed(values):
@@ -285,6 +285,6 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
 
 def check_field(key: str, name: str) -> None:
     """Refuse what is no field of a run, naming ``key``, where it was given."""
-    known = schema.flat_types(TrainConfig)
-    if name not in known:
-        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{errors.suggestion(name, known)}")
+    if schema.type_of(TrainConfig, name) is None:
+        near = errors.suggestion(name, schema.flat_types(TrainConfig))
+        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")

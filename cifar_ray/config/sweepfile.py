@@ -100,7 +100,7 @@ def _axes(axes: Mapping[str, Any]) -> Axes:
 
 
 def _is_list(name: str) -> bool:
-    return typing.get_origin(schema.bare(schema.flat_types(TrainConfig)[name])) is tuple
+    return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
 
 
 def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

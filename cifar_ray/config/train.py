@@ -7,15 +7,16 @@ YAML file, and of the parameters that MLflow shows.
 from __future__ import annotations
 
 import re
+import typing
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import addresses, errors
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Positive, Scalar, Share, Whole, plainly
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
@@ -47,10 +48,28 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
 
 
+IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+"""``MODULE:FUNCTION``, such as ``mypackage.nets:build``."""
+
+
 def _name(text: str) -> str:
     if not re.fullmatch(NAME, text):
         raise ValueError(f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(text)}")
     return text
+
+
+def _model(text: str) -> str:
+    known = typing.get_args(ModelName)
+    if text not in known and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+        raise ValueError(f"must be {', '.join(known)} or MODULE:FUNCTION, got {errors.brief(text)}")
+    return text
+
+
+def _options(values: dict[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if not name.isidentifier():
+            raise ValueError(f"must have names as Python's arguments have them, got {errors.brief(name)}")
+    return values
 
 
 def _topology(text: str) -> str:
@@ -64,6 +83,8 @@ def _range(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+ModelText = Annotated[str, AfterValidator(_model), ModelName]
+ModelOptions = Annotated[dict[str, Scalar], AfterValidator(_options)]
 TopologyText = Annotated[str, AfterValidator(_topology)]
 RangeText = Annotated[str, AfterValidator(_range)]
 
@@ -121,6 +142,9 @@ class ViTOptions:
 MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vit": "vit"}
 """Model name -> the field of TrainConfig that shapes it. Other models have no options."""
 
+OWN_MODEL = ("model_options", "model_source")
+"""Fields of TrainConfig that are for ``--model MODULE:FUNCTION``."""
+
 _EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "bucket_cap_mb": ("ddp",),
@@ -142,9 +166,15 @@ SAME_WORK = ("accumulate", "sync_batchnorm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
+def is_own(model: str) -> bool:
+    """Whether ``--model`` names a user's own function, and not an architecture of this package."""
+    return ":" in model
+
+
 def options_of_others(model: str, strategy: str) -> set[str]:
     """Fields of TrainConfig that say nothing of a run with this model and strategy."""
     models = {group for name, group in MODEL_OPTIONS.items() if name != model}
+    models |= set() if is_own(model) else set(OWN_MODEL)
     return models | {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
 
 
@@ -167,8 +197,15 @@ class TrainConfig:
     """Mean and standard deviation by which pixels are normalised: those of the training images, or 0.5 and 0.5."""
 
     # Model
-    model: ModelName = "resnet"
-    """Architecture."""
+    model: ModelText = "resnet"
+    """Architecture: one of this package, or MODULE:FUNCTION, a function of your own that is called as
+    build(image_size, channels, classes) and returns an nn.Module."""
+
+    model_options: ModelOptions = field(default_factory=dict)
+    """Keyword arguments of that function: --model-options.depth 4."""
+
+    model_source: str | None = None
+    """SHA-256 of the file that defines that function; recorded when not given. A changed file is refused."""
 
     resnet: ResNetOptions = field(default_factory=ResNetOptions)
     """Shape of --model resnet."""
@@ -360,6 +397,11 @@ class TrainConfig:
         return self.placement.world_size
 
     @property
+    def model_name(self) -> str:
+        """The model as a part of names: of runs, and so of folders."""
+        return self.model.replace(":", ".")
+
+    @property
     def cpus_reserved(self) -> int:
         """CPUs that each worker reserves, once the nodes are known; until then, the least that it needs."""
         return self.cpus_per_worker or 1
@@ -407,6 +449,7 @@ SECTIONS = {
 LEARNING = (
     "dataset",
     "model",
+    *OWN_MODEL,
     *MODEL_OPTIONS.values(),
     "epochs",
     "images_per_step",
@@ -461,6 +504,10 @@ def _check(config: TrainConfig) -> None:
 
 def _check_options(config: TrainConfig) -> None:
     """Refuse options of other models and strategies."""
+    if not is_own(config.model):
+        for name in OWN_MODEL:
+            if getattr(config, name):
+                raise ConfigError(name, f"is for --model MODULE:FUNCTION only, and the model is {config.model}")
     for model, group in MODEL_OPTIONS.items():
         if config.model != model and getattr(config, group) != type(getattr(config, group))():
             raise ConfigError(group, f"options are for --model {model} only, and the model is {config.model}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import DatasetSpec
-from cifar_ray.models import resnet, resnet50, simple_cnn, speednet, vgg11, vit
+from cifar_ray.models import own, resnet, resnet50, simple_cnn, speednet, vgg11, vit
 from cifar_ray.models.architecture import Architecture, Recipe
 
-__all__ = ["REGISTRY", "Architecture", "Recipe", "build", "layers", "recipe"]
+__all__ = ["REGISTRY", "Architecture", "Recipe", "architecture", "build", "layers", "outline", "recipe"]
 
 
 REGISTRY: dict[str, Architecture] = {
@@ -23,17 +24,34 @@ REGISTRY: dict[str, Architecture] = {
 }
 
 
+def architecture(model: str) -> Architecture:
+    """The entry of ``--model``."""
+    return own.architecture(model) if is_own(model) else REGISTRY[model]
+
+
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The configured model with fresh weights from torch's global generator.
 
     It maps float32 images (B, C, H, W) to float logits (B, num_classes).
     """
-    return REGISTRY[config.model].build(config, spec)
+    return architecture(config.model).build(config, spec)
+
+
+def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The configured model for a look at its shapes; torch's generator is left as it was.
+
+    It is on the meta device, where it takes no memory; a user's own, whose function may compute, is on the CPU.
+    """
+    if is_own(config.model):
+        with torch.random.fork_rng(devices=[]):
+            return build(config, spec)
+    with torch.device("meta"):
+        return build(config, spec)
 
 
 def recipe(config: ResolvedConfig) -> Recipe | None:
     """The model's recipe for the optimizer of a resolved config; None when there is none for it."""
-    return next((each for each in REGISTRY[config.model].recipes if each.optimizer == config.optimizer), None)
+    return next((each for each in architecture(config.model).recipes if each.optimizer == config.optimizer), None)
 
 
 def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:
@@ -42,4 +60,4 @@ def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:
     They consist of the model's own modules and parameters, each in one of them, and change nothing in the model.
     A layer without parameters may work in place on what the one before it gives.
     """
-    return REGISTRY[config.model].layers(model)
+    return architecture(config.model).layers(model)

@@ -45,8 +45,7 @@ class ParameterServing(Asynchronous):
     @staticmethod
     def check(config: ResolvedConfig) -> None:
         """See the protocol."""
-        with torch.device("meta"):
-            most = len(list(models.build(config, SPECS[config.dataset]).parameters()))
+        most = len(list(models.outline(config, SPECS[config.dataset]).parameters()))
         if config.servers > most:
             raise ConfigError(
                 "servers", f"must be at most {most}, the parameters of this {config.model}, got {config.servers}"

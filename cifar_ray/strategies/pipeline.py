@@ -84,8 +84,7 @@ class Pipeline(Base):
                 f"must have at least 2 workers for --strategy {config.strategy}, got {config.topology}: a pipeline of "
                 "one stage is plain training, --strategy ddp",
             )
-        with torch.device("meta"):
-            model = models.build(config, SPECS[config.dataset])
+        model = models.outline(config, SPECS[config.dataset])
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(  # PyTorch's stages differentiate by every parameter
                 "strategy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -124,7 +125,7 @@ def log_model(
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
-    name = run.info.run_name.replace(".", "_")  # MLflow takes no dot here
+    name = re.sub("[.:]", "_", run.info.run_name)  # MLflow takes neither here
     with _one_at_a_time:
         learned, weights = load()
         logged = client.create_logged_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import typing
 from typing import Any
 
@@ -12,7 +13,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config import errors, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig
+from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import SPECS, order
 
 LONGEST_WARMUP = 0.25
@@ -33,7 +34,11 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     given |= {name: value for name, value in recipe.items() if given[name] is None}
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
+    if is_own(config.model) and config.model_source is None:
+        given["model_source"] = models.own.source(config.model)
     resolved = ResolvedConfig(**given)
+    if is_own(config.model):
+        models.own.check(resolved, spec)
     if resolved.images_per_step > spec.train_size:
         raise ConfigError(
             "batch_size" if config.global_batch_size is None else "global_batch_size",
@@ -76,7 +81,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
     """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
-    recipes = {recipe.optimizer: recipe for recipe in models.REGISTRY[config.model].recipes}
+    recipes = {recipe.optimizer: recipe for recipe in models.architecture(config.model).recipes}
     own = next(iter(recipes))
     chosen = config.optimizer or own
     if chosen not in recipes and (config.lr is None or config.weight_decay is None):
@@ -122,7 +127,7 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
-_NEVER = (*runfile.WHERE, "device", "cpus_follow")  # the device is that of the machine
+_NEVER = (*runfile.WHERE, "device", "cpus_follow", "model_source")  # the device is that of the machine
 
 
 def command(config: ResolvedConfig) -> str:
@@ -131,20 +136,21 @@ def command(config: ResolvedConfig) -> str:
     Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
     """
     config = widest(config)
-    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model))
+    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model, model_options=config.model_options))
     learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
     defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
-    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.REGISTRY[config.model].recipes}
+    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.architecture(config.model).recipes}
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
-        if key in _NEVER or (key not in always and value == defaults[key]):
+        is_models = key.startswith("model_options.")
+        if key in _NEVER or (key not in always and not is_models and value == defaults[key]):
             continue
-        if isinstance(value, bool):
+        if isinstance(value, bool) and not is_models:
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
         elif value is not None:
             values = value if isinstance(value, list) else [value]
-            words.append(" ".join([errors.flag_of(key), *map(str, values)]))
+            words.append(" ".join([errors.flag_of(key), *(shlex.quote(str(each)) for each in values)]))
     return " ".join(words)
 
 
@@ -175,11 +181,11 @@ def with_precision(config: ResolvedConfig, precision: str) -> ResolvedConfig:
 
 def _check_single_image(config: ResolvedConfig) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    with torch.device("meta"):
-        spec = SPECS[config.dataset]
-        model = models.build(config, spec)
+    spec = SPECS[config.dataset]
+    model = models.outline(config, spec)
+    with next(model.parameters()).device:
         try:
-            model(torch.empty(1, spec.channels, spec.image_size, spec.image_size))
+            model(torch.zeros(1, spec.channels, spec.image_size, spec.image_size))
         except ValueError:
             batch_norm = f"for this {config.model}, whose batch norm needs several values"
             cut = next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, is_own
 from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensors
@@ -86,7 +88,7 @@ def prepare(
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
-        ConfigError: when the config needs hardware that is not there.
+        ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
     config = recipe.with_cpus(config, max(hardware.allowed_cpus() // config.placement.workers_per_node, 1))
     hardware.set_threads(config.cpus_reserved)
@@ -101,6 +103,8 @@ def prepare(
     hardware.use_precision(config.precision)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
+    if is_own(config.model):
+        _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(worker.device).to(memory_format=torch.channels_last).train()
@@ -112,7 +116,7 @@ def prepare(
     context = StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
-    shard, variation = strategies.of(config).data_shard(config, worker), models.REGISTRY[config.model].variation
+    shard, variation = strategies.of(config).data_shard(config, worker), models.architecture(config.model).variation
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
     _warm_up(strategy, loader, fresh)
     state = TrainingState(
@@ -138,9 +142,27 @@ def prepare(
     return state
 
 
+def _check_alike(model: nn.Module, worker: Worker) -> None:
+    """Refuse a user's own model that differs between workers, whose generators are seeded alike."""
+    if worker.world_size == 1:
+        return
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    digests = [""] * worker.world_size
+    dist.all_gather_object(digests, digest.hexdigest())
+    if other := next((rank for rank, each in enumerate(digests) if each != digests[0]), 0):
+        raise ConfigError(
+            "model",
+            "must be the same on every worker, with the same weights, so its function may draw from torch's generator "
+            f"only; that of rank {other} is not that of rank 0",
+        )
+
+
 def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset, worker: Worker) -> None:
     """Set the weights that follow from the training images: on rank 0, from which the others get theirs."""
-    set_weights = models.REGISTRY[config.model].prepare
+    set_weights = models.architecture(config.model).prepare
     if set_weights is None:
         return
     if worker.rank == 0:

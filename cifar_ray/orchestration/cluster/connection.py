@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import ray
 
@@ -14,16 +15,23 @@ from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import local, ray_internals
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
 _LONGEST_REASON = 300
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the command of a job
 
 
 @contextmanager
-def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
+def connected(config: TrainConfig, models: Sequence[str] = ()) -> Iterator[Callable[[], str]]:
     """Context manager: a connection to Ray, closed at the end unless it was there before.
+
+    Args:
+        config: which Ray to join or start.
+        models: what will be built there. The modules of a user's own are sent to a cluster that is joined, but for a
+            job, whose working folder is there already; a Ray that is started here finds them where this process does.
 
     Yields:
         A function that names the process of a Ray started here that has ended, or returns an empty string.
@@ -47,7 +55,7 @@ def connected(config: TrainConfig) -> Iterator[Callable[[], str]]:
         elif head:
             stack.enter_context(token())
             stack.callback(ray.shutdown)
-            _join(head, config)
+            _join(head, config, [] if _JOB in os.environ else own.to_ship(models))
             yield str
         else:
             yield stack.enter_context(local.running(config))
@@ -114,14 +122,14 @@ def shares_a_machine(config: TrainConfig) -> bool:
     return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
 
 
-def _join(head: str, config: TrainConfig) -> None:
+def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
     if head != "auto":
         servers.reach(head)
     found = head if head != "auto" else ray_internals.canonicalize_bootstrap_address(head)
     if found is not None:
         _greet(found)
     try:
-        ray.init(address=head, **local.quiet(config))
+        ray.init(address=head, runtime_env={"py_modules": modules} if modules else None, **local.quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None

@@ -112,13 +112,10 @@ def _check_room(folder: Folder, config: TrainConfig) -> None:
 
 def checkpoint_bytes(config: TrainConfig) -> int:
     """Size of a checkpoint on a disk: weights, buffers and the optimizer's moments."""
-    import torch
-
     from cifar_ray import models
     from cifar_ray.data import SPECS
 
-    with torch.device("meta"):
-        model = models.build(config, SPECS[config.dataset])
+    model = models.outline(config, SPECS[config.dataset])
     whole = sum(tensor.nbytes for tensor in model.state_dict().values())
     learned = sum(parameter.nbytes for parameter in model.parameters())
     moments = 2 if config.optimizer == "adamw" else int(bool(config.momentum))

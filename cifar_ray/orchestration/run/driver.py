@@ -17,6 +17,7 @@ from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
+from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, results, segments
@@ -35,13 +36,19 @@ from cifar_ray.training.observer import Launch, SavedCheckpoint
 __all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
 
-def train(config: TrainConfig, begun: float | None = None, callbacks: Sequence[Callback] = ()) -> TrainResult:
+def train(
+    config: TrainConfig,
+    begun: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    model: Callable[..., Any] | None = None,
+) -> TrainResult:
     """Train as ``config`` says, and record it.
 
     Args:
         config: what to do.
         begun: ``time.time()`` from which start-up is counted; now when None.
         callbacks: called with the run's events, in this process.
+        model: in place of ``config.model``, a function that builds one; workers import it from its file.
 
     Raises:
         ConfigError: on a user's mistake, before anything is started or recorded.
@@ -49,6 +56,9 @@ def train(config: TrainConfig, begun: float | None = None, callbacks: Sequence[C
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
+    own.refuse_while_importing()
+    if model is not None:
+        config = replace(config, model=own.path_of(model))
     config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
@@ -137,7 +147,7 @@ def _allocated(
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     console.doing(connection.note(config))
     with (
-        connected(config, console.line, [held]) as check,
+        connected(config, console.line, [held], [config.model]) as check,
         allocation.allocator(console.waiting, check) as allocator,
     ):
         chosen = allocator.allocate(config)

@@ -110,7 +110,7 @@ class Trial:
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
         values = {**usual, **sweeps.merged(sweep, self.cell.values)}
         if values.get("batch_size") is None and values.get("global_batch_size") is None:
-            values["global_batch_size"] = models.REGISTRY[values["model"]].recipes[0].base_batch
+            values["global_batch_size"] = models.architecture(values["model"]).recipes[0].base_batch
         return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:

@@ -46,6 +46,7 @@ def _kind(config: ResolvedConfig) -> Any:
     return (
         config.strategy == "reproducible",
         config.model,
+        tuple(config.model_options.items()),
         config.device,
         getattr(config, MODEL_OPTIONS.get(config.model, "model")),
     )

@@ -153,7 +153,8 @@ class _Sweep:
         with self._board as board:
             datasets = self._load_data()
             board.doing(connection.note(self._base))
-            with connected(self._base, board.line, self._locks) as check:
+            models = sorted({config.model for _, config in self._waiting()})
+            with connected(self._base, board.line, self._locks, models) as check:
                 at_once = self._fit_to_cluster()
                 precision.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()

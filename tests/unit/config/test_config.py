@@ -216,7 +216,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
-        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet or vit, got 'lenet'"),
+        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'lenet'"),
         ({"dataset": "imagenet"}, "dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
@@ -279,7 +279,7 @@ def test_options_that_say_nothing_of_a_run() -> None:
         "servers",
         "max_staleness",
     }
-    every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit"}
+    every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit", "model_options", "model_source"}
     assert configs.options_of_others("vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
     assert configs.options_of_others("vgg11", "gpipe") == every - {"micro_batches"}
 

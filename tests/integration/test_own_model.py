@@ -1,0 +1,93 @@
+"""A user's own model, from its file to every worker: trained, resumed, used, and refused where it has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.training import checkpoint
+from tests.support.helpers import digest, resolved, train_on_ranks
+from tests.support.person import Person
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
+NETS = "tests.support.nets"
+WORDS = ["train", "--dataset", "digits", "--model", "mine:build", "--model-options.width", "8", "--batch-size", "32"]
+WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "--topology", "1x2"]
+
+
+@pytest.fixture
+def mine(person: Person) -> Path:
+    """The example's file in the person's working folder."""
+    file = person.home / "mine.py"
+    file.write_text(EXAMPLE.read_text())
+    return file
+
+
+def last(folder: Path) -> str:
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return digest(newest[1])
+
+
+def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    plain: dict[str, object] = {"dataset": "digits", "model": f"{NETS}:build", "model_options": {"width": 6}}
+    plain |= {"strategy": "reproducible", "epochs": 1, "precision": "fp32", "global_batch_size": 64}
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_ranks(resolved(plain, topology=topology), tmp_path / topology)
+    stopped = resolved(plain, topology="1x2", checkpoint_every=5)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=7)
+    resumed, *_ = train_on_ranks(dataclasses.replace(stopped, topology="1x1", batch_size=64), tmp_path / "resumed")
+    assert resumed[1].steps[0] == 6
+    assert len({last(tmp_path / name) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
+
+
+def test_a_function_that_gives_every_worker_another_model_is_refused(tmp_path: Path) -> None:
+    config = resolved({"dataset": "digits", "model": f"{NETS}:by_rank", "topology": "1x2", "epochs": 1})
+    with pytest.raises(ConfigError, match=r"model must be the same on every worker.*that of rank 1 is not that of"):
+        train_on_ranks(config, tmp_path)
+
+
+@pytest.mark.fault
+def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine: Path) -> None:
+    person.succeeds(*WORDS, "--run-name", "calm")
+    with person.starts(*WORDS, "--run-name", "killed") as run:
+        run.until("epoch 3/40")
+        run.kill(signal.SIGKILL)
+        run.end()
+    kept = mine.read_text()
+    mine.write_text(kept.replace("ReLU", "GELU"))
+    sentence = f"--model must be as the run began with it: {mine} has changed since; undo that, or begin a new run"
+    assert person.refused("resume", "killed").startswith(sentence)
+    mine.write_text(kept)
+    person.succeeds("resume", "killed")
+    calm, killed = (person.run_named(name).data for name in ("calm", "killed"))
+    assert calm.tags["cifar_ray.weights_sha256"] == killed.tags["cifar_ray.weights_sha256"]
+    assert {"model": "mine:build", "model_options.width": "8", "lr": "0.05"}.items() <= killed.params.items()
+    assert re.fullmatch("[0-9a-f]{64}", killed.params["model_source"])
+    assert "test accuracy" in person.succeeds("evaluate", "killed").stdout
+    mine.unlink()
+    assert person.refused("evaluate", "killed") == (
+        f"--model must name a module that can be imported here, in {person.home}: there is no mine"
+    )
+
+
+@pytest.mark.slow
+def test_the_example_from_python_and_in_a_sweep(person: Person) -> None:
+    command = [sys.executable, str(EXAMPLE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^(1x\d): accuracy ([\d.]+)%, MLflow run \w{32}$", done.stdout, flags=re.M)
+    assert [topology for topology, _ in shown] == ["1x1", "1x2"]
+    assert all(float(accuracy) > 90 for _, accuracy in shown)
+    (person.home / "own_model.py").write_text(EXAMPLE.read_text())
+    words = ["--name", "widths", "--dataset", "digits", "--model", "own_model:build", "--epochs", "1"]
+    person.succeeds("sweep", *words, "--grid", "model_options.width=8,16", "strategy=ddp,gpipe", "topology=1x2")
+    person.succeeds("report", "widths", "--out", "report")
+    assert "width 8" in (person.home / "report" / "report.md").read_text()

@@ -1,0 +1,72 @@
+"""Models as users bring them, good ones and bad ones."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+A_NUMBER = 3
+
+
+def build(image_size: int, channels: int, classes: int, width: int = 4, act: str = "relu") -> nn.Module:
+    """A small net without batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, stride=2, padding=1),
+        nn.ReLU() if act == "relu" else nn.GELU(),
+        nn.Conv2d(width, width, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(width * (image_size // 4) ** 2, classes),
+    )
+
+
+class Whole(nn.Module):
+    """A net that is no Sequential, and computes while it is built, which the meta device cannot."""
+
+    def __init__(self, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        width = int(torch.linspace(2, 4, 2)[1].item())
+        self.stem = nn.Conv2d(channels, width, 4, stride=4)
+        self.head = nn.Linear(width * (image_size // 4) ** 2, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.stem(images).relu().flatten(1))
+
+
+class Staged(Whole):
+    """The same net, which can be taken apart."""
+
+    def stages(self) -> list[nn.Module]:
+        """The layers in order."""
+        return [self.stem, nn.ReLU(), nn.Flatten(), self.head]
+
+
+def no_module(image_size: int, channels: int, classes: int) -> Any:
+    return "a net"
+
+
+def too_many(image_size: int, channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes + 1))
+
+
+def nothing_learns(image_size: int, channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def wrong_input(image_size: int, channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
+
+
+def broken(image_size: int, channels: int, classes: int) -> nn.Module:
+    raise KeyError("no weights")
+
+
+def by_rank(image_size: int, channels: int, classes: int) -> nn.Module:
+    """A net whose weights differ between the workers of a run."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
+    with torch.no_grad():
+        net[1].bias.fill_(float(os.environ.get("RANK", os.getpid())))
+    return net
