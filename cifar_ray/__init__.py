@@ -14,17 +14,29 @@ if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.orchestration.run.driver import resume, train
     from cifar_ray.orchestration.run.listeners import Callback
+    from cifar_ray.orchestration.run.mlflow_run import MLflowRun
     from cifar_ray.orchestration.run.train_result import TrainResult
     from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "SweepConfig", "SweepResult", "TrainConfig", "TrainResult", "resume", "sweep", "train"]
+__all__ = [
+    "Callback",
+    "MLflowRun",
+    "SweepConfig",
+    "SweepResult",
+    "TrainConfig",
+    "TrainResult",
+    "resume",
+    "sweep",
+    "train",
+]
 
 IMPORTED_AT = time.time()
 """When this process began, as far as this package can tell: start-up is counted from here."""
 
 _HOMES = {
     "Callback": "cifar_ray.orchestration.run.listeners",
+    "MLflowRun": "cifar_ray.orchestration.run.mlflow_run",
     "SweepConfig": "cifar_ray.config.sweep",
     "SweepResult": "cifar_ray.orchestration.sweep.runner",
     "TrainConfig": "cifar_ray.config.train",

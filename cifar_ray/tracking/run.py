@@ -236,7 +236,7 @@ class RunRecord:
             for some minutes, and never as FINISHED, since its record is not complete.
         """
         if status == "FINISHED":
-            self._sink.call(_forget_failure)
+            self._sink.call(store.forget_failure)
         elif self._held:
             rows = {"rows": [asdict(row) for row in self._held]}
             self._sink.call(lambda client, run_id: client.log_dict(run_id, rows, _UNKEPT_FILE))
@@ -246,9 +246,3 @@ class RunRecord:
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Drop NaN and infinity, which stores would write as other values."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _forget_failure(client: MlflowClient, run_id: str) -> None:
-    """Remove the failure reason of an earlier attempt."""
-    if store.FAILURE_TAG in client.get_run(run_id).data.tags:
-        client.delete_tag(run_id, store.FAILURE_TAG)

@@ -167,6 +167,12 @@ def take_over(client: MlflowClient, run_id: str, session: str) -> None:
     client.update_run(run_id, status="RUNNING")
 
 
+def forget_failure(client: MlflowClient, run_id: str) -> None:
+    """Remove the failure reason of an earlier attempt."""
+    if FAILURE_TAG in client.get_run(run_id).data.tags:
+        client.delete_tag(run_id, FAILURE_TAG)
+
+
 def find_key(client: MlflowClient, key: str) -> Run | None:
     """The run with this key, the oldest if a repeated request made several."""
     runs = client.search_runs(

@@ -1,0 +1,175 @@
+"""MLflow for any Ray Train job: a context manager around ``TorchTrainer(...).fit()`` in a script of the user's own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.train import Checkpoint, UserCallback
+
+from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
+from cifar_ray.tracking import store
+from cifar_ray.tracking.job import JobRecord
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Reported:
+    """What all workers have reported together: rank 0's metrics, and where their checkpoint is."""
+
+    timestamp_ms: int
+    metrics: Mapping[str, Any]
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Workers have raised or died."""
+
+    reason: str
+
+
+class MLflowRun:
+    """One MLflow run for one Ray Train job, however often its workers or its driver start again.
+
+    ::
+
+        with MLflowRun("fashion", params=config) as run:
+            TorchTrainer(loop, ..., run_config=RunConfig(name="fashion", callbacks=[run.callback])).fit()
+
+    What rank 0 gives to ``ray.train.report`` becomes metrics, once for each step, and the checkpoints become
+    ``checkpoints.json`` with their addresses. The run ends FINISHED, FAILED with the reason, or, after Ctrl-C or when
+    this process is killed, KILLED; the next ``with`` of that name continues a run that is not FINISHED. Training does
+    not wait for the store: what it does not take is tried again until the job ends.
+
+    Attributes:
+        run_id: MLflow's id of the run.
+        page: address of the run's page, when the store is a server that has pages.
+        callback: for ``RunConfig(callbacks=[...])``.
+        trouble: why something could not be recorded; empty when all was.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Any = None,
+        experiment: str = "ray_train",
+        tracking_uri: str | None = None,
+        step: str = "epoch",
+    ) -> None:
+        """Describe the run; nothing is recorded yet.
+
+        Args:
+            name: of the job; the same name continues it.
+            params: its configuration, a mapping or a dataclass, nested or not.
+            experiment: MLflow experiment.
+            tracking_uri: the store; ``MLFLOW_TRACKING_URI``, else ``~/.cifar_ray/mlflow.db``.
+            step: the reported metric that counts the steps. Reports without it are counted by themselves, from 1.
+        """
+        self._name, self._params, self._experiment = name, {} if params is None else params, experiment
+        self._uri = store.resolve_uri(tracking_uri)
+        self._step = step
+        self._reports = 0
+        self._over = threading.Event()
+        self.trouble = ""
+
+    def __enter__(self) -> MLflowRun:
+        """Open the run.
+
+        Raises:
+            ConfigError: when the store does not answer.
+        """
+        self._record = JobRecord.open(self._uri, self._experiment, self._name, self._params)
+        self.run_id, self.page = self._record.run_id, self._record.page
+        if not ray.is_initialized():
+            ray.init()
+        self._mailbox = open_mailbox()
+        self.callback = _Poster(self._mailbox)
+        self._reader = threading.Thread(target=self._read, daemon=True, name="mlflow-run")
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the run with its true status."""
+        self._over.set()
+        self._reader.join()
+        status = "FINISHED"
+        if error is not None:
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            self._record.failed(_sentence(error))
+        if not self._record.end(status):
+            self.trouble = self.trouble or "the store did not answer; a process of its own goes on trying"
+
+    def _read(self) -> None:
+        """Record what arrives, and at the end what has arrived by then."""
+        while True:
+            last = self._over.wait(_POLL_S)
+            try:
+                for event in self._mailbox.take(10.0 if last else _POLL_S):
+                    self._handle(event)
+            except Exception as error:  # whatever it is, it is not the training's
+                self.trouble = f"{type(error).__name__}: {error}"
+            if last:
+                return
+
+    def _handle(self, event: _Reported | _Failed) -> None:
+        if isinstance(event, _Failed):
+            self._record.failed(event.reason)
+            return
+        self._reports += 1
+        counted = event.metrics.get(self._step)
+        step = int(counted) if isinstance(counted, int | float) else self._reports
+        self._record.report(step, event.timestamp_ms, event.metrics)
+        if event.checkpoint:
+            self._record.checkpoint(step, event.checkpoint)
+
+
+class _Poster(UserCallback):
+    """Posts what Ray Train's controller hears to the driver; it never waits, and nothing that it does ends training."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
+        now = time.time_ns() // 1_000_000
+        address = "" if checkpoint is None else _address(checkpoint)
+        self._post(_Reported(now, {name: _number(value) for name, value in metrics[0].items()}, address))
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
+        self._post(_Failed("; ".join(reasons)))
+
+    def _post(self, event: _Reported | _Failed) -> None:
+        try:
+            self._mailbox.post(event)
+        except Exception:  # an exception here would end the job
+            return
+
+
+def _number(value: Any) -> Any:
+    """A number of NumPy's or torch's as Python's; everything else as it is, if it can be sent."""
+    if isinstance(value, Mapping):
+        return {name: _number(inner) for name, inner in value.items()}
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError):
+        return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _address(checkpoint: Checkpoint) -> str:
+    kind = checkpoint.filesystem.type_name
+    return checkpoint.path if kind == "local" else f"{kind}://{checkpoint.path}"
+
+
+def _sentence(error: BaseException) -> str:
+    """The type of an error and its first line; of one that Ray has wrapped, the last line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__

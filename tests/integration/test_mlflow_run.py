@@ -1,0 +1,169 @@
+"""MLflow for a Ray Train script of the user's own, whose workers and driver are really killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run
+
+from cifar_ray.tracking import store
+from cifar_ray.tracking.job import JOB_TAG, JobRecord, flattened
+from tests.support.person import Person
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mlflow_for_ray_train.py"
+EPOCHS = list(range(1, 21))
+SLOW = """
+def report(*words, checkpoint=None, said=ray.train.report, **others):
+    import time
+    time.sleep(0.4)
+    said(*words, checkpoint=checkpoint, **others)
+    FAULT
+ray.train.report = report
+"""
+
+
+def script(person: Person, name: str, fault: str = "pass") -> Path:
+    """The example with pauses, in which it can be killed, and a fault after every report."""
+    text = EXAMPLE.read_text().replace("import ray.train.torch\n", "import ray.train.torch\n", 1)
+    head, loop = text.split("    images, labels =", 1)
+    pauses = "".join(f"    {line}\n" for line in SLOW.replace("FAULT", fault).strip().splitlines())
+    file = person.home / f"{name}.py"
+    file.write_text(f"{head}{pauses}    images, labels ={loop}".replace('"digits"', f'"{name}"'))
+    return file
+
+
+@contextlib.contextmanager
+def started(person: Person, file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (person.home / f"{file.stem}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(file)],
+            env=person.environment,
+            cwd=person.home,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def ends_well(person: Person, file: Path, process: subprocess.Popen[bytes]) -> None:
+    assert process.wait(240) == 0, (person.home / f"{file.stem}.log").read_text()[-3000:]
+
+
+def until_epoch(person: Person, name: str, epoch: int) -> None:
+    end = time.monotonic() + 180
+    while True:
+        with contextlib.suppress(Exception):  # the store or the run is not there yet
+            if max(person.steps(name, "loss")) >= epoch:
+                return
+        assert time.monotonic() < end, (person.home / f"{name}.log").read_text()[-3000:]
+        time.sleep(0.2)
+
+
+def assert_complete(person: Person, name: str) -> Run:
+    run = person.run_named(name)  # there is one
+    assert run.info.status == "FINISHED"
+    for metric in ("loss", "test.accuracy"):
+        assert person.steps(name, metric) == EPOCHS
+    assert store.FAILURE_TAG not in run.data.tags
+    kept = json.loads(person.artifact(name, "checkpoints.json").read_text())["checkpoints"]
+    assert [each["step"] for each in kept] == EPOCHS
+    assert Path(kept[-1]["path"]).is_dir()
+    assert run.data.tags["cifar_ray.checkpoint"] == kept[-1]["path"]
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_one_run_though_a_worker_and_then_the_driver_are_killed(person: Person) -> None:
+    file = script(person, "victim")
+    with started(person, file) as process:
+        until_epoch(person, "victim", 3)
+        worker = next(pid for pid, words in person.processes().items() if words.startswith("ray::RayTrainWorker"))
+        os.kill(worker, signal.SIGKILL)
+        until_epoch(person, "victim", 6)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    first = person.run_named("victim")
+    end = time.monotonic() + 60
+    while person.run_named("victim").info.status != "KILLED":
+        assert time.monotonic() < end
+        time.sleep(0.3)
+    with started(person, file) as process:
+        ends_well(person, file, process)
+    run = assert_complete(person, "victim")
+    assert run.info.run_id == first.info.run_id
+    assert run.data.params == {"epochs": "20", "optimizer.name": "sgd", "optimizer.lr": "0.05", "hidden": "[64]"}
+    assert run.data.tags["mlflow.source.name"] == str(file)
+    assert run.data.tags["mlflow.user"]
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_says_why_and_the_next_goes_on(person: Person) -> None:
+    file = script(person, "fails", "if words[0]['epoch'] == 2: raise ValueError('two is enough')")
+    file.write_text(file.read_text().replace("max_failures=3", "max_failures=0"))
+    with started(person, file) as process:
+        assert process.wait(240) == 1
+    run = person.run_named("fails")
+    assert run.info.status == "FAILED"
+    assert "ValueError: two is enough" in run.data.tags[store.FAILURE_TAG]
+    script(person, "fails")
+    with started(person, file) as process:
+        ends_well(person, file, process)
+    assert assert_complete(person, "fails").info.run_id == run.info.run_id
+    with started(person, file) as process:  # Ray's own snapshot says that there is nothing left to do
+        ends_well(person, file, process)
+    names = [each.info.run_name for each in person.mlflow.search_runs(["1"])]
+    assert names == ["fails", "fails"], "a finished run is left as it is"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def opened(uri: str, name: str = "job", **params: Any) -> JobRecord:
+    return JobRecord.open(uri, "jobs", name, params)
+
+
+def test_the_run_of_a_job_is_continued_until_it_is_finished(uri: str) -> None:
+    first = opened(uri, a=1)
+    first.report(1, 1000, {"loss": 2.0, "nested": {"x": 1}, "name": "text", "bad": float("nan")})
+    assert first.end("FAILED")
+    second = opened(uri, a=2, b=3)
+    second.report(1, 2000, {"loss": 5.0})
+    second.report(2, 3000, {"loss": 1.0})
+    assert second.end("FINISHED")
+    third = opened(uri, a=4)
+    assert third.end("KILLED")
+    assert (first.run_id, first.is_continued) == (second.run_id, not second.is_continued)
+    assert third.run_id != second.run_id
+    client = store.connect(uri)
+    run = client.get_run(second.run_id)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1", "b": "3"})
+    assert {"loss": 1.0, "nested.x": 1.0} == run.data.metrics
+    assert [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")] == [(1, 2.0), (2, 1.0)]
+    assert run.data.tags[JOB_TAG] == "job"
+    assert opened(uri, "another").end("FINISHED")
+
+
+def test_nested_configs_become_parameters() -> None:
+    assert flattened({"a": {"b": [1, 2], 3: None}, "x y!": "z" * 7000}) == {
+        "a.b": "[1, 2]",
+        "a.3": "None",
+        "x y_": "z" * 6000,
+    }
