@@ -21,7 +21,7 @@ import training
 
 from cifar_ray.config.topology import parse
 
-SHAPES = {"vit": ["--vit.dim", "96", "--vit.depth", "4"]}
+SHAPES = {"vit": {"dim": 96, "depth": 4}}
 """A ViT that trains in minutes: 0.2 of the default's arithmetic."""
 EPOCHS = {"simple_cnn": 5, "resnet": 10, "vit": 5}
 """Of every run of a model."""
@@ -43,7 +43,7 @@ def rows(runs: Runs, given: argparse.Namespace) -> list[record.Row]:
             spread = f" +- {statistics.stdev(here):.2f}" if len(here) > 1 else ""
             found.append(
                 record.Row(
-                    f"{model}, {EPOCHS[model]} epochs, {topology}, {batch} per worker",
+                    f"{named(model)}, {EPOCHS[model]} epochs, {topology}, {batch} per worker",
                     f"at most {WITHIN:g} point lost" if (topology, batch) != CELLS[0] else "",
                     f"{statistics.mean(here):.2f}{spread} %",
                     len(here),
@@ -52,6 +52,12 @@ def rows(runs: Runs, given: argparse.Namespace) -> list[record.Row]:
                 )
             )
     return found
+
+
+def named(model: str) -> str:
+    """A model with the shape that it has here."""
+    shape = ", ".join(f"{name} {value}" for name, value in SHAPES.get(model, {}).items())
+    return f"{model} ({shape})" if shape else model
 
 
 def key(given: argparse.Namespace, model: str, topology: str, batch: int, seed: int) -> str:
@@ -73,24 +79,28 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="file that keeps finished runs, and is read first")
     given = parser.parse_args()
     runs: Runs = {}
+    commits: set[str] = set()
     if given.keep is not None and given.keep.exists():
-        runs = dict(json.loads(line) for line in given.keep.read_text().splitlines())
+        kept = [json.loads(line) for line in given.keep.read_text().splitlines()]
+        runs, commits = {name: accuracy for name, accuracy, _ in kept}, {commit for *_, commit in kept}
     for seed in range(given.seeds):
         for model in given.models:
             for topology, batch in CELLS:
                 name = key(given, model, topology, batch, seed)
                 if name in runs:
                     continue
-                words = ["--model", model, *SHAPES.get(model, []), "--epochs", str(EPOCHS[model]), "--seed", str(seed)]
+                shape = [f"--{model}.{option}={value}" for option, value in SHAPES.get(model, {}).items()]
+                words = ["--model", model, *shape, "--epochs", str(EPOCHS[model]), "--seed", str(seed)]
                 words += ["--batch-size", str(batch), "--lr-scaling", given.lr_scaling, "--cpus-per-worker", "1"]
                 runs[name] = 100 * training.run(words, topology)["test/accuracy"]
                 print(f"{name}: {runs[name]:.2f} %", flush=True)
                 if given.keep is not None:
                     with given.keep.open("a") as file:
-                        file.write(json.dumps([name, runs[name]]) + "\n")
+                        file.write(json.dumps([name, runs[name], record.commit()]) + "\n")
     found = rows(runs, given)
-    title = "Accuracy with larger batches and more workers"
-    record.save("batch_size", title, found, runs, dry=given.dry)
+    title = "Accuracy on CIFAR-10 with larger batches and more workers"
+    raw = {"accuracies": runs, "commits": sorted(commits | {record.commit()})}
+    record.save("batch_size", title, found, raw, dry=given.dry)
 
 
 if __name__ == "__main__":

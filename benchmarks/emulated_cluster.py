@@ -1,4 +1,4 @@
-"""A cluster that one machine can honestly stand for: hosts whose workers have the same share of a CPU each.
+"""Emulate a cluster on one machine: hosts whose workers have equal shares of a CPU, links of a set rate.
 
     python benchmarks/emulated_cluster.py --rounds 5            # does it measure? about 25 minutes
     python benchmarks/emulated_cluster.py --rate 1gbit -- sweep examples/paper_times.yaml
@@ -10,9 +10,10 @@ all see the same home folder, and so the same data, runs and MLflow store. ``tc`
 ``--rate``.
 
 Every worker is in a control group of its own, which gives it ``--share`` of a CPU in periods of 5 ms: one worker of a
-run is as fast as one of four as long as all shares together fit the machine, so speed-up and efficiency mean what they
-mean on a cluster. Absolute seconds do not, so the hosts' processor says that it is emulated, and with it every run and
-report. What Ray, MLflow and the driver do beside the workers is held by nothing; leave it some CPU.
+run is nearly as fast as one of four as long as all shares together fit the machine, so speed-up and efficiency mean
+what they mean on a cluster, below a ceiling: what the workers' caches and shared cores cost them before they exchange
+anything. Absolute seconds do not, so the hosts' processor says that it is emulated, and with it every run and report.
+What Ray, MLflow, the driver and parameter servers do beside the workers is held by nothing; leave it some CPU.
 
 Without a command, three things show whether this measures: the images per second of independent workers at once
 against one alone (below 1 is what caches and shared cores take, and what no strategy can exceed), half the share
@@ -50,12 +51,16 @@ PERIOD_US = 5000
 """Short, so that a step is slowed and not stopped: a step of a small model lasts some 10 ms."""
 CPUS = 4
 """Of a host, as Ray counts them: room for four workers."""
+LEAST_QUOTA_US = 1000
+"""Of the kernel."""
 SUBNET = "10.98.0"
 PORT = 6379
 GROUPS = Path("/sys/fs/cgroup")
 RATES = ("1gbit", "10gbit", "none")
 BATCH, STEPS = 64, 60
 TRANSFER_S = 3.0
+LOOK_S = 1.0
+"""Between two looks at the hosts' processes, which cost CPU; a worker takes longer to come to its first step."""
 SENDER = """
 import socket, sys, time
 with socket.create_connection((sys.argv[1], 5001)) as line:
@@ -83,6 +88,8 @@ class Share:
         self._legacy = (GROUPS / "cpu").is_dir()  # version 1
         self._root = (GROUPS / "cpu" if self._legacy else GROUPS) / f"cifar-ray-{os.getpid()}"
         self._made: list[Path] = []
+        self.most = 0
+        self.trouble = ""
 
     def __enter__(self) -> Share:
         if not self._legacy:
@@ -123,13 +130,18 @@ class Share:
 
         def watch() -> None:
             held: set[psutil.Process] = set()
-            while not done.wait(0.2):
+            while not done.wait(LOOK_S):
                 for host in network.hosts:
-                    for process in psutil.Process(host.pid).children(recursive=True):
-                        with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                        for process in psutil.Process(host.pid).children(recursive=True):
                             if process not in held and " ".join(process.cmdline()).startswith("ray::RayTrainWorker"):
-                                self.add(process.pid)
                                 held.add(process)
+                                try:
+                                    self.add(process.pid)
+                                except OSError as error:
+                                    if process.is_running():
+                                        self.trouble = f"a worker could not be held: {error}"
+                self.most = max(self.most, sum(process.is_running() for process in held))
 
         watching = threading.Thread(target=watch)
         watching.start()
@@ -206,8 +218,22 @@ def command(given: argparse.Namespace) -> int:
             status = subprocess.run(inside(head, ["cifar-ray", *given.words]), env=environment).returncode
         for host in made.hosts:
             subprocess.run(inside(host, ["ray", "stop", "--force"]), env=environment, capture_output=True)
+        give_back()
         print(f"{share.count} workers were held to {given.share:g} of a CPU")
-    return status
+    if share.most * given.share > hardware.allowed_cpus():
+        print(f"{share.most} workers ran at once: more than this machine's CPUs, so they had less than their shares")
+    if share.trouble:
+        print(f"{share.trouble}; these times are not those of equal shares", file=sys.stderr)
+    return status or int(bool(share.trouble))
+
+
+def give_back() -> None:
+    """Give what root has written in the home folder of whoever used sudo to them, or they could not go on with it."""
+    if user := os.environ.get("SUDO_UID"):
+        written = [
+            folder for folder in (Path.home() / ".cifar_ray", Path.home() / ".cache/cifar_ray") if folder.exists()
+        ]
+        subprocess.run(["chown", "--recursive", f"{user}:{os.environ['SUDO_GID']}", *written], check=True)
 
 
 def independent(count: int, share: float, model: str) -> float:
@@ -272,7 +298,8 @@ def rows(given: argparse.Namespace, found: dict[str, list[float]]) -> list[recor
             "",
             f"{value / alone:.2f} times",
             given.rounds,
-            f"{value:.0f} against {alone:.0f} images/s: the ceiling of an efficiency",
+            f"{value:.0f} ({min(found[name]):.0f} to {max(found[name]):.0f}) against {alone:.0f} "
+            f"({min(found['1 at once']):.0f} to {max(found['1 at once']):.0f}) images/s: the ceiling of an efficiency",
         )
         for name, value in middle.items()
         if name.endswith("at once") and name != "1 at once"
@@ -299,6 +326,9 @@ def main() -> int:
     given = parser.parse_args()
     if reason := hosts.lacking():
         parser.error(reason)
+    least = LEAST_QUOTA_US / PERIOD_US * (1 if given.words else 2)  # without a command, half of it is measured as well
+    if not least <= given.share <= 1:
+        parser.error(f"--share must be {least:g} to 1, got {given.share:g}")
     for folder in (Path.cwd(), Path.home()):
         if any(folder.is_relative_to(covered) for covered in hosts.COVERED):
             parser.error(f"hosts have a /tmp, /srv, /run and /dev/shm of their own, and this is in one: {folder}")

@@ -46,7 +46,8 @@ def loop(config):
                 state = {"model": getattr(model, "module", model).state_dict(), "epoch": epoch}
                 torch.save(state, Path(folder) / "state.pt")
                 saved = Checkpoint.from_directory(folder)
-            ray.train.report({"epoch": epoch, "loss": loss, "test": {"accuracy": accuracy}}, checkpoint=saved)
+            figures = {"epoch": epoch, "loss": loss.item(), "test": {"accuracy": accuracy.item()}}
+            ray.train.report(figures, checkpoint=saved)
 
 
 if __name__ == "__main__":

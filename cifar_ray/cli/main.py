@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__
@@ -131,7 +130,9 @@ def report(words: Sequence[str]) -> int:
     price = cost.find(command.price) if command.price is not None else None
     if command.baseline is not None:
         papers.check(command.baseline)
-    of_files = {word: exported.read(Path(word)) for word in command.sweeps if word.endswith(exported.SUFFIX)}
+    of_files = {
+        word: exported.read(files.absolute("", word)) for word in command.sweeps if word.endswith(exported.SUFFIX)
+    }
     in_store = [word for word in command.sweeps if word not in of_files]
     found = of_files | _in_store(in_store, command.tracking_uri)
     study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)])

@@ -159,7 +159,7 @@ def _many(values: Any) -> bool:
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
     """Every run of the sweep: the chosen combinations in their order with the first seed, then with the next.
 
-    So the runs of a cell lie apart in time, and a busier hour is that of all cells.
+    So the runs of a cell lie apart in time, and a slow hour affects all cells alike.
 
     Raises:
         ConfigError: when two cells are the same, or a value that all runs share is impossible.

@@ -12,8 +12,8 @@ SAME_WEIGHTS = ("gather_scatter", "send_recv", "all_reduce", "ddp", "reproducibl
 _PRINTED = 1e-4
 """A share that was printed with four decimals is off by half of this; so is what is computed from it."""
 
-_ROUNDED = 1.005
-"""A speed-up of times with three digits is off by half a percent at most."""
+_ROUNDED = 1.01
+"""A ratio of two times with three digits is off by a percent at most."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Claim:
         strategy: its strategy; empty when it is not known.
         workers: how many.
         speed_up: against the single worker that the study takes as its base; None when there is none.
+        noise: what chance may have added to it.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Claim:
     strategy: str = ""
     workers: int = 1
     speed_up: float | None = None
+    noise: float = 0.0
 
 
 def faults(claim: Claim) -> Iterator[str]:
@@ -65,7 +67,7 @@ def faults(claim: Claim) -> Iterator[str]:
             f"images, though after {claim.strategy} all ranks hold the same weights; batch norm's running statistics "
             "may differ"
         )
-    if claim.speed_up is not None and claim.speed_up > claim.workers * _ROUNDED:
+    if claim.speed_up is not None and claim.speed_up - claim.noise > claim.workers * _ROUNDED:
         yield (
             f"{claim.speed_up:.2f} times as fast with {claim.workers} workers: more than the workers can give, so "
             "something else has changed as well"

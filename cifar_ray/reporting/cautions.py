@@ -9,6 +9,8 @@ from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
 _MOST_LISTED = 5
+_ONE_RUN = 0.05
+"""What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
 
 
 def cautions(study: Study) -> list[str]:
@@ -94,7 +96,9 @@ def _impossible(study: Study) -> list[str]:
         compared = scaling.ratio(study, one, among)
         if compared is not None and compared.reference.devices == 1:
             label = ", ".join(trial.name for trial in one.finished)
-            claims.append(audit.Claim(label, "", {}, one.strategy, one.devices, compared.speed_up.mean))
+            ratio = compared.speed_up
+            noise = _ONE_RUN * ratio.mean if ratio.std is None else 2 * ratio.std
+            claims.append(audit.Claim(label, "", {}, one.strategy, one.devices, ratio.mean, noise))
     return [f"{claim.label} cannot be right: {fault}." for claim in claims for fault in audit.faults(claim)]
 
 

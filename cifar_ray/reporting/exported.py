@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate
 from cifar_ray.tracking.study import Study, Trial
@@ -19,10 +21,18 @@ SUFFIX = ".json"
 VERSION = 1
 """It changes when an old file would mean something else."""
 
+_DECIDED = ("precision", "device", "cpus_per_worker")
+"""Parameters that a run's start decides, so that a cell without a run has other ones."""
+
 _AT_ONCE = "sweep/concurrency"
 _COMMIT = "mlflow.source.git.commit"
+_COMMAND = "cifar_ray.command"
 _ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key")}
 """Tags that say where a run's files are; they say nothing elsewhere, and hold the names of people's folders."""
+
+_EARLIER = "cifar_ray.earlier."
+_PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
+"""Flags with addresses, which may hold names of people's folders, and passwords."""
 
 
 def text(study: Study) -> str:
@@ -30,7 +40,8 @@ def text(study: Study) -> str:
 
     A history is three lists, ``step``, ``timestamp_ms`` and ``value``.
     """
-    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=()))
+    command = "\n".join(_without_places(line) for line in study.command.splitlines())
+    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=(), command=command))
     whole |= {"cifar_ray_study": VERSION, "trials": [_trial(trial) for trial in study.trials]}
     return json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"
 
@@ -66,6 +77,7 @@ def together(studies: Sequence[Study]) -> Study:
     Raises:
         ConfigError: when some hold the batch per worker and others the global batch.
     """
+    studies = _newest(studies)
     if len(studies) == 1:
         return studies[0]
     if len({study.hold for study in studies}) > 1:
@@ -93,12 +105,28 @@ def _each_once(trials: Sequence[Trial]) -> list[Trial]:
         key = trial.run_id or id(trial)
         if key not in found or not found[key].finished:
             found[key] = trial
-    begun = {_cell(trial) for trial in found.values() if trial.run_id}
-    return [trial for trial in found.values() if trial.run_id or _cell(trial) not in begun]
+    begun = [trial for trial in found.values() if trial.run_id]
+    return [trial for trial in found.values() if trial.run_id or not any(_is_cell_of(trial, other) for other in begun)]
 
 
-def _cell(trial: Trial) -> tuple[str, str, str]:
-    return trial.name, trial.model, trial.dataset
+def _is_cell_of(cell: Trial, run: Trial) -> bool:
+    """Whether a cell without a run is the one that another study has trained."""
+    params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
+    return cell.name == run.name and params.items() <= run.params.items()
+
+
+def _newest(studies: Sequence[Study]) -> list[Study]:
+    """Each sweep once: of several exports of it the one with the most finished runs."""
+    found: dict[object, Study] = {}
+    for study in studies:
+        key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
+        if key not in found or _done(study) >= _done(found[key]):
+            found[key] = study
+    return list(found.values())
+
+
+def _done(study: Study) -> tuple[int, bool]:
+    return sum(trial.finished for trial in study.trials), study.status == "FINISHED"
 
 
 def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
@@ -121,9 +149,32 @@ def _trial(trial: Trial) -> dict[str, Any]:
         name: {key: [getattr(point, key) for point in points] for key in ("step", "timestamp_ms", "value")}
         for name, points in trial.history.items()
     }
-    tags = {name: trial.tags[name] for name in trial.tags if name == _COMMIT or not name.startswith("mlflow.")}
-    tags = {name: value for name, value in tags.items() if name not in _ADDRESSES}
+    tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(_EARLIER))}
+    if _COMMAND in tags:
+        tags[_COMMAND] = _without_places(tags[_COMMAND])
     return dataclasses.asdict(dataclasses.replace(trial, history={})) | {"history": history, "tags": tags, "page": None}
+
+
+def _says_something(tag: str) -> bool:
+    return tag == _COMMIT or not (tag.startswith("mlflow.") or tag in _ADDRESSES)
+
+
+def _without_places(command: str) -> str:
+    """A command without the flags that say where its files are."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # typed in another way than a shell's
+        return ""
+    kept, skip = [], False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if skip and not word.startswith("--"):
+            skip = False
+            continue
+        skip = flag.replace("_", "-") in _PLACES and not equals
+        if flag.replace("_", "-") not in _PLACES:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _points(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -247,7 +247,8 @@ def _shares(
     value = one.statistic(figure.measure)
     of = equal[0].statistic(figure.measure) if equal else None
     if value is None or of is None or min(value.mean, of.mean) <= 0:
-        return published, Entry(note="no finished run on their base that trained on as many images")
+        lacking = "run on their base that trained on as many images"
+        return published, Entry(note=f"no finished {lacking}" if not alone else "no images/s of a run on their base")
     ours = 100 * (of.mean / value.mean if computed else value.mean / of.mean)
     ids = tuple(dict.fromkeys((*value.run_ids, *of.run_ids)))
     note = f"against {group.names.row(equal[0])}"

@@ -3,13 +3,14 @@
 Label: different. A gradient is of weights that others have changed since: stale. It is applied at once, as an
 optimizer step of the server with the learning rate divided by the number of workers, so that a push of every worker
 moves the weights as far as one synchronous step (our own rule). With ``--push-every k`` a worker pushes the sum of k
-gradients; in between it moves its own copy of the weights by plain gradient steps. With ``--max-staleness s`` a worker
-waits after a push as long as it is more than s pushes ahead of the slowest (stale synchronous parallel, Ho et al.
-2013: a push in each step). With
+gradients, and what is left of them at the end of an epoch; in between it moves its own copy of the weights by plain
+gradient steps. With ``--max-staleness s`` a worker waits after a push as long as it is more than s pushes ahead of the
+slowest (stale synchronous parallel, Ho et al. 2013: a push in each step). With
 ``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
 worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
 With ``--servers`` each server holds some of the parameters, and applies what it gets without the others.
-Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, which pulls when it pushes here).
+Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, pulling with
+every push).
 Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends
 its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as the answers; the
 servers send and receive W times that. Their optimizer steps and any waiting count as communication.
@@ -45,6 +46,14 @@ class ParameterServing(Asynchronous):
     @staticmethod
     def check(config: ResolvedConfig) -> None:
         """See the protocol."""
+        if config.push_every > 1 and config.optimizer != "sgd":
+            raise ConfigError(
+                "push_every",
+                f"must be 1 with --optimizer {config.optimizer}: its steps hardly depend on a gradient's size, so the "
+                f"sum of {config.push_every} would move the weights as far as one",
+            )
+        if config.servers == 1:
+            return
         most = len(list(models.outline(config, SPECS[config.dataset]).parameters()))
         if config.servers > most:
             raise ConfigError(
@@ -75,6 +84,10 @@ class ParameterServing(Asynchronous):
         if pushes:
             self._push()
         self.context.mark("communication" if pushes else "optimizer")
+
+    @property
+    def may_pause(self) -> bool:
+        return self._unpushed == 0
 
     def known_losses(self) -> Sequence[float | None]:
         assert self._answer is not None

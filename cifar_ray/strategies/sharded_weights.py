@@ -24,7 +24,8 @@ T = TypeVar("T")
 class ShardedServer:
     """A :class:`~.served_weights.ServerHandle` of several; a call goes to all of them at once.
 
-    Each holds whole parameters, of as many numbers as that allows, in the model's order. The state is one
+    Each holds whole parameters that follow one another in the model, so that the largest part is as small as that
+    allows. The state is one
     optimizer's, so a checkpoint does not tell how many servers there were.
     """
 
@@ -63,13 +64,15 @@ class ShardedServer:
 
     def _parts(self, layout: Layout) -> list[slice]:
         """Which parameters each server has."""
-        count = len(self._servers)
-        upto = list(itertools.accumulate(_size((one,)) for one in layout))
-        bounds = [0]
-        for number in range(1, count):
-            even = sum(end <= upto[-1] * number / count for end in upto)
-            bounds.append(min(max(even, bounds[-1] + 1), len(layout) - count + number))
-        return [slice(begin, end) for begin, end in itertools.pairwise([*bounds, len(layout)])]
+        sizes = [_size((one,)) for one in layout]
+        low, high = max(sizes), sum(sizes)
+        while low < high:  # the least size that a part may have for this many parts to be enough
+            middle = (low + high) // 2
+            low, high = (low, middle) if len(_cuts(sizes, middle)) < len(self._servers) else (middle + 1, high)
+        cuts = _cuts(sizes, low)
+        spare = (place for place in range(1, len(sizes)) if place not in cuts)  # of more servers than parts
+        cuts = sorted([*cuts, *itertools.islice(spare, len(self._servers) - 1 - len(cuts))])
+        return [slice(begin, end) for begin, end in itertools.pairwise([0, *cuts, len(sizes)])]
 
     def _share(self, start: Start, part: slice) -> dict[str, Any] | None:
         """One server's part of the state that a run goes on from."""
@@ -92,6 +95,17 @@ class ShardedServer:
 
     def _all(self, call: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
         return list(self._pool.map(call, self._servers, *arguments))
+
+
+def _cuts(sizes: Sequence[int], most: int) -> list[int]:
+    """Where a part begins, but for the first, when each takes as many sizes as ``most`` allows."""
+    cuts, held = [], 0
+    for place, size in enumerate(sizes):
+        if held + size > most:
+            cuts.append(place)
+            held = 0
+        held += size
+    return cuts
 
 
 def _size(layout: Layout) -> int:

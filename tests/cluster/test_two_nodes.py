@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.cluster
 
 WORDS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "64"]
 WORDS += ["--precision", "fp32", "--log-every", "5"]
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own_model.py"
 HERE = ["--local-nodes", "2", "--oversubscribe"]
 
 
@@ -66,7 +68,8 @@ def head(person: Person) -> Iterator[Head]:
 def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head) -> None:
     head.add("second")
     head.until_nodes(2)
-    joined = [*WORDS, "--epochs", "1", "--topology", "2x1", "--run-name", "joined"]
+    (person.home / "mine.py").write_text(OWN_MODEL.read_text())  # sent to the cluster
+    joined = [*WORDS, "--model", "mine:build", "--epochs", "1", "--topology", "2x1", "--run-name", "joined"]
     assert "joining Ray" in person.succeeds(*joined, RAY_ADDRESS=head.address).stdout
     assert len({worker["node_id"] for worker in person.placement("joined")}) == 2
     assert "times_are_a_clusters" not in person.run_named("joined").data.tags

@@ -90,4 +90,4 @@ def test_the_example_from_python_and_in_a_sweep(person: Person) -> None:
     words = ["--name", "widths", "--dataset", "digits", "--model", "own_model:build", "--epochs", "1"]
     person.succeeds("sweep", *words, "--grid", "model_options.width=8,16", "strategy=ddp,gpipe", "topology=1x2")
     person.succeeds("report", "widths", "--out", "report")
-    assert "width 8" in (person.home / "report" / "report.md").read_text()
+    assert "model_options.width=8" in (person.home / "report" / "report.md").read_text()

@@ -24,7 +24,7 @@ from cifar_ray.orchestration.run import checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
-from cifar_ray.orchestration.run.listeners import Callback
+from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.storage import Lock
@@ -56,6 +56,7 @@ def train(
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
+    heard = checked(callbacks)
     own.refuse_while_importing()
     if model is not None:
         config = replace(config, model=own.path_of(model))
@@ -74,7 +75,7 @@ def train(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
                     unused_gpus = allocation.unused_gpus(config, chosen.config)
-                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, callbacks)
+                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, heard)
                     return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
         finally:
             if record is None:  # nothing has begun, so the name is free again
@@ -107,6 +108,7 @@ def resume(
         InterruptedRunError: as for :func:`train`.
     """
     begun = begun or time.time()
+    heard = checked(callbacks)
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
@@ -136,7 +138,7 @@ def resume(
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             unused_gpus = allocation.unused_gpus(config, chosen.config)
-            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, callbacks)
+            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, heard)
             return _run(session, chosen, Launch(begun, data_s), check, allocator, console, is_resumed=True)
 
 

@@ -1,16 +1,19 @@
-"""What a Python program may hear of a run while it trains."""
+"""A run's events for callbacks of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cifar_ray.config import errors
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
 
 class Callback:
-    """Hears of a run's events in the driver, in their order: subclass it, and write the methods that you need.
+    """Receives a run's events in the driver, in their order: override the methods you need.
 
-    Steps do not wait for a method. One that raises is named, once, and training goes on.
+    Steps do not wait for a method, but Ctrl-C and a node that leaves do. A method that raises is named once, and
+    training goes on. After workers were restarted from a checkpoint, rows and epochs after it come a second time.
     """
 
     def started(self, event: Started) -> None:
@@ -26,19 +29,32 @@ class Callback:
         """A checkpoint is complete."""
 
     def end(self, status: str) -> None:
-        """The run is over: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        """The run is over and recorded: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+
+
+def checked(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
+    """The callbacks that ``train`` was given.
+
+    Raises:
+        ConfigError: when they are no list of callbacks.
+    """
+    is_list = isinstance(callbacks, list | tuple)
+    wrong = next((each for each in callbacks if not isinstance(each, Callback)), None) if is_list else callbacks
+    if wrong is not None:
+        raise ConfigError("callbacks", f"must be a list of cifar_ray.Callback objects, got {errors.brief(wrong)}")
+    return tuple(callbacks)
 
 
 class Listeners:
     """Several callbacks, none of which can end the run."""
 
-    def __init__(self, callbacks: Sequence[Callback], say: Callable[[str], None]) -> None:
-        """``say`` is called with a sentence about one that has raised."""
+    def __init__(self, callbacks: Sequence[Callback], log: Callable[[str], None]) -> None:
+        """``log`` is called with a sentence about one that has raised."""
         self._callbacks = callbacks
-        self._say = say
+        self._log = log
         self._named: set[tuple[int, str]] = set()
 
-    def tell(self, method: str, event: Started | Row | EpochRecord | SavedCheckpoint | str) -> None:
+    def call(self, method: str, event: Started | Row | EpochRecord | SavedCheckpoint | str) -> None:
         """Call this method of each."""
         for number, callback in enumerate(self._callbacks):
             try:
@@ -46,5 +62,5 @@ class Listeners:
             except Exception as error:
                 if (number, method) not in self._named:
                     self._named.add((number, method))
-                    told = f"{type(callback).__name__}.{method} raised {type(error).__name__}: {error}"
-                    self._say(f"{told}; training goes on")
+                    goes_on = "" if method == "end" else "; training goes on"
+                    self._log(f"{type(callback).__name__}.{method} raised {type(error).__name__}: {error}{goes_on}")

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import ray
-from ray.train import Checkpoint, UserCallback
+from ray.train import Checkpoint, RunConfig, UserCallback
 
 from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
 from cifar_ray.tracking import store
 from cifar_ray.tracking.job import JobRecord
 
-_POLL_S = 0.5
+_POLL_S, _LAST_POLL_S = 0.5, 10.0
 
 
 @dataclass(frozen=True)
 class _Reported:
-    """What all workers have reported together: rank 0's metrics, and where their checkpoint is."""
+    """What all workers have reported together: rank 0's metrics, and where their checkpoint is.
 
+    Attributes:
+        number: which report of the job it is, from 1.
+    """
+
+    number: int
     timestamp_ms: int
     metrics: Mapping[str, Any]
     checkpoint: str
@@ -33,6 +41,13 @@ class _Failed:
     """Workers have raised or died."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class _Journal:
+    """Every report of the job is in this file, too."""
+
+    path: str
 
 
 class MLflowRun:
@@ -75,7 +90,7 @@ class MLflowRun:
         self._name, self._params, self._experiment = name, {} if params is None else params, experiment
         self._uri = store.resolve_uri(tracking_uri)
         self._step = step
-        self._reports = 0
+        self._journal = Path()
         self._over = threading.Event()
         self.trouble = ""
 
@@ -113,45 +128,85 @@ class MLflowRun:
         while True:
             last = self._over.wait(_POLL_S)
             try:
-                for event in self._mailbox.take(10.0 if last else _POLL_S):
-                    self._handle(event)
+                while events := self._mailbox.take(_LAST_POLL_S if last else _POLL_S):
+                    for event in events:
+                        self._handle(event)
             except Exception as error:  # whatever it is, it is not the training's
                 self.trouble = f"{type(error).__name__}: {error}"
             if last:
+                for event in _kept(self._journal):  # what was posted last may not have been sent
+                    self._handle(event)
                 return
 
-    def _handle(self, event: _Reported | _Failed) -> None:
+    def _handle(self, event: _Reported | _Journal | _Failed) -> None:
         if isinstance(event, _Failed):
             self._record.failed(event.reason)
             return
-        self._reports += 1
+        if isinstance(event, _Journal):
+            self._journal = Path(event.path)
+            return
         counted = event.metrics.get(self._step)
-        step = int(counted) if isinstance(counted, int | float) else self._reports
+        step = int(counted) if isinstance(counted, int | float) else event.number
         self._record.report(step, event.timestamp_ms, event.metrics)
         if event.checkpoint:
             self._record.checkpoint(step, event.checkpoint)
 
 
 class _Poster(UserCallback):
-    """Posts what Ray Train's controller hears to the driver; it never waits, and nothing that it does ends training."""
+    """Posts what Ray Train's controller hears to the driver; it never waits, and nothing that it does ends training.
+
+    A driver that is killed takes with it what it has not written yet, and the next one goes on after the newest
+    checkpoint. So every report is in a file beside the checkpoints as well, and is posted again by the next controller.
+    """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._count: int | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
-        now = time.time_ns() // 1_000_000
-        address = "" if checkpoint is None else _address(checkpoint)
-        self._post(_Reported(now, {name: _number(value) for name, value in metrics[0].items()}, address))
+        with suppress(Exception):  # it would end the job
+            now, address = time.time_ns() // 1_000_000, "" if checkpoint is None else _address(checkpoint)
+            journal = _journal(run_context.run_config)
+            if self._count is None:
+                self._count = self._post_again(journal)
+            self._count += 1
+            figures = {name: _number(value) for name, value in metrics[0].items()}
+            event = _Reported(self._count, now, figures, address)
+            self._mailbox.post(event)
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(event)) + "\n")
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
-        self._post(_Failed("; ".join(reasons)))
+        with suppress(Exception):
+            reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
+            self._mailbox.post(_Failed("; ".join(reasons)))
 
-    def _post(self, event: _Reported | _Failed) -> None:
-        try:
+    def _post_again(self, journal: Path | None) -> int:
+        """Post the reports of earlier controllers; return how many there were."""
+        if journal is None:
+            return 0
+        self._mailbox.post(_Journal(str(journal)))
+        earlier = _kept(journal)
+        for event in earlier:
             self._mailbox.post(event)
-        except Exception:  # an exception here would end the job
-            return
+        return len(earlier)
+
+
+def _kept(journal: Path) -> list[_Reported]:
+    """The reports in the file of a job; none where it is not on this machine."""
+    found = []
+    if journal.is_file():
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError):  # the last line of a killed process
+                found.append(_Reported(**json.loads(line)))
+    return found
+
+
+def _journal(config: RunConfig) -> Path | None:
+    """The file of a job's reports; None where its storage is no folder of this machine."""
+    folder = Path(str(config.storage_path)).expanduser() / str(config.name)
+    return folder / "cifar_ray_reports.jsonl" if folder.is_dir() else None
 
 
 def _number(value: Any) -> Any:

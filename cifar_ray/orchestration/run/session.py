@@ -109,7 +109,7 @@ class RunSession:
     def _(self, event: Row) -> None:
         self.view.loss(event.metrics["train/loss"])
         self.record.row(event)
-        self._callbacks.tell("iteration", event)
+        self._callbacks.call("iteration", event)
 
     @_on.register
     def _(self, event: Progress) -> None:
@@ -120,12 +120,12 @@ class RunSession:
         self._epochs = event.row.step
         self.view.epoch(event.row.step, event.row.metrics)
         self.record.row(event.row)
-        self._callbacks.tell("epoch", event)
+        self._callbacks.call("epoch", event)
 
     @_on.register
     def _(self, event: SavedCheckpoint) -> None:
         self.record.checkpoint(event)
-        self._callbacks.tell("checkpoint", event)
+        self._callbacks.call("checkpoint", event)
 
     @_on.register
     def _(self, event: SystemSample) -> None:
@@ -158,7 +158,7 @@ class RunSession:
         origin = f"continuing after step {event.step}" if event.resumed_from else "training"
         self.view.line(f"{origin} on {where}")
         self.view.training(config.epochs, event.steps_per_epoch, event.step)
-        self._callbacks.tell("started", event)
+        self._callbacks.call("started", event)
 
     @_on.register
     def _(self, event: Silent) -> None:
@@ -238,10 +238,11 @@ class RunSession:
             status: FINISHED, FAILED or KILLED.
             reason: why it is not FINISHED, if known.
         """
-        self._callbacks.tell("end", status)
         if reason:
             self.record.failed(reason)
-        if not self.record.end(status):
+        written = self.record.end(status)
+        self._callbacks.call("end", status)
+        if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "

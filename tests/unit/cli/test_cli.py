@@ -30,7 +30,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         (
             "train --model lenet",
-            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet or vit, got 'lenet'",
+            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'lenet'",
         ),
         ("train --dataset imagenet", "--dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
         ("train --modle vit", "unknown flag --modle; did you mean --model?"),

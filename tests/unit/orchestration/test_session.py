@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import topology
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run.events import (
     ControllerStarted,
@@ -22,7 +23,7 @@ from cifar_ray.orchestration.run.events import (
     SystemSample,
     WorkersFailed,
 )
-from cifar_ray.orchestration.run.listeners import Callback
+from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
@@ -98,6 +99,23 @@ def test_callbacks_hear_of_everything_and_end_nothing() -> None:
     ]  # fmt: skip
     lines = [given[0] for name, *given in made.view.calls if name == "line"]
     assert lines == ["Clumsy.iteration raised ValueError: no iteration for me; training goes on"]
+
+
+def test_a_callback_that_raises_at_the_end_comes_after_the_status() -> None:
+    class Late(Callback):
+        def end(self, status: str) -> None:
+            raise ValueError("too late")
+
+    made = session(callbacks=[Late()], end=lambda status: True, refused=[])
+    made.end("FAILED")
+    lines = [given[0] for name, *given in made.view.calls if name == "line"]
+    assert lines == ["Late.end raised ValueError: too late"]
+
+
+@pytest.mark.parametrize("given", [Callback(), [print], (each for each in [Callback()]), "text"])
+def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks must be a list of cifar_ray\.Callback objects, got "):
+        checked(given)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_what_may_be_is_not_told() -> None:
     assert not list(faults(Claim("", "cifar10", {}, workers=4, speed_up=4.0)))
     (told,) = faults(Claim("", "cifar10", {}, workers=4, speed_up=4.3))
     assert told.startswith("4.30 times as fast with 4 workers")
+    assert not list(faults(Claim("", "cifar10", {}, workers=4, speed_up=4.3, noise=0.3)))
 
 
 def test_what_published_figures_cannot_be() -> None:
@@ -58,5 +59,8 @@ def test_our_own_figures_are_looked_at_as_well() -> None:
     (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
     impossible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=900.0))
     (fast,) = (line for line in cautions.cautions(impossible) if "cannot be right" in line)
+    chance = study(*(trial(of, images_per_s=s, seed=n) for n, s in enumerate((98.0, 102.0)) for of in ("1x1",)))
+    lucky = [trial("1x2", images_per_s=speed, seed=n) for n, speed in enumerate((199.0, 209.0))]
+    assert not [line for line in cautions.cautions(study(*chance.trials, *lucky)) if "cannot be right" in line]
     assert fast.startswith("bs16 1x2 seed0 cannot be right: 9.00 times as fast with 2 workers")
     assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")

@@ -33,10 +33,19 @@ def test_a_file_makes_the_report_that_the_store_makes(tmp_path: Path) -> None:
 
 def test_a_file_names_nobody(tmp_path: Path) -> None:
     tags = {"mlflow.user": "ada", "mlflow.source.git.commit": "abc", "cifar_ray.folder": "/home/ada/runs/one"}
+    tags |= {"cifar_ray.earlier.mlflow.user": "ada", "cifar_ray.earlier.cifar_ray.folder": "/home/ada/0"}
+    tags |= {
+        "cifar_ray.command": "cifar-ray train --seed 1 --data-dir=/home/ada/data --storage /home/ada/runs --epochs 2"
+    }
     of = study(
-        replace(trial(tags=tags), page="http://here/"), store="sqlite:////home/ada/mlflow.db", page="http://here/"
+        replace(trial(tags=tags), page="http://here/"),
+        store="sqlite:////home/ada/mlflow.db",
+        page="http://here/",
+        command="cifar-ray sweep --tracking-uri http://ada:secret@host --grid 'lr=0.1,0.2' batch_size=16",
     )
     (back,) = round_trip(of, tmp_path).trials
+    assert round_trip(of, tmp_path).command == "cifar-ray sweep --grid lr=0.1,0.2 batch_size=16"
+    assert back.tags["cifar_ray.command"] == "cifar-ray train --seed 1 --epochs 2"
     assert "ada" not in (tmp_path / "study.json").read_text()
     assert back.page is None
     assert "mlflow.user" not in back.tags
@@ -100,6 +109,23 @@ def test_a_run_that_two_files_have_counts_once() -> None:
     merged = exported.together([early, late])
     assert [(one.name, one.status) for one in merged.trials] == [(one.name, one.status) for one in late.trials]
     assert [len(one.trials) for one in aggregate.configurations(merged)] == [2, 1]
+
+
+def test_two_exports_of_a_sweep_are_the_later_one_of_it() -> None:
+    skipped = without_run("SKIPPED", "too large", "2x2", 16)
+    early, late = (study(trial(seed=0), skipped, status=status) for status in ("RUNNING", "FINISHED"))
+    for files in ([early, late], [late, early]):
+        merged = exported.together(files)
+        assert (merged.status, len(merged.trials)) == ("FINISHED", 2)
+        assert not any("still runs" in line for line in cautions.cautions(merged))
+
+
+def test_a_skipped_cell_stays_where_another_study_trained_one_with_other_settings() -> None:
+    skipped = without_run("SKIPPED", "too large", "1x2", 16)
+    run = replace(trial("1x2"), name=skipped.name)
+    same, other = (study(run, trial(seed=5)), study(replace(run, params={**run.params, "lr": "0.7"}), trial(seed=5)))
+    assert len(exported.together([study(replace(skipped, params={**skipped.params, "lr": "0.1"})), other]).trials) == 3
+    assert len(exported.together([study(replace(skipped, params=dict(run.params))), same]).trials) == 2
 
 
 def test_a_report_of_its_parts_is_that_of_the_whole() -> None:

@@ -434,6 +434,7 @@ def test_between_two_pushes_a_worker_moves_its_own_copy_and_then_pushes_the_sum(
     for step, is_pushed in enumerate((False, True, True)):
         made.gradients(micro_batches(wanted, Worker(), step))
         made.step()
+        assert made.may_pause == (step == 1)
         if step == 2:
             made.consolidate()
         images, labels = whole(step)

@@ -52,6 +52,18 @@ def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, dict[str, An
     return answer.weights, server.state("a"), answer.figures
 
 
+@pytest.mark.parametrize(
+    ("sizes", "count", "largest"),
+    [((1, 1, 1, 9), 2, 9), ((5, 4, 3, 3, 5), 2, 11), ((5, 4, 3, 3, 5), 3, 8), ((9, 1, 1, 1), 4, 9), ((2, 2), 2, 2)],
+)
+def test_the_largest_part_is_as_small_as_whole_parameters_allow(
+    sizes: tuple[int, ...], count: int, largest: int
+) -> None:
+    parts = sharded(count)._parts(tuple(((size,), (1,)) for size in sizes))
+    held = [sum(sizes[part]) for part in parts]
+    assert (len(held), min(held) > 0, sum(held), max(held)) == (count, True, sum(sizes), largest)
+
+
 def flat(state: dict[str, Any]) -> dict[tuple[int, str], list[float]]:
     return {
         (index, name): torch.as_tensor(value).flatten().tolist()

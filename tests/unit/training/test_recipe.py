@@ -25,6 +25,7 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"topology": "1x361", "batch_size": 2}, "--topology must have at most one worker per test image (360)"),
         ({"model": "vit", "vit": ViTOptions(patch_size=5)}, "--vit.patch-size must divide the image's side of 32, got 5"),
         ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together, so that all stop after the same one; those of hogwild do not"),
+        ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "push_every": 4}, "--push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
         ({"model": "resnet50", "batch_size": 1}, f"--batch-size must be at least 2 {NORM}, got 1"),
         ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
         ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
