@@ -51,7 +51,7 @@ def _scalar(value: Any) -> Any:
     """A number, true, false or a text; the text of one of the former is that one."""
     if isinstance(value, str):
         try:
-            read = json.loads(value)
+            read = {"True": True, "False": False}[value] if value in ("True", "False") else json.loads(value)
         except ValueError:
             return value
         return read if isinstance(read, bool | int) or (isinstance(read, float) and math.isfinite(read)) else value

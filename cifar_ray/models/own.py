@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
 from cifar_ray.config.train import TrainConfig, is_own
@@ -90,8 +91,17 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
         try:
             with torch.no_grad():
                 logits = model.eval()(images)
+            learned = model.train()(images)
+            if isinstance(learned, Tensor):
+                learned.sum().backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ConfigError("model", f"{wanted}, and {config.model} fails: {_told(error)}") from None
+        if any(isinstance(each, UninitializedParameter) for each in build(config, spec).parameters()):
+            raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
+        unused = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
+        if isinstance(learned, Tensor) and unused:
+            raise ConfigError("model", f"must use all weights that learn, and {config.model} does not use {unused[0]}")
+    logits = logits if isinstance(learned, Tensor) else learned
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes) or not logits.is_floating_point():
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
         given = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
@@ -137,10 +147,10 @@ def path_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__module__", None)
     attribute = getattr(function, "__qualname__", "<none>")
     if name == "__main__":
-        file = getattr(sys.modules[name], "__file__", None)
-        name = Path(file).stem if file else None
+        name = _name_of_script()
     if name is None or "<" in attribute:
-        raise ConfigError("model", f"must be a function at the top of a file that workers can import, got {function!r}")
+        what = brief(function)
+        raise ConfigError("model", f"must be a function at the top of a file that workers can import, got {what}")
     return f"{name}:{attribute}"
 
 
@@ -166,20 +176,13 @@ def to_ship(models: Sequence[str]) -> list[ModuleType]:
     """
     tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in models if is_own(path))
     found = [_module(name) for name in tops]
-    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
-    return [
-        module
-        for module in found
-        if not any(folder in Path(str(module.__file__)).resolve().parents for folder in installed)
-    ]
+    return [module for module in found if not _is_installed(Path(str(module.__file__)))]
 
 
 def _module(name: str) -> ModuleType:
     """The module ``name``, imported; the script that runs, where it is that one."""
-    script = sys.modules.get("__main__")
-    file = getattr(script, "__file__", None)
-    if script is not None and file is not None and Path(file).stem == name and name not in sys.modules:
-        return script
+    if name == _name_of_script() and name not in sys.modules:
+        return sys.modules["__main__"]
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)
@@ -188,12 +191,21 @@ def _module(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = "must name a module that can be imported"
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise ConfigError("model", f"{what} here, in {here}: there is no {missing}") from None
         raise ConfigError("model", f"{what}, and {name} fails: {_told(error)}") from None
+
+
+def _name_of_script() -> str | None:
+    """The name by which workers import the script that runs; None when it is in no file."""
+    script = sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec is not None:  # by `python -m`
+        return str(spec.name)
+    return Path(file).stem if file else None
 
 
 @contextmanager
@@ -209,23 +221,35 @@ def _check_source(config: TrainConfig) -> None:
     if config.model_source not in (None, source(config.model)):
         raise ConfigError(
             "model",
-            f"must be as the run began with it: {_file(config.model)} has changed since; undo that, or begin a new run "
-            "without --model-source",
+            f"must be as the run began with it: {_file(config.model)} has changed since; undo that, or begin a new run",
         )
 
 
 def _file(path: str) -> Path:
     """The file that defines the function or class ``path``, which another may have imported."""
+    name = path.partition(":")[0]
     home = getattr(load(path), "__module__", None)
-    module = sys.modules[home] if home in sys.modules else _module(path.partition(":")[0])
-    return Path(str(module.__file__))
+    module = sys.modules[home] if home in sys.modules else _module(name)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ConfigError("model", f"must name a function in a Python file, and {path} is in none")
+    return Path(file)
 
 
-def _told(error: Exception) -> str:
-    """What has failed in the user's code, and where."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+def _told(error: BaseException) -> str:
+    """What has failed in the user's code, and where: the last place that is not in an installed library."""
     text = " ".join(str(error).split())[: 2 * LONGEST]
-    return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"
+    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    theirs = [place for place in places if place[0].is_file() and not _is_installed(place[0])]
+    file, line = (theirs or places)[-1]
+    return f"{type(error).__name__}: {text} ({file.name}, line {line})"
+
+
+def _is_installed(file: Path) -> bool:
+    folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
+    return file == Path(__file__) or any(folder in file.resolve().parents for folder in folders)
 
 
 def _layers(path: str, model: nn.Module) -> list[nn.Module]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, is_own
 from cifar_ray.data import SPECS
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
@@ -52,9 +52,12 @@ class ParameterServing(Asynchronous):
                 f"must be 1 with --optimizer {config.optimizer}: its steps hardly depend on a gradient's size, so the "
                 f"sum of {config.push_every} would move the weights as far as one",
             )
-        if config.servers == 1:
+        if config.servers == 1 and not is_own(config.model):
             return
-        most = len(list(models.outline(config, SPECS[config.dataset]).parameters()))
+        parameters = list(models.outline(config, SPECS[config.dataset]).parameters())
+        if is_own(config.model) and not all(parameter.requires_grad for parameter in parameters):
+            raise ConfigError("strategy", f"must be another for {config.model}, some of whose weights do not learn")
+        most = len(parameters)
         if config.servers > most:
             raise ConfigError(
                 "servers", f"must be at most {most}, the parameters of this {config.model}, got {config.servers}"

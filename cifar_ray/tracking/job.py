@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.tracking.context import registry
 
-from cifar_ray.config import schema
+from cifar_ray.config import errors, schema
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 
 JOB_TAG = "cifar_ray.job"
 """Tag with the job's name: by it a later driver finds the run."""
+
+JOURNAL_TAG = "cifar_ray.reports"
+"""Tag with the path of the file that has every report of the job."""
 
 _PATIENCE_S = 30.0
 _PARAMS_AT_ONCE, _LONGEST_PARAM = 100, 6000  # MLflow's limits
@@ -34,36 +39,39 @@ class JobRecord:
         run_id: MLflow's id of the run.
         page: address of the run's page, when the store is a server that has pages.
         is_continued: whether an earlier driver has begun the run.
+        journal: path of the file of its reports, as an earlier driver has known it; empty of a new run.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool) -> None:
         self.run_id = run.info.run_id
         self.page = pages.run(client.tracking_uri, run)
         self.is_continued = is_continued
+        self.journal = run.data.tags.get(JOURNAL_TAG, "")
         self._guard = Guard(client.tracking_uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
         self._checkpoints = artifacts.CheckpointList()
 
     @classmethod
     def open(cls, uri: str, experiment: str, name: str, params: Any) -> JobRecord:
-        """Continue the newest run of the job ``name`` if it is not FINISHED, else begin one.
+        """Continue the newest run of the job ``name`` if it is not FINISHED and has these parameters, else begin one.
 
         Args:
             uri: the tracking store.
             experiment: receives a new run.
             name: of the job, and of a new run.
-            params: a mapping or a dataclass, nested or not; those that the run has already stay as they are.
+            params: a mapping, a dataclass or argparse's Namespace, nested or not.
 
         Raises:
-            ConfigError: when the store does not answer.
+            ConfigError: when the store does not answer, or the parameters are something else.
         """
+        flat = list(flattened(params).items())
         session = uuid.uuid4().hex
         client = store.connect(uri)
         with store.refusing(uri):
             home = store.experiment_id(client, experiment)
             quoted = name.replace("'", "")
             found = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
-            known = found[0] if found and found[0].info.status != "FINISHED" else None
+            known = found[0] if found and _is_same(found[0], dict(flat)) else None
             if known is None:
                 tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
                 run = client.create_run(home, tags=tags, run_name=name)
@@ -71,7 +79,6 @@ class JobRecord:
                 run = known
                 store.take_over(client, run.info.run_id, session)
         record = cls(client, run, session, known is not None)
-        flat = list(flattened(params).items())
         for start in range(0, len(flat), _PARAMS_AT_ONCE):
             record._sink.params(dict(flat[start : start + _PARAMS_AT_ONCE]))
         return record
@@ -86,6 +93,16 @@ class JobRecord:
         self._checkpoints.add({"step": step, "path": address})
         self._sink.call(self._checkpoints.write)
         self._sink.tags({"cifar_ray.checkpoint": address})
+
+    def kept_in(self, journal: str) -> None:
+        """Record where the file of the job's reports is."""
+        self.journal = journal
+        self._sink.tags({JOURNAL_TAG: journal})
+
+    @property
+    def refused(self) -> Sequence[str]:
+        """The reasons of writes that MLflow refused."""
+        return self._sink.refused
 
     def failed(self, reason: str) -> None:
         """Record the reason of a failure."""
@@ -103,9 +120,24 @@ class JobRecord:
 
 
 def flattened(params: Any) -> dict[str, str]:
-    """Nested mappings and dataclasses as MLflow's parameters, their names joined by dots."""
-    flat = schema.flatten(_plain(params))
+    """Nested mappings and dataclasses as MLflow's parameters, their names joined by dots.
+
+    Raises:
+        ConfigError: when it is neither, nor argparse's Namespace.
+    """
+    values = _plain(vars(params) if isinstance(params, argparse.Namespace) else params)
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            "params", f"must be a mapping, a dataclass or an argparse.Namespace, got {errors.brief(params)}"
+        )
+    flat = schema.flatten(values)
     return {_NO_KEY.sub("_", name): str(value)[:_LONGEST_PARAM] for name, value in flat.items()}
+
+
+def _is_same(run: Run, params: Mapping[str, str]) -> bool:
+    """Whether a run is not finished, and of the same configuration as far as it has recorded one."""
+    recorded = run.data.params
+    return run.info.status != "FINISHED" and all(params.get(name) == recorded[name] for name in recorded)
 
 
 def _plain(values: Any) -> Any:
@@ -118,4 +150,4 @@ def _plain(values: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < math.inf)

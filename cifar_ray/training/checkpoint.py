@@ -79,8 +79,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     partial = folder / f".{target.name}.partial"
     try:
         partial.mkdir(parents=True)
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in snapshot.weights.items()}
-        (partial / WEIGHTS).write_bytes(safetensors.save(contiguous))
+        (partial / WEIGHTS).write_bytes(safetensors.save(_apart(snapshot.weights)))
         state = {
             "optimizer": snapshot.optimizer,
             "clock": snapshot.clock,
@@ -143,6 +142,18 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
         )
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
+
+
+def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights on the CPU, each in memory of its own: safetensors refuses those that a model has under two names."""
+    found: dict[str, Tensor] = {}
+    held: set[int] = set()
+    for name, tensor in weights.items():
+        there = tensor.detach().cpu().contiguous()
+        place = there.untyped_storage().data_ptr()
+        found[name] = there.clone() if place in held else there
+        held.add(place)
+    return found
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.training import checkpoint
@@ -46,6 +47,15 @@ def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_
     resumed, *_ = train_on_ranks(dataclasses.replace(stopped, topology="1x1", batch_size=64), tmp_path / "resumed")
     assert resumed[1].steps[0] == 6
     assert len({last(tmp_path / name) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
+
+
+def test_a_layer_with_two_names_is_kept_in_checkpoints(tmp_path: Path) -> None:
+    config = resolved({"dataset": "digits", "model": f"{NETS}:Tied", "epochs": 1, "steps_per_epoch": 2})
+    train_on_ranks(config, tmp_path)
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    weights = newest[1].weights
+    assert torch.equal(weights["head.weight"], weights["layers.1.weight"])
 
 
 def test_a_function_that_gives_every_worker_another_model_is_refused(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 A_NUMBER = 3
 
 
-def build(image_size: int, channels: int, classes: int, width: int = 4, act: str = "relu") -> nn.Module:
-    """A small net without batch norm."""
+def build(
+    image_size: int, channels: int, classes: int, width: int = 4, act: str = "relu", norm: bool = False
+) -> nn.Module:
+    """A small net, by default without batch norm."""
     return nn.Sequential(
+        nn.BatchNorm2d(channels) if norm else nn.Identity(),
         nn.Conv2d(channels, width, 3, stride=2, padding=1),
         nn.ReLU() if act == "relu" else nn.GELU(),
         nn.Conv2d(width, width, 3, stride=2, padding=1),
@@ -62,6 +65,36 @@ def wrong_input(image_size: int, channels: int, classes: int) -> nn.Module:
 
 def broken(image_size: int, channels: int, classes: int) -> nn.Module:
     raise KeyError("no weights")
+
+
+class Tied(nn.Module):
+    """A net that has one layer under two names."""
+
+    def __init__(self, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(channels * image_size**2, classes)
+        self.layers = nn.Sequential(nn.Flatten(), self.head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+class Unused(Tied):
+    """A net with a layer that no image passes through."""
+
+    def __init__(self, image_size: int, channels: int, classes: int) -> None:
+        super().__init__(image_size, channels, classes)
+        self.spare = nn.Linear(2, 2)
+
+
+def lazy(image_size: int, channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def frozen(image_size: int, channels: int, classes: int) -> nn.Module:
+    net = build(image_size, channels, classes)
+    next(net.parameters()).requires_grad_(False)
+    return net
 
 
 def by_rank(image_size: int, channels: int, classes: int) -> nn.Module:

@@ -109,6 +109,7 @@ def resume(
     """
     begun = begun or time.time()
     heard = checked(callbacks)
+    own.refuse_while_importing()
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []

@@ -60,8 +60,9 @@ class MLflowRun:
 
     What rank 0 gives to ``ray.train.report`` becomes metrics, once for each step, and the checkpoints become
     ``checkpoints.json`` with their addresses. The run ends FINISHED, FAILED with the reason, or, after Ctrl-C or when
-    this process is killed, KILLED; the next ``with`` of that name continues a run that is not FINISHED. Training does
-    not wait for the store: what it does not take is tried again until the job ends.
+    this process is killed, KILLED. The next ``with`` of that name and these parameters continues a run that is not
+    FINISHED; give ``RunConfig`` a name of its own, too, or Ray starts from the beginning. Call ``ray.init`` before the
+    ``with``, if at all. Training does not wait for the store: what it does not take is tried again until the job ends.
 
     Attributes:
         run_id: MLflow's id of the run.
@@ -90,22 +91,21 @@ class MLflowRun:
         self._name, self._params, self._experiment = name, {} if params is None else params, experiment
         self._uri = store.resolve_uri(tracking_uri)
         self._step = step
-        self._journal = Path()
-        self._over = threading.Event()
         self.trouble = ""
 
     def __enter__(self) -> MLflowRun:
-        """Open the run.
+        """Start Ray, unless the script has, and open the run.
 
         Raises:
             ConfigError: when the store does not answer.
         """
-        self._record = JobRecord.open(self._uri, self._experiment, self._name, self._params)
-        self.run_id, self.page = self._record.run_id, self._record.page
         if not ray.is_initialized():
             ray.init()
         self._mailbox = open_mailbox()
-        self.callback = _Poster(self._mailbox)
+        self._record = JobRecord.open(self._uri, self._experiment, self._name, self._params)
+        self.run_id, self.page, self.trouble = self._record.run_id, self._record.page, ""
+        self.callback = _Poster(self._mailbox, self.run_id)
+        self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="mlflow-run")
         self._reader.start()
         return self
@@ -119,9 +119,11 @@ class MLflowRun:
         status = "FINISHED"
         if error is not None:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            self._record.failed(_sentence(error))
+            reason = _sentence(error) if status == "FAILED" else "stopped by Ctrl-C, a signal or sys.exit"
+            self._record.failed(reason)
         if not self._record.end(status):
             self.trouble = self.trouble or "the store did not answer; a process of its own goes on trying"
+        self.trouble = self.trouble or "; ".join(dict.fromkeys(self._record.refused))
 
     def _read(self) -> None:
         """Record what arrives, and at the end what has arrived by then."""
@@ -131,22 +133,30 @@ class MLflowRun:
                 while events := self._mailbox.take(_LAST_POLL_S if last else _POLL_S):
                     for event in events:
                         self._handle(event)
-            except Exception as error:  # whatever it is, it is not the training's
-                self.trouble = f"{type(error).__name__}: {error}"
+            except Exception as error:  # the script has ended Ray
+                self.trouble = _sentence(error)
             if last:
-                for event in _kept(self._journal):  # what was posted last may not have been sent
+                for event in _kept(self._record.journal, self.run_id):  # what was posted last may not have been sent
                     self._handle(event)
                 return
 
     def _handle(self, event: _Reported | _Journal | _Failed) -> None:
+        try:
+            self._record_event(event)
+        except Exception as error:  # whatever it is, it is not the training's
+            self.trouble = _sentence(error)
+
+    def _record_event(self, event: _Reported | _Journal | _Failed) -> None:
         if isinstance(event, _Failed):
             self._record.failed(event.reason)
             return
         if isinstance(event, _Journal):
-            self._journal = Path(event.path)
+            self._record.kept_in(event.path)
             return
         counted = event.metrics.get(self._step)
-        step = int(counted) if isinstance(counted, int | float) else event.number
+        step = event.number
+        if isinstance(counted, int) or (isinstance(counted, float) and counted.is_integer()):
+            step = int(counted)
         self._record.report(step, event.timestamp_ms, event.metrics)
         if event.checkpoint:
             self._record.checkpoint(step, event.checkpoint)
@@ -159,8 +169,8 @@ class _Poster(UserCallback):
     checkpoint. So every report is in a file beside the checkpoints as well, and is posted again by the next controller.
     """
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+    def __init__(self, mailbox: Mailbox, run_id: str) -> None:
+        self._mailbox, self._run_id = mailbox, run_id
         self._count: int | None = None
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
@@ -174,8 +184,8 @@ class _Poster(UserCallback):
             event = _Reported(self._count, now, figures, address)
             self._mailbox.post(event)
             if journal is not None:
-                with journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(event)) + "\n")
+                with journal.open("a", encoding="utf-8") as file:  # the line before may have been cut by a kill
+                    file.write("\n" + json.dumps({"run": self._run_id, **asdict(event)}))
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
@@ -187,19 +197,21 @@ class _Poster(UserCallback):
         if journal is None:
             return 0
         self._mailbox.post(_Journal(str(journal)))
-        earlier = _kept(journal)
+        earlier = _kept(str(journal), self._run_id)
         for event in earlier:
             self._mailbox.post(event)
         return len(earlier)
 
 
-def _kept(journal: Path) -> list[_Reported]:
-    """The reports in the file of a job; none where it is not on this machine."""
+def _kept(journal: str, run_id: str) -> list[_Reported]:
+    """One run's reports in the file of a job; none where it is not on this machine."""
     found = []
-    if journal.is_file():
-        for line in journal.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, TypeError):  # the last line of a killed process
-                found.append(_Reported(**json.loads(line)))
+    if journal and Path(journal).is_file():
+        for line in Path(journal).read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # cut by a kill
+                values = json.loads(line)
+                if values.pop("run") == run_id:
+                    found.append(_Reported(**values))
     return found
 
 

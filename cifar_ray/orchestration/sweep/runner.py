@@ -19,6 +19,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
 from cifar_ray.display.sweep import Board
+from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
@@ -82,6 +83,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
             MLflow and can be resumed.
     """
     begun = begun or time.time()
+    own.refuse_while_importing()
     trials = plan(sweeps.cells(config, draw(config)))
     refuse(config, trials)
     base = config.base
@@ -123,6 +125,7 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
         InterruptedRunError: as for :func:`sweep`.
     """
     begun = begun or time.time()
+    own.refuse_while_importing()
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
     config, trials = read(known)
@@ -305,8 +308,8 @@ class _Sweep:
         specs = {}
         for trial, config in self._waiting():
             if trial.folder is None:
-                own = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder, held = runs.create(own)
+                placed = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
+                trial.folder, held = runs.create(placed)
                 self._locks.append(held)
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs

@@ -58,11 +58,11 @@ def test_a_function_of_the_working_folder_builds_the_model(module: Path) -> None
 
 def test_options_reach_the_function_from_words_files_and_axes() -> None:
     words = ["--dataset", "digits", "--model", f"{NETS}:build"]
-    words += ["--model-options.width", "8", "--model_options.act=gelu"]
+    words += ["--model-options.width", "8", "--model_options.act=gelu", "--model-options.norm", "False"]
     config = command_line.train(words).config
-    assert config.model_options == {"width": 8, "act": "gelu"}
+    assert config.model_options == {"width": 8, "act": "gelu", "norm": False}
     built = models.build(config, SPECS["digits"])
-    assert (built[0].out_channels, type(built[1])) == (8, nn.GELU)  # type: ignore[index]
+    assert (type(built[0]), built[1].out_channels, type(built[2])) == (nn.Identity, 8, nn.GELU)  # type: ignore[index]
     full = recipe.resolve(config)
     assert runfile.params(full) | {"model_options.width": "8", "model_options.act": "gelu"} == runfile.params(full)
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
@@ -97,6 +97,10 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:no_module"}, f"--model must return an nn.Module, and {NETS}:no_module returns 'a net'"),
         ({"model": f"{NETS}:nothing_learns"}, f"--model must have weights to learn, and that of {NETS}:nothing_learns has none"),
         ({"model": f"{NETS}:too_many"}, f"--model must give float logits (B, 10) for images (B, 3, 32, 32), and {NETS}:too_many gives shape (2, 11) for 2 images"),
+        ({"model": f"{NETS}:lazy"}, f"--model must know its sizes when it is built, and {NETS}:lazy has lazy layers"),
+        ({"model": f"{NETS}:Unused"}, f"--model must use all weights that learn, and {NETS}:Unused does not use spare.weight"),
+        ({"model": f"{NETS}:frozen", "topology": "1x2", "strategy": "parameter_server"}, f"--strategy must be another for {NETS}:frozen, some of whose weights do not learn"),
+        ({"model": "time:sleep"}, "--model must name a function in a Python file, and time:sleep is in none"),
         ({"model": f"{NETS}:broken"}, f"--model must build a model, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
         ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options must fit {NETS}:build(image_size, channels, classes, ...): got an unexpected keyword argument 'size'"),
         ({"model": "resnet", "model_options": {"width": 3}}, "--model-options is for --model MODULE:FUNCTION only, and the model is resnet"),
@@ -124,6 +128,18 @@ def test_a_module_that_fails_is_named_with_the_line(module: Path) -> None:
         "--model must name a module that can be imported, and mine fails: ZeroDivisionError: division by zero "
         "(mine.py, line 2)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "fails"),
+    [
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (mine.py, line 2)"),
+        ("def build(\n", "SyntaxError: '(' was never closed (mine.py, line 1)"),
+    ],
+)
+def test_a_module_that_ends_the_program_or_is_no_python_is_refused(text: str, fails: str, module: Path) -> None:
+    module.write_text(text)
+    assert refusal(model="mine:build") == f"--model must name a module that can be imported, and mine fails: {fails}"
 
 
 def test_a_changed_source_is_refused(module: Path) -> None:
