@@ -89,6 +89,7 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_the_example_from_python_and_in_a_sweep(person: Person) -> None:
     command = [sys.executable, str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
