@@ -228,7 +228,7 @@ def command(given: argparse.Namespace) -> int:
 
 
 def give_back() -> None:
-    """Give what root has written in the home folder of whoever used sudo to them, or they could not go on with it."""
+    """Under sudo, make its user the owner of what root wrote in their home folder, so that they can use it."""
     if user := os.environ.get("SUDO_UID"):
         written = [
             folder for folder in (Path.home() / ".cifar_ray", Path.home() / ".cache/cifar_ray") if folder.exists()

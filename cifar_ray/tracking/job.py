@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import re
 import time
 import uuid
@@ -19,6 +18,7 @@ from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, pages, store
 from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking.run import finite
 from cifar_ray.tracking.sink import Sink
 
 JOB_TAG = "cifar_ray.job"
@@ -85,8 +85,9 @@ class JobRecord:
 
     def report(self, step: int, timestamp_ms: int, metrics: Mapping[str, Any]) -> None:
         """Record the finite numbers among ``metrics``; a step that the run has already is left as it is."""
-        numbers = {name: value for name, value in schema.flatten(metrics).items() if _is_number(value)}
-        self._sink.metrics(step, timestamp_ms, {_NO_KEY.sub("_", name): float(of) for name, of in numbers.items()})
+        flat = schema.flatten(metrics).items()
+        numbers = {_NO_KEY.sub("_", name): value for name, value in flat if isinstance(value, int | float)}
+        self._sink.metrics(step, timestamp_ms, finite(numbers))
 
     def checkpoint(self, step: int, address: str) -> None:
         """Record a reference to a checkpoint."""
@@ -147,7 +148,3 @@ def _plain(values: Any) -> Any:
     if isinstance(values, Mapping):
         return {str(name): _plain(value) for name, value in values.items()}
     return values
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < math.inf)

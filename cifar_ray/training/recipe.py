@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import typing
 from typing import Any
@@ -150,7 +149,7 @@ def command(config: ResolvedConfig) -> str:
         if isinstance(value, bool) and not is_models:
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
         elif value is not None:
-            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, bool) else value]
+            values = value if isinstance(value, list) else [value]
             words.append(" ".join([errors.flag_of(key), *(shlex.quote(str(each)) for each in values)]))
     return " ".join(words)
 

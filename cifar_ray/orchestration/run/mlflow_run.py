@@ -61,7 +61,7 @@ class MLflowRun:
     What rank 0 gives to ``ray.train.report`` becomes metrics, once for each step, and the checkpoints become
     ``checkpoints.json`` with their addresses. The run ends FINISHED, FAILED with the reason, or, after Ctrl-C or when
     this process is killed, KILLED. The next ``with`` of that name and these parameters continues a run that is not
-    FINISHED; give ``RunConfig`` a name of its own, too, or Ray starts from the beginning. Call ``ray.init`` before the
+    FINISHED; give ``RunConfig`` that name, too, or Ray starts from the beginning. Call ``ray.init`` before the
     ``with``, if at all. Training does not wait for the store: what it does not take is tried again until the job ends.
 
     Attributes:
@@ -83,7 +83,7 @@ class MLflowRun:
 
         Args:
             name: of the job; the same name continues it.
-            params: its configuration, a mapping or a dataclass, nested or not.
+            params: its configuration: a mapping, a dataclass or argparse's Namespace, nested or not.
             experiment: MLflow experiment.
             tracking_uri: the store; ``MLFLOW_TRACKING_URI``, else ``~/.cifar_ray/mlflow.db``.
             step: the reported metric that counts the steps. Reports without it are counted by themselves, from 1.
@@ -237,6 +237,6 @@ def _address(checkpoint: Checkpoint) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    """The type of an error and its first line; of one that Ray has wrapped, the last line of its text."""
+    """The type of an error and the last line of its text, which is the cause of one that Ray has wrapped."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
