@@ -9,8 +9,7 @@ slowest (stale synchronous parallel, Ho et al. 2013: a push in each step). With
 ``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
 worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
 With ``--servers`` each server holds some of the parameters, and applies what it gets without the others.
-Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, pulling with
-every push).
+Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, pulling with every push).
 Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends
 its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as the answers; the
 servers send and receive W times that. Their optimizer steps and any waiting count as communication.

@@ -25,8 +25,7 @@ class ShardedServer:
     """A :class:`~.served_weights.ServerHandle` of several; a call goes to all of them at once.
 
     Each holds whole parameters that follow one another in the model, so that the largest part is as small as that
-    allows. The state is one
-    optimizer's, so a checkpoint does not tell how many servers there were.
+    allows. The state is one optimizer's, so a checkpoint does not tell how many servers there were.
     """
 
     def __init__(self, servers: Sequence[ServerHandle]) -> None:
