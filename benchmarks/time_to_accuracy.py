@@ -1,12 +1,12 @@
 """Seconds of training to an accuracy on CIFAR-10, with `--model speednet` and all cores.
 
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3     # about 10 minutes
-    python benchmarks/time_to_accuracy.py --epochs 15 --target 94 --within 900 --seeds 3      # about 50 minutes
+    python benchmarks/time_to_accuracy.py --epochs 12 --target 94 --within 900 --seeds 3      # about 50 minutes
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3 --topology 2x2
 
 A run is `python -m cifar_ray.training`, the loop without Ray and MLflow, for a number of epochs that is fixed
 beforehand; its accuracy is that after the last one, and its seconds are `time/training_s` (docs/timing.md): neither
-start-up, with the whitening, nor evaluations are in them. The test images are looked at once each, unchanged.
+start-up, with the whitening, nor evaluations are in them. `speednet` looks at each test image and its mirror image.
 """
 
 from __future__ import annotations

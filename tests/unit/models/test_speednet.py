@@ -50,3 +50,14 @@ def test_neither_the_first_convolution_nor_a_norms_scale_learns() -> None:
     fixed = [name for name, parameter in build().named_parameters() if not parameter.requires_grad]
     norms = [name for name, module in build().named_modules() if isinstance(module, nn.BatchNorm2d)]
     assert sorted(fixed) == sorted(["0.weight", *(f"{name}.weight" for name in norms)])
+
+
+def test_outside_training_an_image_and_its_mirror_image_give_the_same() -> None:
+    network, images = build().eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        plain = nn.Sequential(*network)
+        assert torch.equal(network(images), (plain(images) + plain(images.flip(3))) / 2)
+        assert torch.equal(network(images), network(images.flip(3)))
+        assert torch.equal(network.train()(images), plain.train()(images))
+    digits = speednet.build(TrainConfig(model="speednet", dataset="digits"), SPECS["digits"]).eval()
+    assert not torch.allclose(digits(images), digits(images.flip(3)))  # a mirrored digit is none
