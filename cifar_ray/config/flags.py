@@ -153,6 +153,8 @@ def parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
     section: Any = made
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
+        if field.metadata.get("recorded"):
+            continue
         if field.name in of_run and field.name in SECTIONS:
             section = made.add_argument_group(SECTIONS[field.name])
         if dataclasses.is_dataclass(hint):

@@ -112,7 +112,7 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other models and strategies."""
-    others = options_of_others(config.model, config.strategy)
+    others = options_of_others(config.dataset, config.model, config.strategy)
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 

@@ -68,6 +68,7 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Scalar = Annotated[Any, BeforeValidator(_scalar)]
+Numbers = Annotated[tuple[Number, ...], BeforeValidator(_listed)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 

@@ -200,7 +200,8 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
-    others = options_of_others(flat.get("model", TrainConfig.model), flat.get("strategy", TrainConfig.strategy))
+    chosen = [flat.get(name, getattr(TrainConfig, name)) for name in ("dataset", "model", "strategy")]
+    others = options_of_others(*chosen)
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     return schema.build(TrainConfig, schema.nest(flat))

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import addresses, errors
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Positive, Scalar, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Numbers, Positive, Scalar, Share, Whole, plainly
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
@@ -48,6 +48,9 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
 
 
+FOLDER = "folder:"
+"""What precedes the path of a folder of images in ``--dataset``."""
+
 IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 """``MODULE:FUNCTION``, such as ``mypackage.nets:build``."""
 
@@ -62,6 +65,14 @@ def _model(text: str) -> str:
     known = typing.get_args(ModelName)
     if text not in known and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
         raise ValueError(f"must be {', '.join(known)} or MODULE:FUNCTION, got {errors.brief(text)}")
+    return text
+
+
+def _dataset(text: str) -> str:
+    known = typing.get_args(DatasetName)
+    is_folder = len(text) > len(FOLDER) and text.startswith(FOLDER)
+    if text not in known and not is_folder and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+        raise ValueError(f"must be {', '.join(known)}, {FOLDER}PATH or MODULE:FUNCTION, got {errors.brief(text)}")
     return text
 
 
@@ -83,10 +94,38 @@ def _range(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_name)]
+DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
 ModelText = Annotated[str, AfterValidator(_model), ModelName]
 ModelOptions = Annotated[dict[str, Scalar], AfterValidator(_options)]
 TopologyText = Annotated[str, AfterValidator(_topology)]
 RangeText = Annotated[str, AfterValidator(_range)]
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class Images:
+    """What is in a data set of the user's own. It is recorded, and a run goes on with the same images only."""
+
+    classes: Whole = 0
+    """Classes."""
+
+    train: Whole = 0
+    """Training images."""
+
+    test: Whole = 0
+    """Test images."""
+
+    side: Whole = 0
+    """Side of an image in pixels."""
+
+    mean: Numbers = ()
+    """Mean of the training pixels per channel, on a scale of 0 to 1; known once they have been read."""
+
+    std: Numbers = ()
+    """Standard deviation of the training pixels per channel, on the same scale; likewise."""
+
+    digest: str | None = None
+    """First 16 hex digits of the SHA-256 over all images and labels; likewise."""
 
 
 @plainly
@@ -145,6 +184,12 @@ MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vi
 OWN_MODEL = ("model_options", "model_source")
 """Fields of TrainConfig that are for ``--model MODULE:FUNCTION``."""
 
+OF_FOLDER = ("image_size", "test_share")
+"""Fields of TrainConfig that are for ``--dataset folder:PATH``."""
+
+OWN_IMAGES = (*OF_FOLDER, "images")
+"""Fields of TrainConfig that are for data sets of the user's own."""
+
 _EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "bucket_cap_mb": ("ddp",),
@@ -166,16 +211,19 @@ SAME_WORK = ("accumulate", "sync_batchnorm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
-def is_own(model: str) -> bool:
-    """Whether ``--model`` names a user's own function, and not an architecture of this package."""
-    return ":" in model
+def is_own(name: str) -> bool:
+    """Whether ``--model`` or ``--dataset`` names one of the user's own, and none of this package."""
+    return ":" in name
 
 
-def options_of_others(model: str, strategy: str) -> set[str]:
-    """Fields of TrainConfig that say nothing of a run with this model and strategy."""
+def options_of_others(dataset: str, model: str, strategy: str) -> set[str]:
+    """Fields of TrainConfig that say nothing of a run with this data set, model and strategy."""
     models = {group for name, group in MODEL_OPTIONS.items() if name != model}
     models |= set() if is_own(model) else set(OWN_MODEL)
-    return models | {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
+    images = set() if is_own(dataset) else {"images"}
+    images |= set() if dataset.startswith(FOLDER) else set(OF_FOLDER)
+    strategies = {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
+    return images | models | strategies
 
 
 @plainly
@@ -184,11 +232,23 @@ class TrainConfig:
     """Train one image classifier on one topology."""
 
     # Data
-    dataset: DatasetName = "cifar10"
-    """Images to learn. 'digits' comes with scikit-learn and needs no network."""
+    dataset: DatasetText = "cifar10"
+    """Images to learn: a data set of this package ('digits' comes with scikit-learn and needs no network), folder:PATH,
+    a folder that has one of images for each class, or MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = None
-    """Folder that holds the data set, or receives it (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+    """Folder that holds the data set, or receives it, also what folder:PATH is decoded to (CIFAR_RAY_DATA_DIR, else
+    ~/.cache/cifar_ray)."""
+
+    image_size: Count = 32
+    """Side in pixels to which the images of folder:PATH are brought: the shorter side is resized to it, and the centre
+    cut out."""
+
+    test_share: Share = 0.0
+    """Share of each class's images of folder:PATH that is kept for the test, where the folder has no test/ or val/."""
+
+    images: Images = field(default_factory=Images, metadata={"recorded": True})
+    """What is in a data set of your own."""
 
     augment: bool = True
     """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
@@ -402,6 +462,17 @@ class TrainConfig:
         return self.model.replace(":", ".")
 
     @property
+    def dataset_name(self) -> str:
+        """The data set as a part of names; of a folder, the folder's name."""
+        name = self.dataset.removeprefix(FOLDER).rstrip("/").rpartition("/")[2]
+        return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
+
+    @property
+    def dataset_key(self) -> str:
+        """What tells the data set from others, once it has been read: folders may be read in several sizes."""
+        return self.images.digest or self.dataset
+
+    @property
     def cpus_reserved(self) -> int:
         """CPUs that each worker reserves, once the nodes are known; until then, the least that it needs."""
         return self.cpus_per_worker or 1
@@ -448,6 +519,7 @@ SECTIONS = {
 
 LEARNING = (
     "dataset",
+    *OWN_IMAGES,
     "model",
     *OWN_MODEL,
     *MODEL_OPTIONS.values(),
@@ -503,7 +575,11 @@ def _check(config: TrainConfig) -> None:
 
 
 def _check_options(config: TrainConfig) -> None:
-    """Refuse options of other models and strategies."""
+    """Refuse options of other data sets, models and strategies."""
+    if not config.dataset.startswith(FOLDER):
+        for name in OF_FOLDER:
+            if getattr(config, name) != getattr(TrainConfig, name):
+                raise ConfigError(name, f"is for --dataset {FOLDER}PATH only, and the data set is {config.dataset}")
     if not is_own(config.model):
         for name in OWN_MODEL:
             if getattr(config, name):

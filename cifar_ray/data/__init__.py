@@ -1,5 +1,29 @@
 """Images: which there are, who sees which of them and when, and how they are varied."""
 
+from __future__ import annotations
+
+from cifar_ray.config.train import TrainConfig, is_own
+from cifar_ray.data import own
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 
-__all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "present"]
+__all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
+
+
+def spec(config: TrainConfig) -> DatasetSpec:
+    """The facts of a resolved config's data set; of one of the user's own, those that the config has recorded."""
+    return own.spec(config.dataset, config.images) if is_own(config.dataset) else SPECS[config.dataset]
+
+
+def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:
+    """Read a resolved config's data set.
+
+    Args:
+        config: names it.
+        progress: called while images are decoded.
+
+    Raises:
+        ConfigError: as :func:`load` and :func:`cifar_ray.data.own.load`.
+    """
+    if is_own(config.dataset):
+        return own.load(config, progress)
+    return load(config.dataset, config.data_dir)

@@ -35,19 +35,21 @@ class DatasetSpec:
         grey: whether the published images have one channel.
         image_size: side of an image in pixels, as the models get it.
         channels: channels of an image, as the models get it.
+        crop: whether what is cut off of an image that is no square is the margin, and not its shape.
     """
 
     name: str
     num_classes: int
     train_size: int
     test_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     flip: bool
     native_size: int = 32
     grey: bool = False
     image_size: int = 32
     channels: int = 3
+    crop: bool = False
 
     def normalised(self, by: str) -> DatasetSpec:
         """The same, where pixels are normalised as a config's ``normalise`` says."""
@@ -59,7 +61,7 @@ class Split:
     """The training or the test images.
 
     Attributes:
-        images: uint8, shape (N, 32, 32, 3), channels last; may be read-only.
+        images: uint8, shape (N, side, side, 3), channels last; may be read-only.
         labels: int64, shape (N,).
     """
 
@@ -181,11 +183,16 @@ def _digits(spec: DatasetSpec) -> Dataset:
 def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...]) -> Dataset:
     assert train.images.shape == (spec.train_size, spec.image_size, spec.image_size, spec.channels)
     assert test.images.shape == (spec.test_size, spec.image_size, spec.image_size, spec.channels)
-    digest = hashlib.sha256()
+    return Dataset(spec, train, test, names, digest(train, test))
+
+
+def digest(train: Split, test: Split) -> str:
+    """First 16 hex digits of the SHA-256 over all images and labels."""
+    state = hashlib.sha256()
     for split in (train, test):
-        digest.update(split.images.data)
-        digest.update(split.labels.data)
-    return Dataset(spec, train, test, names, digest.hexdigest()[:16])
+        state.update(np.ascontiguousarray(split.images).data)
+        state.update(split.labels.data)
+    return state.hexdigest()[:16]
 
 
 def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data.datasets import DatasetSpec, to_model_size
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What is read, by Pillow's names. Others are rare, and one of them (EPS) starts another program."""
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Ends of the names of images in a folder; torchvision's ImageFolder looks for the same ones."""
 
 MAX_PIXELS = 100_000_000
 """An image with more is not decoded: its header may name a size that would take all memory."""
@@ -73,15 +76,25 @@ def named(path: Path) -> Iterator[None]:
         raise ConfigError("", f"cannot read image {path}: {error}") from None
 
 
-def read(source: Path | BinaryIO) -> Image.Image:
+def read(source: Path | BinaryIO, side: int | None = None) -> Image.Image:
     """The decoded image, the first one if there are several, as ``RGB``, or grey (``L``) if it has 16 bits.
+
+    It is turned as its EXIF data say.
+
+    Args:
+        source: a file, or one that is open.
+        side: what the image will be resized to, at most: a JPEG is decoded to an eighth, a quarter or a half of its
+            size where that is at least twice as large.
 
     Raises:
         ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
             numbers (modes ``I`` and ``F``) in place of shades.
     """
-    with _open(source) as image:
-        image.load()
+    with _open(source) as opened:
+        if side is not None:
+            opened.draft(None, (2 * side, 2 * side))
+        opened.load()
+        image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I;16"):
             # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
             return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -94,10 +107,17 @@ def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
     """Images as the input of a model of that data set: scaled to its images' size, and made grey if they are.
 
     Returns:
-        uint8, (N, 32, 32, 3), channels last.
+        uint8, (N, side, side, 3), channels last.
     """
     import torch
 
+    if spec.crop:
+        return torch.from_numpy(np.stack([cropped(image, spec.image_size) for image in images]))
     size = (spec.native_size, spec.native_size)
     pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in images]
     return torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))
+
+
+def cropped(image: Image.Image, side: int) -> np.ndarray:
+    """The centre of an image whose shorter side has been resized to ``side``: uint8, (side, side, 3)."""
+    return np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR))

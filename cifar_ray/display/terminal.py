@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from rich.progress import Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_LIVE_S, _LINES_S = 0.2, 10.0
+"""Seconds between two reports of the images that have been decoded: on a screen, and in plain lines."""
 
 
 class Output(Terminal):
@@ -39,6 +44,7 @@ class Display(ABC):
     def __init__(self) -> None:
         self.terminal = Output(highlight=False, soft_wrap=True)
         self.is_live = False
+        self._decoding = 0.0
 
     def __enter__(self) -> Self:
         # In a notebook, rich's live part is a widget.
@@ -66,6 +72,12 @@ class Display(ABC):
             self.show_doing(text)
         else:
             self.line(text)
+
+    def decoding(self, name: str, done: int, total: int) -> None:
+        """``done`` of ``total`` images of a data set have been decoded; told now and then."""
+        if time.monotonic() - self._decoding > (_LIVE_S if self.is_live else _LINES_S):
+            self._decoding = time.monotonic()
+            self.doing(f"decoding {name}: {done:,} of {total:,} images")
 
     @abstractmethod
     def show_doing(self, text: str) -> None:

@@ -1,31 +1,22 @@
 """Models of the user's own: ``--model MODULE:FUNCTION`` names a function that builds one.
 
 The function is called as ``build(image_size, channels, classes, **options)`` and returns an ``nn.Module`` that maps
-float32 images (B, C, H, W) to logits (B, classes). Its module is looked for in the working folder first, as
-``python -m`` does. It should draw its weights from torch's global generator, which is seeded alike on every worker.
+float32 images (B, C, H, W) to logits (B, classes). It should draw its weights from torch's global generator, which is
+seeded alike on every worker.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
 import inspect
-import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
-from cifar_ray.config.train import TrainConfig, is_own
+from cifar_ray.config import imports
+from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Architecture, Recipe
 
@@ -35,7 +26,6 @@ RECIPES = (
 )
 """Usual choices, found for none of these models in particular."""
 
-_importing: list[str] = []
 _checked: set[tuple[object, ...]] = set()
 
 
@@ -52,7 +42,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
             the run began with.
     """
     _check_source(config)
-    function = load(config.model)
+    function = imports.load(config.model, "model")
     sizes = (spec.image_size, spec.channels, spec.num_classes)
     try:
         inspect.signature(function).bind(*sizes, **config.model_options)
@@ -65,7 +55,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     try:
         model = function(*sizes, **config.model_options)
     except Exception as error:
-        raise ConfigError("model", f"must build a model, and {config.model} fails: {_told(error)}") from None
+        raise ConfigError("model", f"must build a model, and {config.model} fails: {imports.told(error)}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     return model
@@ -78,7 +68,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, classes).
     """
     _check_source(config)
-    key = (config.model, config.model_source, spec.name, *sorted(config.model_options.items()))
+    key = (config.model, config.model_source, spec, *sorted(config.model_options.items()))
     if key in _checked:
         return
     with torch.random.fork_rng(devices=[]):
@@ -95,7 +85,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
             if isinstance(learned, Tensor):
                 learned.sum().backward()  # type: ignore[no-untyped-call]
         except Exception as error:
-            raise ConfigError("model", f"{wanted}, and {config.model} fails: {_told(error)}") from None
+            raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
         if any(isinstance(each, UninitializedParameter) for each in build(config, spec).parameters()):
             raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
         unused = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
@@ -109,147 +99,12 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
     _checked.add(key)
 
 
-@functools.cache
-def source(path: str) -> str:
-    """SHA-256 of the file that defines the function, as it was when this process first asked.
-
-    Raises:
-        ConfigError: as :func:`load`.
-    """
-    return hashlib.sha256(_file(path).read_bytes()).hexdigest()
-
-
-def load(path: str) -> Callable[..., Any]:
-    """The function ``path``, such as ``mypackage.nets:build``.
-
-    Raises:
-        ConfigError: when there is none that can be imported.
-    """
-    name, _, attribute = path.partition(":")
-    module = _module(name)
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = suggestion(part, [known for known in dir(found) if not known.startswith("_")])
-            raise ConfigError("model", f"must name a function, and {name} has no {part}{near}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError("model", f"must name a function, and {path} is {brief(found)}")
-    return found  # type: ignore[no-any-return]
-
-
-def path_of(function: Callable[..., Any]) -> str:
-    """The import path of a function, which workers import by it.
-
-    Raises:
-        ConfigError: when it has none: it lies in another function, or in a notebook.
-    """
-    name = getattr(function, "__module__", None)
-    attribute = getattr(function, "__qualname__", "<none>")
-    if name == "__main__":
-        name = _name_of_script()
-    if name is None or "<" in attribute:
-        what = brief(function)
-        raise ConfigError("model", f"must be a function at the top of a file that workers can import, got {what}")
-    return f"{name}:{attribute}"
-
-
-def refuse_while_importing() -> None:
-    """Refuse to train while a script is imported for its model.
-
-    Raises:
-        ConfigError: when it is.
-    """
-    if _importing:
-        raise ConfigError(
-            "model",
-            "must be in a file that can be imported without training: put its calls below `if __name__ == "
-            f'"__main__":` in {_importing[-1]}',
-        )
-
-
-def to_ship(models: Sequence[str]) -> list[ModuleType]:
-    """The top-level modules of the user's own among ``models``, without those that are installed.
-
-    Raises:
-        ConfigError: as :func:`load`.
-    """
-    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in models if is_own(path))
-    found = [_module(name) for name in tops]
-    return [module for module in found if not _is_installed(Path(str(module.__file__)))]
-
-
-def _module(name: str) -> ModuleType:
-    """The module ``name``, imported; the script that runs, where it is that one."""
-    if name == _name_of_script() and name not in sys.modules:
-        return sys.modules["__main__"]
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
-    try:
-        with _imports(name):
-            return importlib.import_module(name)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        what = "must name a module that can be imported"
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise ConfigError("model", f"{what} here, in {here}: there is no {missing}") from None
-        raise ConfigError("model", f"{what}, and {name} fails: {_told(error)}") from None
-
-
-def _name_of_script() -> str | None:
-    """The name by which workers import the script that runs; None when it is in no file."""
-    script = sys.modules["__main__"]
-    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
-    if spec is not None:  # by `python -m`
-        return str(spec.name)
-    return Path(file).stem if file else None
-
-
-@contextmanager
-def _imports(name: str) -> Iterator[None]:
-    _importing.append(name)
-    try:
-        yield
-    finally:
-        _importing.pop()
-
-
 def _check_source(config: TrainConfig) -> None:
-    if config.model_source not in (None, source(config.model)):
+    if config.model_source not in (None, imports.source(config.model, "model")):
+        where = imports.file(config.model, "model")
         raise ConfigError(
-            "model",
-            f"must be as the run began with it: {_file(config.model)} has changed since; undo that, or begin a new run",
+            "model", f"must be as the run began with it: {where} has changed since; undo that, or begin a new run"
         )
-
-
-def _file(path: str) -> Path:
-    """The file that defines the function or class ``path``, which another may have imported."""
-    name = path.partition(":")[0]
-    home = getattr(load(path), "__module__", None)
-    module = sys.modules[home] if home in sys.modules else _module(name)
-    file = getattr(module, "__file__", None)
-    if file is None or not Path(file).is_file():
-        raise ConfigError("model", f"must name a function in a Python file, and {path} is in none")
-    return Path(file)
-
-
-def _told(error: BaseException) -> str:
-    """What has failed in the user's code, and where: the last place that is not in an installed library."""
-    text = " ".join(str(error).split())[: 2 * LONGEST]
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {text}"
-    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
-    theirs = [place for place in places if place[0].is_file() and not _is_installed(place[0])]
-    file, line = (theirs or places)[-1]
-    return f"{type(error).__name__}: {text} ({file.name}, line {line})"
-
-
-def _is_installed(file: Path) -> bool:
-    folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
-    return file == Path(__file__) or any(folder in file.resolve().parents for folder in folders)
 
 
 def _layers(path: str, model: nn.Module) -> list[nn.Module]:

@@ -60,8 +60,13 @@ class Mirrored(nn.Sequential):
     """Layers whose output, outside training, is the mean over an image and its mirror image."""
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = super().forward(x)
-        return seen if self.training else (seen + super().forward(x.flip(3))) / 2
+        if self.training:
+            return self._layers(x)
+        return (self._layers(x) + self._layers(x.flip(3))) / 2
+
+    def _layers(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return logits
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:

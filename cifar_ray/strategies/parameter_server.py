@@ -26,10 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray import models
+from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, is_own
-from cifar_ray.data import SPECS
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
@@ -53,7 +52,7 @@ class ParameterServing(Asynchronous):
             )
         if config.servers == 1 and not is_own(config.model):
             return
-        parameters = list(models.outline(config, SPECS[config.dataset]).parameters())
+        parameters = list(models.outline(config, data.spec(config)).parameters())
         if is_own(config.model) and not all(parameter.requires_grad for parameter in parameters):
             raise ConfigError("strategy", f"must be another for {config.model}, some of whose weights do not learn")
         most = len(parameters)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from cifar_ray import models
+from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import SPECS
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
@@ -84,7 +83,7 @@ class Pipeline(Base):
                 f"must have at least 2 workers for --strategy {config.strategy}, got {config.topology}: a pipeline of "
                 "one stage is plain training, --strategy ddp",
             )
-        model = models.outline(config, SPECS[config.dataset])
+        model = models.outline(config, data.spec(config))
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(  # PyTorch's stages differentiate by every parameter
                 "strategy",
@@ -183,7 +182,7 @@ class Pipeline(Base):
     def _images(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, (B, C, H, W)."""
         config = self.context.config
-        spec = SPECS[config.dataset]
+        spec = data.spec(config)
         shape = (self.at_once(config), spec.channels, spec.image_size, spec.image_size)
         return torch.rand(shape, device=device).to(memory_format=torch.channels_last)
 

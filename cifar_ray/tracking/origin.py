@@ -10,6 +10,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
@@ -79,7 +80,9 @@ def changed_tags(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str,
 
 def dataset_input(dataset: Dataset) -> DatasetInput:
     """The data set as MLflow lists it among a run's inputs."""
-    meta = MetaDataset(HTTPDatasetSource(_HOMES[dataset.spec.name]), name=dataset.spec.name, digest=dataset.digest)
+    name = dataset.spec.name
+    source = HTTPDatasetSource(_HOMES[name]) if name in _HOMES else CodeDatasetSource({"cifar_ray.dataset": name})
+    meta = MetaDataset(source, name=name, digest=dataset.digest)
     return DatasetInput(DatasetEntity.from_dictionary(meta.to_dict()), [InputTag("mlflow.data.context", "training")])
 
 

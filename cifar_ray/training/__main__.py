@@ -86,9 +86,9 @@ def main(words: list[str], begun: float) -> Outcome:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         loading = time.time()
-        dataset = data.load(config.dataset, config.data_dir)
+        dataset = data.read(config)
         launch = Launch(begun, time.time() - loading)
-        name = config.run_name or f"{config.model_name}-{config.dataset}-{config.topology}-seed{config.seed}"
+        name = config.run_name or f"{config.model_name}-{config.dataset_name}-{config.topology}-seed{config.seed}"
         folder = files.storage(config.storage) / name / "checkpoints"
         worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
         outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())

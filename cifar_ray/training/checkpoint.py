@@ -195,7 +195,7 @@ def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> Non
     """Refuse to go on with a run that learns something else, or otherwise."""
     for name in LEARNING:
         was, wanted = getattr(made, name), getattr(record, name)
-        undecided = name == "precision" and wanted == "auto"
+        undecided = (name == "precision" and wanted == "auto") or (name == "images" and wanted.digest is None)
         if was != wanted and not undecided:
             raise CheckpointError(
                 f"checkpoint {path} was made with {name} {errors.brief(was)}, and this run has "

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cifar_ray import models
-from cifar_ray.data import SPECS, DatasetSpec, augment
+from cifar_ray import data, models
+from cifar_ray.data import DatasetSpec, augment
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -17,7 +17,7 @@ from cifar_ray.training.errors import CheckpointError
 class Classifier(nn.Module):
     """A model together with its input's normalisation.
 
-    Maps uint8 images (B, 32, 32, 3), channels last as files hold them, to float32 probabilities
+    Maps uint8 images (B, side, side, 3), channels last as files hold them, to float32 probabilities
     (B, num_classes).
     """
 
@@ -36,7 +36,7 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     Raises:
         CheckpointError: when the weights are not those of the config.
     """
-    spec = SPECS[snapshot.config.dataset]
+    spec = data.spec(snapshot.config)
     model = models.build(snapshot.config, spec)
     if len(snapshot.class_names) != spec.num_classes:
         raise CheckpointError(f"checkpoint {path} does not fit its own config: {spec.name} has other classes")
@@ -55,7 +55,7 @@ def of(path: str | Path, snapshot: Snapshot) -> Classifier:
         CheckpointError: when the weights are not those of the config.
     """
     config = snapshot.config
-    return Classifier(restore(path, snapshot), SPECS[config.dataset].normalised(config.normalise)).eval()
+    return Classifier(restore(path, snapshot), data.spec(config).normalised(config.normalise)).eval()
 
 
 def load(path: Path) -> Classifier:

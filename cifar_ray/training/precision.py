@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from cifar_ray import models, strategies
+from cifar_ray import data, models, strategies
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import SPECS
 from cifar_ray.strategies.worker import Worker, autocast
 from cifar_ray.training import hardware
 
@@ -48,7 +47,7 @@ def _measure(config: ResolvedConfig, count: int, device: torch.device) -> torch.
     On a CPU they are CPU seconds of one thread, which others who use it hardly prolong: threads that wait for one
     another would count as busy. In turn, and without the first round.
     """
-    spec = SPECS[config.dataset]
+    spec = data.spec(config)
     model = models.build(config, spec).to(device).to(memory_format=torch.channels_last).train()
     images = torch.rand(count, spec.channels, spec.image_size, spec.image_size, device=device)
     images = images.to(memory_format=torch.channels_last)

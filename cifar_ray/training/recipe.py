@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import typing
+import warnings
 from typing import Any
 
 import torch
 
-from cifar_ray import models, strategies
-from cifar_ray.config import errors, runfile, schema, topology
+from cifar_ray import data, models, strategies
+from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import STRATEGY_OPTIONS, ResolvedConfig, TrainConfig, is_own
-from cifar_ray.data import SPECS, order
+from cifar_ray.config.train import FOLDER, STRATEGY_OPTIONS, ResolvedConfig, TrainConfig, is_own
+from cifar_ray.data import Dataset, DatasetSpec, order
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
@@ -28,17 +29,22 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     Raises:
         ConfigError: when model, data set and batch do not go together.
     """
-    spec = SPECS[config.dataset]
+    if is_own(config.dataset) and not config.images.classes:
+        config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset))
+        config = dataclasses.replace(config, images=data.own.look(config))
+    spec = data.spec(config)
     recipe = _recipe(config)
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     given |= {name: value for name, value in recipe.items() if given[name] is None}
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
     if is_own(config.model) and config.model_source is None:
-        given["model_source"] = models.own.source(config.model)
+        given["model_source"] = imports.source(config.model, "model")
     resolved = ResolvedConfig(**given)
     if is_own(config.model):
         models.own.check(resolved, spec)
+    elif is_own(config.dataset):
+        _check_side(resolved, spec)
     if resolved.images_per_step > spec.train_size:
         raise ConfigError(
             "batch_size" if config.global_batch_size is None else "global_batch_size",
@@ -127,7 +133,7 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
-_NEVER = (*runfile.WHERE, "device", "cpus_follow", "model_source")  # the device is that of the machine
+_NEVER = (*runfile.WHERE, "device", "cpus_follow", "model_source", "images")  # the device is that of the machine
 
 
 def command(config: ResolvedConfig) -> str:
@@ -136,7 +142,15 @@ def command(config: ResolvedConfig) -> str:
     Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
     """
     config = widest(config)
-    usual = resolve(TrainConfig(dataset=config.dataset, model=config.model, model_options=config.model_options))
+    usual = resolve(
+        TrainConfig(
+            dataset=config.dataset,
+            images=config.images,
+            model=config.model,
+            model_options=config.model_options,
+            batch_size=config.batch_size,
+        )
+    )
     learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
     defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
     has_recipe = config.optimizer in {recipe.optimizer for recipe in models.architecture(config.model).recipes}
@@ -144,7 +158,7 @@ def command(config: ResolvedConfig) -> str:
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
         is_models = key.startswith("model_options.")
-        if key in _NEVER or (key not in always and not is_models and value == defaults[key]):
+        if key.partition(".")[0] in _NEVER or (key not in always and not is_models and value == defaults[key]):
             continue
         if isinstance(value, bool) and not is_models:
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
@@ -179,9 +193,43 @@ def with_precision(config: ResolvedConfig, precision: str) -> ResolvedConfig:
     return dataclasses.replace(config, precision=typing.cast(Any, precision))
 
 
+def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
+    """``config`` with what was found in a data set of the user's own, which has been read.
+
+    Raises:
+        ConfigError: when these are not the images that the run began with.
+    """
+    if not is_own(config.dataset):
+        return config
+    found = data.own.described(dataset)
+    if config.images.digest not in (None, found.digest):
+        raise ConfigError(
+            "dataset",
+            f"must have the images that the run began with, and those of {config.dataset} have changed since; undo "
+            "that, or begin a new run",
+        )
+    return dataclasses.replace(config, images=found)
+
+
+def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
+    side = spec.image_size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers without weights
+        model = models.outline(config, spec)
+    with next(model.parameters()).device:
+        try:
+            model(torch.zeros(2, spec.channels, side, side))
+        except (RuntimeError, ValueError, ZeroDivisionError):
+            raise ConfigError(
+                "image_size" if config.dataset.startswith(FOLDER) else "dataset",
+                f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
+            ) from None
+
+
 def _check_single_image(config: ResolvedConfig) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    spec = SPECS[config.dataset]
+    spec = data.spec(config)
     model = models.outline(config, spec)
     with next(model.parameters()).device:
         try:

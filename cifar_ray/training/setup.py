@@ -93,7 +93,7 @@ def prepare(
     config = recipe.with_cpus(config, max(hardware.allowed_cpus() // config.placement.workers_per_node, 1))
     hardware.set_threads(config.cpus_reserved)
     hardware.keep_freed_memory()
-    dataset = dataset.normalised(config.normalise)
+    config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
     found = _agree(folder, config, worker)
     config = recipe.on_device(config, worker.device.type)
     measured = ""

@@ -1,4 +1,4 @@
-"""A user's own model, from its file to every worker: trained, resumed, used, and refused where it has changed."""
+"""A user's own model and images, from their files to every worker: trained, resumed, used, refused where changed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,31 @@ import torch
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.training import checkpoint
 from tests.support.helpers import digest, resolved, train_on_ranks
+from tests.support.images import folder_of_digits
 from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 NETS = "tests.support.nets"
-WORDS = ["train", "--dataset", "digits", "--model", "mine:build", "--model-options.width", "8", "--batch-size", "32"]
+WORDS = [
+    "train",
+    "--dataset",
+    "folder:images",
+    "--model",
+    "mine:build",
+    "--model-options.width",
+    "8",
+    "--batch-size",
+    "32",
+]
 WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "--topology", "1x2"]
 
 
 @pytest.fixture
 def mine(person: Person) -> Path:
-    """The example's file in the person's working folder."""
+    """The example's file in the person's working folder, and a folder of images."""
     file = person.home / "mine.py"
     file.write_text(EXAMPLE.read_text())
+    folder_of_digits(person.home / "images")
     return file
 
 
@@ -38,14 +50,16 @@ def last(folder: Path) -> str:
 
 
 def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    plain: dict[str, object] = {"dataset": "digits", "model": f"{NETS}:build", "model_options": {"width": 6}}
+    folder_of_digits(tmp_path / "images", 300)
+    plain: dict[str, object] = {"dataset": f"folder:{tmp_path}/images", "data_dir": str(tmp_path / "decoded")}
+    plain |= {"model": f"{NETS}:build", "model_options": {"width": 6}, "log_every": 1}
     plain |= {"strategy": "reproducible", "epochs": 1, "precision": "fp32", "global_batch_size": 64}
     for topology in ("1x1", "1x2", "2x2"):
         train_on_ranks(resolved(plain, topology=topology), tmp_path / topology)
-    stopped = resolved(plain, topology="1x2", checkpoint_every=5)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=7)
+    stopped = resolved(plain, topology="1x2", checkpoint_every=2)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
     resumed, *_ = train_on_ranks(dataclasses.replace(stopped, topology="1x1", batch_size=64), tmp_path / "resumed")
-    assert resumed[1].steps[0] == 6
+    assert resumed[1].steps[0] == 3
     assert len({last(tmp_path / name) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
 
 
@@ -76,10 +90,21 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
     sentence = f"--model must be as the run began with it: {mine} has changed since; undo that, or begin a new run"
     assert person.refused("resume", "killed").startswith(sentence)
     mine.write_text(kept)
+    one, other = sorted((person.home / "images").glob("train/[01]/*.png"))[::100][:2]
+    image = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    changed = (
+        f"--dataset must have the images that the run began with, and those of folder:{person.home}/images have changed"
+    )
+    assert person.refused("resume", "killed").startswith(changed)
+    one.write_bytes(image)
     person.succeeds("resume", "killed")
     calm, killed = (person.run_named(name).data for name in ("calm", "killed"))
     assert calm.tags["cifar_ray.weights_sha256"] == killed.tags["cifar_ray.weights_sha256"]
-    assert {"model": "mine:build", "model_options.width": "8", "lr": "0.05"}.items() <= killed.params.items()
+    known = {"model": "mine:build", "model_options.width": "8", "lr": "0.05", "dataset": f"folder:{person.home}/images"}
+    known |= {"images.classes": "10", "images.train": "1437", "images.test": "360", "image_size": "32"}
+    assert known.items() <= killed.params.items()
+    assert re.fullmatch("[0-9a-f]{16}", killed.params["images.digest"])
     assert re.fullmatch("[0-9a-f]{64}", killed.params["model_source"])
     assert "test accuracy" in person.succeeds("evaluate", "killed").stdout
     mine.unlink()

@@ -308,7 +308,7 @@ def _train(
     config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None, test_images: int | None
 ) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
-    dataset = data.load(config.dataset)
+    dataset = data.read(config)
     test = replace(dataset.test, images=dataset.test.images[:test_images], labels=dataset.test.labels[:test_images])
     try:
         with _watching(recorder):
@@ -325,7 +325,7 @@ def _stop(config: TrainConfig, worker: Worker, folder: Path, asked_after: int) -
         return recorder.steps[-1] >= asked_after
 
     try:
-        fit(config, data.load(config.dataset), folder, worker, recorder, Launch(0.0, 0.0), None, asked)
+        fit(config, data.read(config), folder, worker, recorder, Launch(0.0, 0.0), None, asked)
     except StoppedError as stop:
         return stop.step, recorder
     return 0, recorder
@@ -348,7 +348,7 @@ def _save(config: TrainConfig, worker: Worker, folder: Path, fails_at: int) -> t
 
     with mock.patch.object(TrainLoader, "micro_batches", told):
         try:
-            train_here(config, data.load(config.dataset), folder, Slow(), worker)
+            train_here(config, data.read(config), folder, Slow(), worker)
         except OSError as error:
             return found, str(error)
     return found, ""
@@ -369,7 +369,7 @@ def _train_at_own_pace(
     recorder = Paced(stop_after, pause_s=pauses[worker.rank] if pauses else 0.0, timeout_s=timeout_s)
     try:
         with _watching(recorder):
-            return train_here(config, data.load(config.dataset), folder, recorder, worker, host.server()), recorder
+            return train_here(config, data.read(config), folder, recorder, worker, host.server()), recorder
     except Stopped:
         return None, recorder
 
@@ -409,7 +409,7 @@ def _hashes(config: TrainConfig, worker: Worker, folder: Path) -> list[str]:
 
     found: list[str] = []
     with mock.patch.object(strategies, "build", lambda context: made.append(build(context)) or made[0]):
-        train_here(config, data.load(config.dataset), folder, Watching(), worker)
+        train_here(config, data.read(config), folder, Watching(), worker)
     return found
 
 
@@ -433,7 +433,7 @@ def _traffic(config: TrainConfig, worker: Worker, steps: int) -> tuple[float, fl
 
 def _ready(config: TrainConfig, worker: Worker) -> tuple[Strategy, TrainLoader]:
     """A strategy with fresh weights, and what feeds it."""
-    dataset = data.load(config.dataset)
+    dataset = data.read(config)
     torch.manual_seed(0)
     model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
     loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
@@ -489,6 +489,6 @@ def _train_apart(
 
 
 def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
-    dataset = data.load(config.dataset)
+    dataset = data.read(config)
     torch.manual_seed(0)
     return Evaluator(dataset, worker)(models.build(config, dataset.spec))

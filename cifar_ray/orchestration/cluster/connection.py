@@ -11,11 +11,10 @@ from types import ModuleType
 
 import ray
 
-from cifar_ray.config import servers
+from cifar_ray.config import imports, servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import local, ray_internals
 from cifar_ray.training import hardware
 
@@ -55,7 +54,7 @@ def connected(config: TrainConfig, models: Sequence[str] = ()) -> Iterator[Calla
         elif head:
             stack.enter_context(token())
             stack.callback(ray.shutdown)
-            _join(head, config, [] if _JOB in os.environ else own.to_ship(models))
+            _join(head, config, [] if _JOB in os.environ else imports.to_ship(models))
             yield str
         else:
             yield stack.enter_context(local.running(config))

@@ -112,10 +112,9 @@ def _check_room(folder: Folder, config: TrainConfig) -> None:
 
 def checkpoint_bytes(config: TrainConfig) -> int:
     """Size of a checkpoint on a disk: weights, buffers and the optimizer's moments."""
-    from cifar_ray import models
-    from cifar_ray.data import SPECS
+    from cifar_ray import data, models
 
-    model = models.outline(config, SPECS[config.dataset])
+    model = models.outline(config, data.spec(config))
     whole = sum(tensor.nbytes for tensor in model.state_dict().values())
     learned = sum(parameter.nbytes for parameter in model.parameters())
     moments = 2 if config.optimizer == "adamw" else int(bool(config.momentum))

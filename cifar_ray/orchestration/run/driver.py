@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
 
 from cifar_ray import data, tracking
-from cifar_ray.config import runfile
+from cifar_ray.config import imports, runfile
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, results, segments
@@ -57,9 +57,9 @@ def train(
     """
     begun = begun or time.time()
     heard = checked(callbacks)
-    own.refuse_while_importing()
+    imports.refuse_while_importing()
     if model is not None:
-        config = replace(config, model=own.path_of(model))
+        config = replace(config, model=imports.path_of(model))
     config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
@@ -69,7 +69,7 @@ def train(
         record = None
         try:
             with held:
-                dataset, data_s = _read(config, console)
+                config, dataset, data_s = _read(config, console)
                 with _allocated(config, folder, held, console) as (chosen, check, allocator):
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
@@ -109,7 +109,7 @@ def resume(
     """
     begun = begun or time.time()
     heard = checked(callbacks)
-    own.refuse_while_importing()
+    imports.refuse_while_importing()
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
@@ -128,7 +128,7 @@ def resume(
             console.line(note)
         before, kept = _existing(folder)
         config = _moved(before, changes)
-        dataset, data_s = _read(config, console)
+        config, dataset, data_s = _read(config, console)
         with _allocated(config, folder, held, console) as (chosen, check, allocator):
             if known.run_id:
                 record = RunRecord.reopen(client, chosen.config, known.run_id)
@@ -193,16 +193,16 @@ def _run(
     return result
 
 
-def _read(config: TrainConfig, console: Console) -> tuple[Dataset, float]:
-    """Load the data set; also return the seconds it took."""
+def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dataset, float]:
+    """Read the data set; the config with what was found in it, the data set, and the seconds it took."""
     begin = time.perf_counter()
-    if data.present(config.dataset, config.data_dir):
+    if is_own(config.dataset) or data.present(config.dataset, config.data_dir):
         console.doing(f"reading {config.dataset}")
-        dataset = data.load(config.dataset, config.data_dir)
+        dataset = data.read(config, partial(console.decoding, config.dataset))
     else:
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
-            dataset = data.load(config.dataset, config.data_dir)
-    return dataset, time.perf_counter() - begin
+            dataset = data.read(config)
+    return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 
 def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]:

@@ -22,7 +22,9 @@ SWEEP = "sweep.yaml"
 def new(config: TrainConfig) -> str:
     """A name that is readable, sortable, and unique to the millisecond."""
     moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**9 // 10**6:03d}"
-    return f"{config.model_name}-{config.dataset}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"
+    return (
+        f"{config.model_name}-{config.dataset_name}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"
+    )
 
 
 def check_free(above: Folder, name: str, store: str) -> None:

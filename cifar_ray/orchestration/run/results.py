@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from cifar_ray import data, storage, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import WhichCheckpoint
-from cifar_ray.data import SPECS, DatasetSpec, imagefiles
+from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.strategies.worker import Worker
@@ -135,7 +135,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     snapshot = found.snapshot
     model = classifier.restore(found.address, snapshot)
     config = snapshot.config
-    dataset = data.load(config.dataset, data_dir or config.data_dir).normalised(config.normalise)
+    dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
@@ -156,7 +156,7 @@ def predict(
     imagefiles.check(images)
     found = find_checkpoint(run, which, tracking_uri, note)
     snapshot = found.snapshot
-    spec, names = SPECS[snapshot.config.dataset], snapshot.class_names
+    spec, names = data.spec(snapshot.config), snapshot.class_names
     model = classifier.of(found.address, snapshot)
     scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
@@ -170,7 +170,7 @@ def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float
 
 
 def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
-    """Read image files as the input of a model of that data set: uint8, (N, 32, 32, 3).
+    """Read image files as the input of a model of that data set: uint8, (N, side, side, 3).
 
     One at a time, since a decoded photo takes tens of megabytes.
 

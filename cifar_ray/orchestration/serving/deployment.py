@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 import ray
 from ray import serve as ray_serve
 
+from cifar_ray import data
 from cifar_ray.config import ports
 from cifar_ray.config.cluster_commands import ServeCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import DatasetSpec
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.run import results
@@ -53,13 +55,13 @@ def serve(command: ServeCommand, note: results.Note) -> None:
     joined = connection.address(config) is not None
     with signals(), Console() as console:
         console.doing(f"reading the model of {command.run}")
-        served, model = _load(command, note)
+        served, spec, model = _load(command, note)
         console.doing(connection.note(config))
         with connected(config, console.line, models=[served.model]) as check:
             head = _check_cluster(command)
             console.doing("starting Ray Serve")
             deployment = Endpoint.options(num_replicas=command.replicas)  # type: ignore[attr-defined]
-            application = deployment.bind(served, [ray.put(model)])
+            application = deployment.bind(served, spec, [ray.put(model)])
             with _running(application, command, check):
                 for line in _instructions(served, command, head if joined else None):
                     console.line(line)
@@ -72,23 +74,22 @@ def serve(command: ServeCommand, note: results.Note) -> None:
         console.line("ended; the model is not served any more")
 
 
-def _load(command: ServeCommand, note: results.Note) -> tuple[Served, classifier.Classifier]:
-    """Return the model and its description."""
+def _load(command: ServeCommand, note: results.Note) -> tuple[Served, DatasetSpec, classifier.Classifier]:
+    """Return the model with its description and that of its images."""
     found = results.find_checkpoint(command.run, command.checkpoint, command.tracking_uri, note)
     snapshot = found.snapshot
-    dataset = snapshot.config.dataset
     served = Served(
         run=found.run.name,
         run_id=found.run.run_id,
         model=snapshot.config.model,
-        dataset=dataset,
+        dataset=snapshot.config.dataset,
         checkpoint=found.address.rpartition("/")[2],
         step=snapshot.step,
         test_accuracy=snapshot.accuracy,
         weights_sha256=found.weights_sha256,
         classes=snapshot.class_names,
     )
-    return served, classifier.of(found.address, snapshot)
+    return served, data.spec(snapshot.config), classifier.of(found.address, snapshot)
 
 
 def _check_cluster(command: ServeCommand) -> str:

@@ -27,7 +27,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
 
-from cifar_ray.data import SPECS, imagefiles
+from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import results
 from cifar_ray.training import hardware
 from cifar_ray.training.classifier import Classifier
@@ -86,11 +86,11 @@ class Served:
 class Endpoint:
     """One replica, with a copy of the model on the CPU and one thread to compute with."""
 
-    def __init__(self, served: Served, model: Sequence[ObjectRef]) -> None:
+    def __init__(self, served: Served, spec: DatasetSpec, model: Sequence[ObjectRef]) -> None:
         hardware.set_threads(1)
         self._served = served
-        self._spec = SPECS[served.dataset]
         self._model: Classifier = ray.get(model[0])
+        self._spec = spec
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         self._bodies = Bodies()
 

@@ -38,7 +38,7 @@ class SweepRecorder:
         board: where they are displayed.
         client: MLflow's.
         record: the sweep's own MLflow run.
-        datasets: data sets by name.
+        datasets: data sets by ``dataset_key``.
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
     """
@@ -76,7 +76,7 @@ class SweepRecorder:
         trial.state = boards.RUNNING
         trial.session = RunSession(
             trial.config,
-            self.datasets[trial.config.dataset],
+            self.datasets[trial.config.dataset_key],
             trial.folder,
             self._open_record(trial, event.at),
             RunView(self.board, trial.index),
@@ -111,7 +111,7 @@ class SweepRecorder:
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.run_id)
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name}
-        dataset, folder = self.datasets[trial.config.dataset], trial.folder
+        dataset, folder = self.datasets[trial.config.dataset_key], trial.folder
         return RunRecord.create(
             self.client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
         )

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from cifar_ray import data, storage, tracking
+from cifar_ray.config import imports, topology
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.models import own
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
@@ -34,7 +34,7 @@ from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.training import hardware
+from cifar_ray.training import hardware, recipe
 
 _POLL_S = 0.1
 _LOCKS_AT_ONCE = 64
@@ -83,7 +83,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
             MLflow and can be resumed.
     """
     begun = begun or time.time()
-    own.refuse_while_importing()
+    imports.refuse_while_importing()
     trials = plan(sweeps.cells(config, draw(config)))
     refuse(config, trials)
     base = config.base
@@ -125,7 +125,7 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
         InterruptedRunError: as for :func:`sweep`.
     """
     begun = begun or time.time()
-    own.refuse_while_importing()
+    imports.refuse_while_importing()
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
     config, trials = read(known)
@@ -206,11 +206,18 @@ class _Sweep:
         return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
 
     def _load_data(self) -> dict[str, Dataset]:
+        """The data sets of the runs that wait, whose configs then have what was found in them."""
+        read: dict[tuple[object, ...], Dataset] = {}
         datasets: dict[str, Dataset] = {}
-        for name in dict.fromkeys(config.dataset for _, config in self._waiting()):
-            present = data.present(name, self._base.data_dir)
-            self._board.doing(f"{'reading' if present else 'downloading'} {name}")
-            datasets[name] = data.load(name, self._base.data_dir)
+        for trial, config in self._waiting():
+            name = config.dataset
+            which = (name, config.image_size, config.test_share)
+            if which not in read:
+                present = is_own(name) or data.present(name, self._base.data_dir)
+                self._board.doing(f"{'reading' if present else 'downloading'} {name}")
+                read[which] = data.read(config, partial(self._board.decoding, name))
+            trial.config = recipe.with_images(config, read[which])
+            datasets[trial.config.dataset_key] = read[which]
         return datasets
 
     def _waiting(self) -> list[tuple[Trial, ResolvedConfig]]:

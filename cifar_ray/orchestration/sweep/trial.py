@@ -58,7 +58,7 @@ def drive(cell: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str,
     Args:
         cell: ``index``, the trial's index in the sweep.
         specs: every trial's by its index.
-        datasets: data set name -> reference into Ray's object store.
+        datasets: ``dataset_key`` -> reference into Ray's object store.
         mailbox: the sweep's.
     """
     index = cell["index"]
@@ -76,7 +76,7 @@ def drive(cell: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str,
     handle(TrialStarted(begun))
     try:
         chosen = allocation.at_topology(config)
-        one = Attempt(chosen, datasets[config.dataset], spec.folder, Launch(begun, 0.0))
+        one = Attempt(chosen, datasets[config.dataset_key], spec.folder, Launch(begun, 0.0))
         outcome = attempt.run(one, handle, lambda: False)
         assert isinstance(outcome, Outcome), "trials are not asked to stop"
         finished = TrialFinished(outcome)

@@ -64,7 +64,7 @@ class Tuning:
 
     Args:
         specs: trials by their index in the sweep.
-        datasets: the data sets that they need, by name.
+        datasets: the data sets that they need, by ``dataset_key``.
         mailbox: the sweep's.
         folder: for Ray Tune's files, on this machine.
         at_once: trials at a time.

@@ -32,7 +32,10 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "train --model lenet",
             "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'lenet'",
         ),
-        ("train --dataset imagenet", "--dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
+        (
+            "train --dataset imagenet",
+            "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'imagenet'",
+        ),
         ("train --modle vit", "unknown flag --modle; did you mean --model?"),
         ("train vit", "unexpected word 'vit'"),
         ("train --epochs", "--epochs: expected one argument; `cifar-ray train --help` tells what it takes"),

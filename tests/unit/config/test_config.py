@@ -201,6 +201,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
+DATASETS = "cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION"
 TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got "
 
 
@@ -217,7 +218,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
         ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'lenet'"),
-        ({"dataset": "imagenet"}, "dataset must be cifar10, cifar100, mnist or digits, got 'imagenet'"),
+        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
         ({"experiment": " "}, "experiment must not be empty"),
@@ -280,8 +281,12 @@ def test_options_that_say_nothing_of_a_run() -> None:
         "max_staleness",
     }
     every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit", "model_options", "model_source"}
-    assert configs.options_of_others("vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
-    assert configs.options_of_others("vgg11", "gpipe") == every - {"micro_batches"}
+    every |= {"images", "image_size", "test_share"}
+    assert configs.options_of_others("mnist", "vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
+    assert configs.options_of_others("mnist", "vgg11", "gpipe") == every - {"micro_batches"}
+    assert configs.options_of_others("mine:load", "vgg11", "gpipe") == every - {"micro_batches", "images"}
+    of_folder = {"micro_batches", "images", "image_size", "test_share"}
+    assert configs.options_of_others("folder:mine", "vgg11", "gpipe") == every - of_folder
 
 
 @pytest.mark.parametrize(
@@ -329,12 +334,12 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
     assert params["lr"] == str(config.lr)
     assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
-        "run_name", *configs.options_of_others("vit", "reproducible")
+        "run_name", *configs.options_of_others("cifar10", "vit", "reproducible")
     }  # fmt: skip
 
 
 def fields_of_every_run() -> set[str]:
-    groups = {*configs.MODEL_OPTIONS.values(), *configs.STRATEGY_OPTIONS} - set(configs.SAME_WORK)
+    groups = {*configs.OWN_IMAGES, *configs.MODEL_OPTIONS.values(), *configs.STRATEGY_OPTIONS} - set(configs.SAME_WORK)
     return {field.name for field in fields(TrainConfig)} - groups - {"global_batch_size"}
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from cifar_ray import models
 from cifar_ray.config.train import ResNet50Options, ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import SPECS
-from cifar_ray.models import vit
+from cifar_ray.models import speednet, vit
 
 IMAGES = (torch.arange(2 * 3 * 32 * 32) % 251 / 251).view(2, 3, 32, 32)
 SMALL_VIT = ViTOptions(dim=48, depth=3, heads=3, dropout=0.2, stochastic_depth=0.5)
@@ -70,6 +70,8 @@ OPTIONS = [
 def test_layers_one_after_the_other_are_the_model(values: dict[str, object], training: bool) -> None:
     config = TrainConfig(**values)  # type: ignore[arg-type]
     model = build(**values).train(training)
+    if isinstance(model, speednet.Mirrored):  # outside training it looks twice
+        model.train()
     names = list(model.state_dict())
     layers = models.layers(config, model)
     torch.manual_seed(1)

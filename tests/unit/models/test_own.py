@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, runfile, sweepfile
+from cifar_ray.config import command_line, imports, runfile, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -38,7 +38,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "def build(image_size, channels, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))\n"
     )
-    own.source.cache_clear()
+    imports.source.cache_clear()
     yield file
     sys.modules.pop("mine", None)
 
@@ -147,7 +147,7 @@ def test_a_changed_source_is_refused(module: Path) -> None:
     assert recipe.resolve(config) == config
     module.write_text(module.read_text() + "# another\n")
     assert recipe.resolve(config) == config  # this process has the earlier one
-    own.source.cache_clear()
+    imports.source.cache_clear()
     with pytest.raises(ConfigError, match=r"model must be as the run began with it: .*mine\.py has changed since"):
         recipe.resolve(config)
     assert recipe.resolve(dataclasses.replace(config, model_source=None)).model_source != config.model_source
@@ -180,23 +180,23 @@ def test_layers_are_the_forward_pass() -> None:
 
 
 def test_a_function_has_the_path_that_finds_it() -> None:
-    assert own.load(own.path_of(nets.build)) is nets.build
-    assert own.load(own.path_of(nets.Whole)) is nets.Whole
+    assert imports.load(imports.path_of(nets.build), "model") is nets.build
+    assert imports.load(imports.path_of(nets.Whole), "model") is nets.Whole
     with pytest.raises(ConfigError, match="model must be a function at the top of a file"):
-        own.path_of(lambda image_size, channels, classes: nn.Identity())
+        imports.path_of(lambda image_size, channels, classes: nn.Identity())
 
 
 def test_modules_of_the_user_are_sent_and_installed_ones_are_not(module: Path) -> None:
-    sent = own.to_ship(["mine:build", "resnet", "torchvision.models:resnet18", f"{NETS}:build"])
+    sent = imports.to_ship(["mine:build", "resnet", "torchvision.models:resnet18", f"{NETS}:build"])
     assert [each.__name__ for each in sent] == ["mine", "tests"]
 
 
 def test_a_script_that_trains_while_it_is_imported_is_refused(module: Path) -> None:
     module.write_text(
-        "from cifar_ray.models import own\n"
+        "from cifar_ray.config import imports\n"
         "def build(image_size, channels, classes):\n"
         "    pass\n"
-        "own.refuse_while_importing()\n"
+        "imports.refuse_while_importing()\n"
     )
     assert refusal(model="mine:build") == (
         "--model must be in a file that can be imported without training: put its calls below `if __name__ == "

@@ -1,0 +1,159 @@
+"""Functions of the user's own, by ``MODULE:FUNCTION``: found, imported, and their files known again.
+
+A module is looked for in the working folder first, as ``python -m`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
+from cifar_ray.config.train import is_own
+
+_importing: list[str] = []
+
+
+@functools.cache
+def source(path: str, key: str) -> str:
+    """SHA-256 of the file that defines the function, as it was when this process first asked.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    return hashlib.sha256(file(path, key).read_bytes()).hexdigest()
+
+
+def load(path: str, key: str) -> Callable[..., Any]:
+    """The function ``path``, such as ``mypackage.nets:build``; ``key`` is the field that names it.
+
+    Raises:
+        ConfigError: when there is none that can be imported.
+    """
+    name, _, attribute = path.partition(":")
+    module = _module(name, key)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = suggestion(part, [known for known in dir(found) if not known.startswith("_")])
+            raise ConfigError(key, f"must name a function, and {name} has no {part}{near}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(key, f"must name a function, and {path} is {brief(found)}")
+    return found  # type: ignore[no-any-return]
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """The import path of a function, which workers import by it.
+
+    Raises:
+        ConfigError: when it has none: it lies in another function, or in a notebook.
+    """
+    name = getattr(function, "__module__", None)
+    attribute = getattr(function, "__qualname__", "<none>")
+    if name == "__main__":
+        name = _name_of_script()
+    if name is None or "<" in attribute:
+        what = brief(function)
+        raise ConfigError("model", f"must be a function at the top of a file that workers can import, got {what}")
+    return f"{name}:{attribute}"
+
+
+def refuse_while_importing() -> None:
+    """Refuse to train while a script is imported for its model.
+
+    Raises:
+        ConfigError: when it is.
+    """
+    if _importing:
+        raise ConfigError(
+            "model",
+            "must be in a file that can be imported without training: put its calls below `if __name__ == "
+            f'"__main__":` in {_importing[-1]}',
+        )
+
+
+def to_ship(models: Sequence[str]) -> list[ModuleType]:
+    """The top-level modules of the user's own among ``models``, without those that are installed.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in models if is_own(path))
+    found = [_module(name, "model") for name in tops]
+    return [module for module in found if not _is_installed(Path(str(module.__file__)))]
+
+
+def _module(name: str, key: str) -> ModuleType:
+    """The module ``name``, imported; the script that runs, where it is that one."""
+    if name == _name_of_script() and name not in sys.modules:
+        return sys.modules["__main__"]
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
+    try:
+        with _imports(name):
+            return importlib.import_module(name)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = "must name a module that can be imported"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise ConfigError(key, f"{what} here, in {here}: there is no {missing}") from None
+        raise ConfigError(key, f"{what}, and {name} fails: {told(error)}") from None
+
+
+def _name_of_script() -> str | None:
+    """The name by which workers import the script that runs; None when it is in no file."""
+    script = sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec is not None:  # by `python -m`
+        return str(spec.name)
+    return Path(file).stem if file else None
+
+
+@contextmanager
+def _imports(name: str) -> Iterator[None]:
+    _importing.append(name)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def file(path: str, key: str) -> Path:
+    """The file that defines the function or class ``path``, which another may have imported."""
+    name = path.partition(":")[0]
+    home = getattr(load(path, key), "__module__", None)
+    module = sys.modules[home] if home in sys.modules else _module(name, key)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ConfigError(key, f"must name a function in a Python file, and {path} is in none")
+    return Path(file)
+
+
+def told(error: BaseException) -> str:
+    """What has failed in the user's code, and where: the last place that is not in an installed library."""
+    text = " ".join(str(error).split())[: 2 * LONGEST]
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"
+    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    theirs = [place for place in places if place[0].is_file() and not _is_installed(place[0])]
+    file, line = (theirs or places)[-1]
+    return f"{type(error).__name__}: {text} ({file.name}, line {line})"
+
+
+def _is_installed(file: Path) -> bool:
+    folders = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
+    folders.append(Path(__file__).parents[1])
+    return any(folder.resolve() in file.resolve().parents for folder in folders)

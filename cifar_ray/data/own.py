@@ -1,0 +1,318 @@
+"""Data sets of the user's own: ``--dataset folder:PATH`` and ``--dataset MODULE:FUNCTION``.
+
+A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
+(or val/), or PATH/CLASS/... and a share that is kept for the test. Its images are decoded once, and kept as arrays
+beside the other data sets. A function returns ``(images, labels), (images, labels)``, for training and for the test,
+and may return the names of the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers
+(N,).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from filelock import FileLock
+
+from cifar_ray.config import files, imports
+from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.train import FOLDER, Images, TrainConfig
+from cifar_ray.data import imagefiles
+from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest, folder
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images that have been decoded, and that of all."""
+
+_TESTS = ("test", "val")
+_LAYOUT = 1  # of the decoded files; it changes when older ones would mean something else
+_CHUNK = 256  # images that a thread decodes before it reports
+_MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of a folder's images, with their labels."""
+
+    classes: tuple[str, ...]
+    train: tuple[tuple[str, int], ...]
+    test: tuple[tuple[str, int], ...]
+
+
+def absolute(dataset: str) -> str:
+    """``dataset`` independent of the working folder.
+
+    Raises:
+        ConfigError: when its ``~`` stands for nobody's home folder.
+    """
+    return f"{FOLDER}{_path(dataset)}" if dataset.startswith(FOLDER) else dataset
+
+
+def look(config: TrainConfig) -> Images:
+    """What there is, as far as it can be told without decoding an image.
+
+    Raises:
+        ConfigError: when it cannot be learned from; the sentence says why.
+    """
+    if config.dataset.startswith(FOLDER):
+        listing = _listing(_path(config.dataset), config.test_share)
+        return Images(len(listing.classes), len(listing.train), len(listing.test), config.image_size)
+    return described(_from_function(config.dataset))
+
+
+def described(dataset: Dataset) -> Images:
+    """What is in a data set that has been read."""
+    spec = dataset.spec
+    return Images(
+        spec.num_classes, spec.train_size, spec.test_size, spec.image_size, spec.mean, spec.std, dataset.digest
+    )
+
+
+def load(config: TrainConfig, progress: Progress) -> Dataset:
+    """Read the data set; a folder's images are decoded when they have not been, or have changed.
+
+    Raises:
+        ConfigError: when it cannot be read; the sentence names the file.
+    """
+    if not config.dataset.startswith(FOLDER):
+        return _from_function(config.dataset)
+    root = _path(config.dataset)
+    listing = _listing.__wrapped__(root, config.test_share)  # it may have changed since a first look
+    home = folder(config.data_dir) / "folders"
+    kept = home / f"{root.name}-{_key(root, listing, config.image_size)}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / f".{kept.name}.lock"):
+            if not kept.exists():
+                _decode(listing, root, config.image_size, kept, progress)
+    except OSError as error:
+        raise ConfigError(
+            "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
+        ) from None
+    splits = [
+        Split(*(np.load(kept / f"{half}_{what}.npy") for what in ("images", "labels"))) for half in ("train", "test")
+    ]
+    return _made(config.dataset, splits[0], splits[1], listing.classes)
+
+
+def _path(dataset: str) -> Path:
+    return files.absolute("dataset", dataset.removeprefix(FOLDER))
+
+
+@functools.cache
+def _listing(root: Path, test_share: float) -> _Listing:
+    """The files of a folder, in the order of their names.
+
+    Raises:
+        ConfigError: when there is no such folder, or its classes or images do not do.
+    """
+    if not root.is_dir():
+        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
+    has_train = (root / "train").is_dir()
+    train = root / "train" if has_train else root
+    test = next((root / name for name in _TESTS if has_train and (root / name).is_dir()), None)
+    classes, every = _classes(train)
+    if len(classes) < 2:
+        raise ConfigError(
+            "dataset", f"must have a folder for each of at least two classes, and {train} has {len(classes)}"
+        )
+    if test is None:
+        if not test_share:
+            raise ConfigError(
+                "test_share",
+                f"must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
+            )
+        return _split(classes, every, test_share, train)
+    if test_share:
+        raise ConfigError("test_share", f"is for folders without test images, and there is {test}")
+    others, tests = _classes(test)
+    if others != classes:
+        odd = sorted(set(others) ^ set(classes))[0]
+        raise ConfigError(
+            "dataset", f"must have the same classes in {train.name}/ and {test.name}/ of {root}; {odd!r} is in one only"
+        )
+    return _Listing(classes, every, tests)
+
+
+def _classes(root: Path) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """The names of a folder's folders, and their image files with the numbers of these, in torchvision's order."""
+    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found: list[tuple[str, int]] = []
+    for label, name in enumerate(names):
+        there = sorted(
+            str(path)
+            for path in (root / name).rglob("*")
+            if path.suffix.lower() in imagefiles.SUFFIXES and not path.name.startswith(".") and path.is_file()
+        )
+        if not there:
+            kinds = ", ".join(imagefiles.SUFFIXES)
+            raise ConfigError("dataset", f"must have an image in every class, and {root / name} has none ({kinds})")
+        found += [(path, label) for path in there]
+    return tuple(names), tuple(found)
+
+
+def _split(classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: float, root: Path) -> _Listing:
+    """Of each class the same share for the test, drawn by the same seed in every run."""
+    from cifar_ray.data import order
+
+    train: list[tuple[str, int]] = []
+    test: list[tuple[str, int]] = []
+    for label, name in enumerate(classes):
+        own = [one for one in every if one[1] == label]
+        count = max(round(share * len(own)), 1)
+        if count == len(own):
+            raise ConfigError(
+                "test_share", f"must leave an image of every class to learn from, and {root / name} has {len(own)}"
+            )
+        drawn = set(order.permutation(seed=0, epoch=label, size=len(own))[:count].tolist())
+        train += [one for index, one in enumerate(own) if index not in drawn]
+        test += [one for index, one in enumerate(own) if index in drawn]
+    return _Listing(classes, tuple(train), tuple(test))
+
+
+def _key(root: Path, listing: _Listing, image_size: int) -> str:
+    """What the decoded images depend on: the files, their sizes and times, and how they are decoded."""
+    state = hashlib.sha256(json.dumps([_LAYOUT, image_size, str(root), listing.classes]).encode())
+    for half in (listing.train, listing.test):
+        for path, label in half:
+            stat = Path(path).stat()
+            state.update(f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        state.update(b"\n")
+    return state.hexdigest()[:16]
+
+
+def _decode(listing: _Listing, root: Path, image_size: int, kept: Path, progress: Progress) -> None:
+    """Write both halves' images and labels to the folder ``kept``, which appears whole or not at all."""
+    total = len(listing.train) + len(listing.test)
+    needed, free = total * image_size**2 * 3, psutil.virtual_memory().available
+    if needed > _MEMORY * free:
+        raise ConfigError(
+            "image_size",
+            f"must be smaller for {root}: its {total:,} images of {image_size}x{image_size} pixels take "
+            f"{needed / 2**30:.1f} GiB, and {_MEMORY * free / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
+    partial = kept.with_name(f".{kept.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    done = 0
+    try:
+        for half, listed in (("train", listing.train), ("test", listing.test)):
+            shape = (len(listed), image_size, image_size, 3)
+            images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
+
+            def decode(start: int, listed: Sequence[tuple[str, int]] = listed, images: Any = images) -> int:
+                part = listed[start : start + _CHUNK]
+                for index, (path, _) in enumerate(part, start):
+                    with imagefiles.named(Path(path)):
+                        images[index] = imagefiles.cropped(imagefiles.read(Path(path), image_size), image_size)
+                return len(part)
+
+            with ThreadPoolExecutor() as pool:
+                for count in pool.map(decode, range(0, len(listed), _CHUNK)):
+                    progress(done := done + count, total)
+            images.flush()
+            np.save(partial / f"{half}_labels.npy", np.array([label for _, label in listed], dtype=np.int64))
+        partial.rename(kept)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@functools.cache
+def _from_function(path: str) -> Dataset:
+    """What the user's function returns, once in a process.
+
+    Raises:
+        ConfigError: when it fails, or returns something else.
+    """
+    function = imports.load(path, "dataset")
+    try:
+        returned = function()
+    except Exception as error:
+        raise ConfigError("dataset", f"must return arrays, and {path} fails: {imports.told(error)}") from None
+    wanted = f"must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns"
+    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
+        raise ConfigError("dataset", f"{wanted} {brief(returned)}")
+    train, test = (_array_split(path, half, name) for half, name in zip(returned, ("training", "test"), strict=False))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise ConfigError(
+            "dataset", f"must return images of one size, and those of {path} differ between training and test"
+        )
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    names = tuple(map(str, returned[2])) if len(returned) == 3 else tuple(map(str, range(classes)))
+    if min(train.labels.min(), test.labels.min()) < 0 or len(names) < max(classes, 2):
+        raise ConfigError(
+            "dataset",
+            f"must have labels from 0, one for each of at least two classes; those of {path} are "
+            f"{int(train.labels.min())} to {classes - 1}, and there are {len(names)} names",
+        )
+    return _made(path, train, test, names)
+
+
+def _array_split(path: str, half: Any, name: str) -> Split:
+    """One half of what a function returned, as the loader takes it."""
+    try:
+        images, labels = (np.asarray(each) for each in half)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "dataset", f"must return (images, labels) for {name}, and {path} returns {brief(half)}"
+        ) from None
+    if images.ndim == 3:
+        images = np.repeat(images[..., None], 3, axis=3)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
+        raise ConfigError(
+            "dataset",
+            f"must return uint8 images (N, side, side, 3) or (N, side, side), and the {name} images of {path} are "
+            f"{images.dtype} {images.shape}",
+        )
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
+        raise ConfigError(
+            "dataset",
+            f"must return a whole number for each image, and the {name} labels of {path} are {labels.dtype} "
+            f"{labels.shape} for {len(images)} images",
+        )
+    return Split(np.ascontiguousarray(images), labels.astype(np.int64))
+
+
+def _made(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> Dataset:
+    counts = np.zeros((3, 256), dtype=np.int64)
+    for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
+        for channel in range(3):
+            counts[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
+    values = np.arange(256) / 255
+    shares = counts / counts.sum(1, keepdims=True)
+    mean = shares @ values
+    std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
+    facts = Images(
+        len(classes),
+        len(train.labels),
+        len(test.labels),
+        train.images.shape[1],
+        tuple(round(float(value), 4) for value in mean),
+        tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
+    )
+    return Dataset(spec(name, facts), train, test, classes, digest(train, test))
+
+
+def spec(name: str, images: Images) -> DatasetSpec:
+    """The facts of a data set that has been looked at; its mean is 0 and its deviation 1 until all has been read."""
+    return DatasetSpec(
+        name,
+        images.classes,
+        images.train,
+        images.test,
+        tuple(images.mean) or (0.0, 0.0, 0.0),
+        tuple(images.std) or (1.0, 1.0, 1.0),
+        flip=True,
+        native_size=images.side,
+        image_size=images.side,
+        crop=True,
+    )

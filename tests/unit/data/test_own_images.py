@@ -1,0 +1,322 @@
+"""Data sets of the user's own: folders of images, and functions that return arrays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from cifar_ray import data
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import Images, ResolvedConfig, TrainConfig
+from cifar_ray.data import imagefiles, own
+from cifar_ray.training import recipe
+from tests.support.images import folder_of_digits
+
+COLOURS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own._listing.cache_clear()
+    own._from_function.cache_clear()
+    monkeypatch.setenv("CIFAR_RAY_DATA_DIR", str(tmp_path / "decoded"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """100 digits for training and 100 for the test."""
+    folder_of_digits(tmp_path / "images", 100)
+    return tmp_path / "images"
+
+
+def of(root: Path | str, **values: object) -> ResolvedConfig:
+    dataset = f"folder:{root}" if isinstance(root, Path) else root
+    return recipe.resolve(TrainConfig(**{"dataset": dataset, "batch_size": 2, "model": "simple_cnn", **values}))  # type: ignore[arg-type]
+
+
+def refusal(root: Path | str, **values: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        data.read(of(root, **values))
+    return refused.value.as_flag()
+
+
+def test_a_folder_gives_what_torchvisions_reader_gives(root: Path) -> None:
+    config = of(root, image_size=8)
+    found, theirs = data.read(config), ImageFolder(str(root / "train"))
+    assert found.class_names == tuple(theirs.classes)
+    assert found.train.labels.tolist() == theirs.targets
+    assert all(
+        np.array_equal(np.asarray(image), ours) for (image, _), ours in zip(theirs, found.train.images, strict=True)
+    )
+    assert (config.images.classes, config.images.train, config.images.test) == (10, 100, 100)
+    pixels = found.train.images.reshape(-1, 3) / 255
+    assert np.allclose(found.spec.mean, pixels.mean(0), atol=1e-4)
+    assert np.allclose(found.spec.std, pixels.std(0), atol=1e-4)
+
+
+def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -> None:
+    told: list[tuple[int, int]] = []
+    config = of(root)
+
+    def read() -> data.Dataset:
+        return data.read(config, lambda done, total: told.append((done, total)))
+
+    first = read()
+    assert told[-1] == (200, 200)
+    assert (read().digest, len(told)) == (first.digest, 2)
+    one = next(root.glob("train/0/*.png"))
+    one.write_bytes(next(root.glob("train/1/*.png")).read_bytes())
+    assert read().digest != first.digest
+    held = recipe.with_images(config, first)
+    with pytest.raises(
+        ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
+    ):
+        recipe.with_images(held, read())
+
+
+def test_what_was_found_is_part_of_the_run(root: Path) -> None:
+    config = of(root)
+    dataset = data.read(config)
+    found = recipe.with_images(config, dataset)
+    assert found.images == Images(10, 100, 100, 32, dataset.spec.mean, dataset.spec.std, dataset.digest)
+    assert data.spec(found) == dataset.spec
+    shutil.rmtree(root)  # workers, predictions and the server need no folder
+    again = recipe.resolve(runfile.from_mapping(runfile.to_mapping(found)))
+    assert again == found
+    assert runfile.params(found)["images.digest"] == dataset.digest
+    shown = recipe.command(found)
+    assert f"--dataset folder:{root}" in shown
+    assert "images." not in shown
+
+
+def test_a_share_is_kept_for_the_test_and_is_the_same_in_every_run(tmp_path: Path) -> None:
+    folder_of_digits(tmp_path / "some", 100, ("train",))
+    config = of(tmp_path / "some" / "train", test_share=0.2)
+    dataset = data.read(config)
+    per_class = np.bincount(dataset.train.labels) + np.bincount(dataset.test.labels)
+    assert np.bincount(dataset.test.labels).tolist() == [round(0.2 * count) for count in per_class]
+    assert data.read(replace(config, seed=1)).digest == dataset.digest
+    together = [image.tobytes() for split in (dataset.train, dataset.test) for image in split.images]
+    whole = ImageFolder(str(tmp_path / "some" / "train"))
+    assert sorted(together) == sorted(imagefiles.cropped(image, 32).tobytes() for image, _ in whole)
+
+
+def test_images_keep_their_shape_and_lose_the_margin(tmp_path: Path) -> None:
+    image = Image.new("RGB", (60, 20), "red")
+    image.paste("blue", (20, 0, 40, 20))
+    found = imagefiles.cropped(image, 32)
+    assert found.shape == (32, 32, 3)
+    assert (found[:, 1:-1] == (0, 0, 255)).all()
+
+
+def images_in(root: Path, made: dict[str, Image.Image], **options: object) -> None:
+    for half in ("train", "test"):
+        for name, image in made.items():
+            (root / half / name).mkdir(parents=True)
+            image.save(root / half / name / "1.png", **options)  # type: ignore[arg-type]
+
+
+def test_images_of_every_kind_become_three_channels(tmp_path: Path) -> None:
+    grey = Image.new("L", (9, 9), 200)
+    deep = Image.fromarray(np.full((9, 9), 200 << 8, dtype=np.uint16))
+    colours = {"a": grey, "b": grey.convert("P"), "c": grey.convert("1"), "d": grey.convert("RGBA"), "e": deep}
+    images_in(tmp_path, colours)
+    found = data.read(of(tmp_path)).train.images
+    assert found[0, 0, 0].tolist() == found[4, 0, 0].tolist() == [200, 200, 200]
+    for half in ("train", "test"):
+        Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(tmp_path / half / "a" / "1.png.jpg")
+        (tmp_path / half / "a" / "1.png").unlink()
+    red = data.read(of(tmp_path)).train.images[0, 16, 16]
+    assert red[0] > 200 > 50 > red[1]
+
+
+def test_a_photo_is_turned_as_its_camera_was(tmp_path: Path) -> None:
+    image = Image.new("RGB", (32, 32), "white")
+    image.paste("black", (0, 0, 32, 16))  # the upper half
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    images_in(tmp_path, {"a": image, "b": image}, exif=exif)
+    upright = data.read(of(tmp_path)).train.images[0]
+    assert (upright[:16].min(), upright[16:].max()) == (255, 0)
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        for name in names:
+            shutil.rmtree(root / name)
+
+    return change
+
+
+def emptied(root: Path) -> None:
+    for file in root.glob("train/3/*"):
+        file.unlink()
+
+
+def broken(root: Path) -> None:
+    (root / "train" / "3" / "broken.png").write_bytes(next(root.glob("train/3/*")).read_bytes()[:60])
+
+
+def one_class(root: Path) -> None:
+    without(*(f"{half}/{digit}" for half in ("train", "test") for digit in range(1, 10)))(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "values", "sentence"),
+    [
+        (
+            without("train", "test"),
+            {},
+            "--dataset must have a folder for each of at least two classes, and {root} has 0",
+        ),
+        (one_class, {}, "--dataset must have a folder for each of at least two classes, and {root}/train has 1"),
+        (
+            without("test"),
+            {},
+            "--test-share must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
+        ),
+        (without(), {"test_share": 0.2}, "--test-share is for folders without test images, and there is {root}/test"),
+        (
+            without("test/3"),
+            {},
+            "--dataset must have the same classes in train/ and test/ of {root}; '3' is in one only",
+        ),
+        (
+            emptied,
+            {},
+            "--dataset must have an image in every class, and {root}/train/3 has none (.bmp, .jpeg, .jpg, .pgm, .png, "
+            ".ppm, .tif, .tiff, .webp)",
+        ),
+        (broken, {}, "cannot read image {root}/train/3/broken.png: it is truncated or damaged"),
+        (without(), {"image_size": 16}, ""),
+        (
+            without(),
+            {"image_size": 16, "model": "vgg11"},
+            "--image-size must suit --model vgg11, which cannot take images of 16x16 pixels; 32 suits all",
+        ),
+        (without(), {"image_size": 10**5}, "--image-size must be smaller for {root}: its 200 images of 100000x100000"),
+    ],
+)
+def test_a_folder_that_cannot_be_learned_from_is_refused(
+    root: Path, change: Callable[[Path], None], values: dict[str, object], sentence: str
+) -> None:
+    change(root)
+    if not sentence:
+        assert data.read(of(root, **values)).train.images.shape == (100, 16, 16, 3)
+    else:
+        assert refusal(root, **values).startswith(sentence.format(root=root))
+
+
+def test_nothing_is_left_of_images_that_could_not_be_decoded(root: Path, tmp_path: Path) -> None:
+    broken(root)
+    assert "truncated" in refusal(root)
+    assert [path.suffix for path in (tmp_path / "decoded" / "folders").iterdir()] == [".lock"]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert refusal(nowhere) == f"--dataset must name a folder that is there, and there is no {nowhere}"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"dataset": "cifar"},
+            "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'cifar'",
+        ),
+        (
+            {"dataset": "folder:"},
+            "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'folder:'",
+        ),
+        ({"image_size": 64}, "--image-size is for --dataset folder:PATH only, and the data set is cifar10"),
+        (
+            {"dataset": "mine:load", "test_share": 0.2},
+            "--test-share is for --dataset folder:PATH only, and the data set is mine:load",
+        ),
+    ],
+)
+def test_what_is_for_other_data_sets_is_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig(**values)  # type: ignore[arg-type]
+    assert refused.value.as_flag() == sentence
+
+
+ARRAYS = """
+import numpy as np
+draw = np.random.default_rng(0)
+def half(count, shape=(16, 16), dtype="uint8"):
+    return draw.integers(0, 255, (count, *shape)).astype(dtype), np.arange(count) % 3
+"""
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module whose function returns an expression; gives its import path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    count = iter(range(9))
+
+    def write(returned: str) -> str:
+        name = f"arrays_{tmp_path.name}_{next(count)}".replace("-", "_")
+        (tmp_path / f"{name}.py").write_text(f"{ARRAYS}def load():\n    return {returned}\n")
+        return f"{name}:load"
+
+    return write
+
+
+def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str]) -> None:
+    config = of(arrays("half(12), half(6), ['cat', 'dog', 'owl']"))
+    dataset = data.read(config)
+    assert dataset.class_names == ("cat", "dog", "owl")
+    assert (dataset.train.images.shape, dataset.test.images.shape) == ((12, 16, 16, 3), (6, 16, 16, 3))
+    assert (config.images.side, config.dataset_name.partition(".")[2]) == (16, "load")
+    assert data.read(of(arrays("half(12), half(6)"))).class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("7", "must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns 7"),
+        ("1 / 0", "must return arrays, and {path} fails: ZeroDivisionError: division by zero ({file}, line "),
+        ("half(12), 5", "must return (images, labels) for test, and {path} returns 5"),
+        (
+            "half(12, dtype='float32'), half(6)",
+            "must return uint8 images (N, side, side, 3) or (N, side, side), and the training",
+        ),
+        (
+            "half(12, (16, 8)), half(6)",
+            "must return uint8 images (N, side, side, 3) or (N, side, side), and the training",
+        ),
+        (
+            "half(12), half(6, (8, 8))",
+            "must return images of one size, and those of {path} differ between training and test",
+        ),
+        (
+            "(half(12)[0], half(6)[1]), half(6)",
+            "must return a whole number for each image, and the training labels of {path} are",
+        ),
+        (
+            "half(12), half(6), ['cat', 'dog']",
+            "must have labels from 0, one for each of at least two classes; those of {path} are",
+        ),
+    ],
+)
+def test_what_a_function_may_not_return_is_refused(arrays: Callable[[str], str], returned: str, sentence: str) -> None:
+    path = arrays(returned)
+    assert refusal(path).startswith("--dataset " + sentence.format(path=path, file=path.partition(":")[0] + ".py"))
+
+
+def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal("nowhere:load") == (
+        f"--dataset must name a module that can be imported here, in {tmp_path}: there is no nowhere"
+    )
