@@ -100,7 +100,9 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     values, rest = parser(kind, program, {}).parse_known_intermixed_args(words)
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
-        known = [flag_of(key) for key, hint in schema.flat_types(kind).items() if not _is_positional(hint)]
+        recorded = {field.name for field in dataclasses.fields(kind) if field.metadata.get("recorded")}
+        hints = {key: hint for key, hint in schema.flat_types(kind).items() if key.partition(".")[0] not in recorded}
+        known = [flag_of(key) for key, hint in hints.items() if not _is_positional(hint)]
         near = suggestion(flag, known).replace("'", "")
         raise ConfigError("", f"unknown flag {flag}{near}")
     if rest:

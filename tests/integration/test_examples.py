@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support.person import Person
+from tests.support.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHERS = {"aws-stack", "cluster-gcp", "cluster-onprem", "rayjob"}
@@ -130,3 +133,43 @@ def test_the_notebook(person: Person) -> None:
     pairs = re.findall(r"^[0-7] +(\d) +(\d)$", done.stdout, re.M)
     assert len(pairs) == 8
     assert sum(predicted == true for predicted, true in pairs) >= 4
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_newcomer_brings_a_model_and_images(person: Person) -> None:
+    """Every command of the page, as it stands there; the server listens where nobody else does."""
+    shutil.copytree(EXAMPLES / "bring_your_own", person.home, dirs_exist_ok=True)
+    page = (person.home / "README.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)
+    paths = f"{Path(sys.executable).parent}:{person.environment['PATH']}"
+    said = []
+    port = str(free_port())
+    for line in "".join(blocks).replace("8000", port).splitlines():
+        command = ["bash", "-c", line]
+        if line == "cifar-ray serve first":
+            with person.starts("serve", "first", "--port", port) as server:
+                server.until("ready at")
+                curl = re.search(r"(curl .*)", page)
+                assert curl is not None
+                command[-1] = curl[1].replace("8000", port)
+                answer = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=person.home)
+                server.kill(signal.SIGINT)
+                server.end()
+            said.append(json.loads(answer.stdout)["classes"][0]["class"])
+        elif not line.startswith("curl"):
+            environment = {**person.environment, "PATH": paths}
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=600, cwd=person.home, env=environment
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            said.append(done.stdout)
+    images, trained, swept, _, predicted, served = said
+    assert images == "1,797 images in images/\n"
+    assert served == "7"
+    accuracy = re.search(r"^test accuracy +([\d.]+)%", trained, flags=re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 85
+    assert re.search(r"^runs +4 finished$", swept, flags=re.MULTILINE)
+    assert predicted.count(".png: 3 ") > 0.8 * len(predicted.splitlines())
+    assert "model_options.width=8" in (person.home / "report" / "report.md").read_text()
