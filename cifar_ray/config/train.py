@@ -191,6 +191,7 @@ OWN_IMAGES = (*OF_FOLDER, "images")
 """Fields of TrainConfig that are for data sets of the user's own."""
 
 _EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
+_WHOLE_GRADIENT = (*_EXCHANGING, "local_sgd", "data_parallel", "reproducible")
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "bucket_cap_mb": ("ddp",),
     "comm_hook": ("ddp",),
@@ -204,10 +205,11 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "max_staleness": ("parameter_server",),
     "staleness_weighting": ("parameter_server",),
     "shards": ("reproducible",),
+    "clip_norm": _WHOLE_GRADIENT,
 }
 """Field of TrainConfig -> the strategies that it is for. What is not here is for every strategy."""
 
-SAME_WORK = ("accumulate", "sync_batchnorm")
+SAME_WORK = ("accumulate", "sync_batchnorm", "clip_norm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
@@ -302,6 +304,10 @@ class TrainConfig:
     weight_decay: NotNegative | None = None
     """Weight decay, but for biases and normalisation weights (speednet: its norms' biases, too); the model's own when
     not given."""
+
+    clip_norm: Positive | None = None
+    """Euclidean length to which a step's gradient over all weights is shortened where it is longer; not at all when not
+    given."""
 
     schedule: ScheduleName | None = None
     """Course of the learning rate after the warm-up; the model's own when not given."""
@@ -542,6 +548,7 @@ LEARNING = (
     "momentum",
     "nesterov",
     "weight_decay",
+    "clip_norm",
     "schedule",
     "warmup_epochs",
     "label_smoothing",

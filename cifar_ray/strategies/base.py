@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.strategies.gradients import gather, restore
+from cifar_ray.strategies.gradients import gather, numbered, restore
 from cifar_ray.strategies.protocol import Differs, StrategyContext
 
 
@@ -37,6 +37,8 @@ class Base:
         return config.batch_size
 
     def step(self) -> None:
+        if (longest := self.context.config.clip_norm) is not None:
+            nn.utils.clip_grad_norm_(numbered(self.optimizer), longest)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.context.mark("optimizer")

@@ -213,6 +213,30 @@ def test_a_step_is_split_and_one_worker_does_not_communicate(tmp_path: Path) -> 
         assert (times["communication"] < 0.01 * sum(times.values())) == (topology == "1x1")
 
 
+def test_a_long_gradient_is_shortened_to_the_length_asked_for(tmp_path: Path) -> None:
+    """One step of plain SGD with a learning rate of 1 moves all weights together by the gradient's length."""
+    plain: dict[str, object] = {"momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "warmup_epochs": 0.0}
+    plain |= {"lr": 1.0, "steps_per_epoch": 1, "precision": "fp32"}
+    moved = {}
+    for longest in (0.05, 100.0, None):
+        wanted = config("ddp", "1x1", clip_norm=longest, **plain)
+        after = weights(wanted, tmp_path / str(longest))
+        torch.manual_seed(wanted.seed)
+        before = models.build(wanted, SPECS["digits"]).state_dict()
+        moved[longest] = math.hypot(*(float((after[name] - before[name]).norm()) for name in before))
+    assert moved[0.05] == pytest.approx(0.05, rel=1e-3)
+    assert 0.05 < moved[100.0] == moved[None]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology"), [("ddp", "1x2"), ("gather_scatter", "1x2"), ("fsdp", "1x2"), ("reproducible", "2x2")]
+)
+def test_it_is_as_long_on_any_number_of_workers(strategy: str, topology: str, tmp_path: Path) -> None:
+    made = weights(config(strategy, topology, clip_norm=0.1), tmp_path)
+    assert difference(made, alone(clip_norm=0.1)) < CLOSE
+    assert difference(made, alone()) > 1000 * CLOSE
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_model_with_weights_that_do_not_learn_trains_as_with_all_reduce(strategy: str, tmp_path: Path) -> None:
     """Over six steps, of which the fifth draws the weights to their average."""
