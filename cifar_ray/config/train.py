@@ -41,6 +41,7 @@ StrategyName = Literal[
     "one_f_one_b",
     "model_parallel",
 ]
+AugmentName = Literal["none", "crop", "crop_flip"]
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "constant", "triangle"]
 WhichCheckpoint = Literal["last", "best"]
@@ -252,8 +253,9 @@ class TrainConfig:
     images: Images = field(default_factory=Images, metadata={"recorded": True})
     """What is in a data set of your own."""
 
-    augment: bool = True
-    """Random crop with 4 pixels of padding, and horizontal flip where the classes allow it."""
+    augment: AugmentName | None = None
+    """How training images vary: crop is a random crop after 4 pixels of padding, crop_flip also mirrors half of them;
+    when not given, crop_flip, but crop for mnist and digits, whose classes a mirror image does not show."""
 
     normalise: Literal["dataset", "half"] = "dataset"
     """Mean and standard deviation by which pixels are normalised: those of the training images, or 0.5 and 0.5."""
@@ -494,6 +496,7 @@ class TrainConfig:
 class ResolvedConfig(TrainConfig):
     """A run with the batch of each worker and the model's recipe filled in; ``recipe.resolve`` makes it."""
 
+    augment: AugmentName
     batch_size: Count
     optimizer: OptimizerName
     lr: Positive

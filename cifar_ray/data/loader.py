@@ -108,8 +108,9 @@ class TrainLoader:
         samples = torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
         images = self._images.index_select(0, shown)
-        if config.augment and len(shown):
-            images = augment.crop_and_flip(images, shown, config.seed, epoch, self._spec.flip, self._variation)
+        if config.augment != "none" and len(shown):
+            flip = config.augment == "crop_flip"
+            images = augment.crop_and_flip(images, shown, config.seed, epoch, flip, self._variation)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         return _Block(epoch, steps, images, self._labels[samples])
 

@@ -3,8 +3,8 @@
 Sources: Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (architecture, initial weights, recipe); Page
 2019, "How to Train Your ResNet" (whitening). The first convolution whitens 2x2 patches of the training images and
 stays as it is; three groups of two 3x3 convolutions follow, which begin as identities. Batch norms have no scale.
-Outside training, where a mirrored image still shows its class, the logits are the mean of those of the image and of its
-mirror image.
+Outside training, where training images are mirrored, the logits are the mean of those of the image and of its mirror
+image.
 
 The recipe is SGD whose step for a batch of 1,024 is that of the paper: its learning rate of 11.5 and weight decay of
 0.0153 are per 1,024 images of momentum-weighted, summed loss; here, for the mean loss, 1.5 and 0.00133. Biases of batch
@@ -81,7 +81,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
         layers += [_convolution(channels, width), nn.MaxPool2d(2), _norm(width), nn.GELU()]
         layers += [_convolution(width, width), _norm(width), nn.GELU()]
         channels = width
-    whole = Mirrored if spec.flip else nn.Sequential
+    whole = Mirrored if spec.flip and config.augment in (None, "crop_flip") else nn.Sequential
     return whole(
         *layers, nn.MaxPool2d(3), nn.Flatten(), nn.Linear(channels, spec.num_classes, bias=False), Scale(1 / 9)
     )

@@ -36,6 +36,12 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     recipe = _recipe(config)
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     given |= {name: value for name, value in recipe.items() if given[name] is None}
+    given["augment"] = config.augment or ("crop_flip" if spec.flip else "crop")
+    if given["augment"] == "crop_flip" and not spec.flip:
+        raise ConfigError(
+            "augment",
+            f"must be none or crop for {spec.name}, whose classes a mirror image does not show, got crop_flip",
+        )
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
     if is_own(config.model) and config.model_source is None:

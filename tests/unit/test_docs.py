@@ -67,7 +67,7 @@ def test_flags_exist(page: Path) -> None:
     modules = (commands, cluster_commands)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
     known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
-    known |= {"--help", "--no-augment", "--no-nesterov"}
+    known |= {"--help", "--no-nesterov", "--no-augment"}  # the last one is gone, as CHANGELOG.md says
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--data-binary"}  # curl's

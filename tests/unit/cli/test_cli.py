@@ -62,7 +62,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --resnet.blocks 1 x", "--resnet.blocks must be a whole number, got 'x'"),
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
         ("train --config a.yaml --epochs 1 --config=b.yaml", "--config may be given once"),
-        ("train --no-augment true", "unexpected word 'true'"),
+        ("train --no-nesterov true", "unexpected word 'true'"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
         ("ui --port 0", "--port must be from 1 to 65535, got 0"),
         (
@@ -190,11 +190,11 @@ def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "--model resnet --resnet.blocks 2 2 --no-augment --oversubscribe --lr 1e-3 --seed 3 --run-name a.b-c"
+    words = "--model resnet --resnet.blocks 2 2 --augment none --oversubscribe --lr 1e-3 --seed 3 --run-name a.b-c"
     config = parsed(words, monkeypatch)
     assert config.resnet.blocks == (2, 2)
     assert (config.augment, config.oversubscribe, config.lr, config.seed, config.run_name) == (
-        False,
+        "none",
         True,
         1e-3,
         3,

@@ -20,7 +20,7 @@ def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 3\nlr: 0.1\n")
     assert command_line.train(["--lr", "0.2", f"--config={file}"]) == (TrainRequest(TrainConfig(epochs=3, lr=0.2)))
-    assert command_line.train(["--no-augment"]).config == TrainConfig(augment=False)
+    assert command_line.train(["--augment", "none"]).config == TrainConfig(augment="none")
     assert command_line.train(["--json", "--quiet"]) == TrainRequest(TrainConfig(), json=True, quiet=True)
     assert command_line.config_file(["--epochs", "2", "--config", "a", "b"]) == ("a", ["--epochs", "2", "b"])
     with pytest.raises(ConfigError) as caught:

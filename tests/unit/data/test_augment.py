@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, order
 from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
@@ -115,7 +119,7 @@ def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset) -> None
 
 
 def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
-    config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment=False))
+    config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment="none"))
     (images, labels, _), *_ = TrainLoader(config, digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
     assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
@@ -130,3 +134,23 @@ def test_evaluation_batches_cover_the_test_set(digits: Dataset) -> None:
         for label in part.tolist()
     ]
     assert labels == digits.test.labels.tolist()
+
+
+def test_augmentation_by_name(digits: Dataset) -> None:
+    """crop and crop_flip differ by nothing but the mirror images, and digits are not mirrored."""
+    assert recipe.resolve(TrainConfig(dataset="digits")).augment == "crop"
+    with pytest.raises(ConfigError) as refused:
+        recipe.resolve(TrainConfig(dataset="digits", augment="crop_flip"))
+    assert refused.value.as_flag() == (
+        "--augment must be none or crop for digits, whose classes a mirror image does not show, got crop_flip"
+    )
+    config = recipe.resolve(TrainConfig(dataset="cifar10", batch_size=64))
+    assert config.augment == "crop_flip"
+    shown = {}
+    for name in ("crop", "crop_flip"):
+        loader = TrainLoader(replace(config, augment=name), digits, DataShard(), CPU)  # type: ignore[arg-type]
+        ((shown[name], _, _),) = loader.micro_batches(0, 0)
+    flipped = [torch.equal(one.flip(2), other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
+    same = [torch.equal(one, other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
+    assert all(one or other for one, other in zip(flipped, same, strict=True))
+    assert 16 < sum(flipped) < 48

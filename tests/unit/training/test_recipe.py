@@ -60,9 +60,9 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
         (
             {
                 "resnet": ResNetOptions((1, 3), 8), "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
-                "augment": False, "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
+                "augment": "none", "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
             },
-            "--dataset digits --no-augment --model resnet --resnet.blocks 1 3 --resnet.width 8 --epochs 10"
+            "--dataset digits --augment none --model resnet --resnet.blocks 1 3 --resnet.width 8 --epochs 10"
             " --seed 0 --batch-size 16 --accumulate 2 --topology 1x2",
         ),
         (
