@@ -13,8 +13,9 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def look(config: TrainConfig) -> Images:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
     if config.dataset.startswith(FOLDER):
-        listing = _listing(_path(config.dataset), config.test_share)
+        root = _path(config.dataset)
+        with _reading(root):
+            listing = _listing(root, config.test_share)
         return Images(len(listing.classes), len(listing.train), len(listing.test), config.image_size)
     return described(_from_function(config.dataset))
 
@@ -85,9 +88,11 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
     if not config.dataset.startswith(FOLDER):
         return _from_function(config.dataset)
     root = _path(config.dataset)
-    listing = _listing.__wrapped__(root, config.test_share)  # it may have changed since a first look
+    with _reading(root):
+        listing = _listing.__wrapped__(root, config.test_share)  # it may have changed since a first look
+        key = _key(root, listing, config.image_size)
     home = folder(config.data_dir) / "folders"
-    kept = home / f"{root.name}-{_key(root, listing, config.image_size)}"
+    kept = home / f"{root.name}-{key}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
@@ -105,6 +110,16 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
 
 def _path(dataset: str) -> Path:
     return files.absolute("dataset", dataset.removeprefix(FOLDER))
+
+
+@contextmanager
+def _reading(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            "dataset", f"must be a folder that can be read, and {error.filename or root} cannot be ({error.strerror})"
+        ) from None
 
 
 @functools.cache
