@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from filelock import FileLock
 
 from cifar_ray.config import files, imports
@@ -206,6 +205,8 @@ def _key(root: Path, listing: _Listing, image_size: int) -> str:
 
 def _decode(listing: _Listing, root: Path, image_size: int, kept: Path, progress: Progress) -> None:
     """Write both halves' images and labels to the folder ``kept``, which appears whole or not at all."""
+    import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
+
     total = len(listing.train) + len(listing.test)
     needed, free = total * image_size**2 * 3, psutil.virtual_memory().available
     if needed > _MEMORY * free:
