@@ -41,7 +41,7 @@ StrategyName = Literal[
     "one_f_one_b",
     "model_parallel",
 ]
-AugmentName = Literal["none", "crop", "crop_flip"]
+AugmentName = Literal["none", "crop", "crop_flip", "randaugment", "trivialaugment", "mixup", "cutmix"]
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "constant", "triangle"]
 WhichCheckpoint = Literal["last", "best"]
@@ -210,6 +210,9 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Field of TrainConfig -> the strategies that it is for. What is not here is for every strategy."""
 
+MIXING = ("mixup", "cutmix")
+"""Values of ``augment`` that mix images, and so labels."""
+
 SAME_WORK = ("accumulate", "sync_batchnorm", "clip_norm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
@@ -255,7 +258,8 @@ class TrainConfig:
 
     augment: AugmentName | None = None
     """How training images vary: crop is a random crop after 4 pixels of padding, crop_flip also mirrors half of them;
-    when not given, crop_flip, but crop for mnist and digits, whose classes a mirror image does not show."""
+    when not given, crop_flip, but crop for mnist and digits, whose classes a mirror image does not show. The others
+    come after that one: randaugment and trivialaugment change shapes and colours, mixup and cutmix mix two images."""
 
     normalise: Literal["dataset", "half"] = "dataset"
     """Mean and standard deviation by which pixels are normalised: those of the training images, or 0.5 and 0.5."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import augment, order
+from cifar_ray.config.train import MIXING, ResolvedConfig
+from cifar_ray.data import augment, mixing, order, policies
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensors
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
@@ -42,7 +42,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         images: normalised float32, shape (B, C, H, W).
-        labels: int64, shape (B,).
+        labels: int64, shape (B,); of mixed images, each class's share: float32, shape (B, num_classes).
         seed: of torch's generators while they do; it depends on the step and the micro-batch, not on what came before.
     """
 
@@ -52,7 +52,7 @@ class MicroBatch(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """One rank's shares of consecutive global batches: uint8 images (steps, B, H, W, C) and labels (steps, B)."""
+    """One rank's shares of consecutive global batches: uint8 images (steps, B, H, W, C) and labels (steps, B, ...)."""
 
     epoch: int
     steps: range
@@ -107,12 +107,30 @@ class TrainLoader:
         batches = [order.global_batch(permutation, each, config.images_per_step) for each in steps]
         samples = torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
-        images = self._images.index_select(0, shown)
-        if config.augment != "none" and len(shown):
-            flip = config.augment == "crop_flip"
-            images = augment.crop_and_flip(images, shown, config.seed, epoch, flip, self._variation)
+        images, labels = self._varied(shown, epoch), self._labels[samples.flatten()]
+        if config.augment in MIXING:
+            spec, each = self._spec, samples.flatten()
+            drawn = mixing.partners(each, config.seed, epoch, len(self._labels))
+            others = self._labels[drawn.samples]
+            labels = mixing.labels(labels, others, drawn, config.augment, spec.image_size, spec.num_classes)
+            if shard.images:
+                mix = mixing.mixup if config.augment == "mixup" else mixing.cutmix
+                images = mix(images, self._varied(drawn.samples, epoch), drawn)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
-        return _Block(epoch, steps, images, self._labels[samples])
+        return _Block(epoch, steps, images, labels.view(*samples.shape, *labels.shape[1:]))
+
+    def _varied(self, samples: Tensor, epoch: int) -> Tensor:
+        """Training images as an epoch shows them, before they are mixed."""
+        config, images = self._config, self._images.index_select(0, samples)
+        if config.augment == "none" or not len(samples):
+            return images
+        flip = config.augment != "crop" and self._spec.flip
+        images = augment.crop_and_flip(images, samples, config.seed, epoch, flip, self._variation)
+        if config.augment == "randaugment":
+            return policies.rand_augment(images, samples, config.seed, epoch)
+        if config.augment == "trivialaugment":
+            return policies.trivial_augment(images, samples, config.seed, epoch)
+        return images
 
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""

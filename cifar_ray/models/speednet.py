@@ -81,7 +81,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
         layers += [_convolution(channels, width), nn.MaxPool2d(2), _norm(width), nn.GELU()]
         layers += [_convolution(width, width), _norm(width), nn.GELU()]
         channels = width
-    whole = Mirrored if spec.flip and config.augment in (None, "crop_flip") else nn.Sequential
+    whole = Mirrored if spec.flip and config.augment not in ("none", "crop") else nn.Sequential
     return whole(
         *layers, nn.MaxPool2d(3), nn.Flatten(), nn.Linear(channels, spec.num_classes, bias=False), Scale(1 / 9)
     )

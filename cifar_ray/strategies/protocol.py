@@ -26,7 +26,7 @@ class StrategyContext:
         worker: this worker; the process group is up when there are several workers.
         model: initialised alike on every rank, on the device, in training mode.
         make_optimizer: makes the configured optimizer for a model that has the same parameters in the same order.
-        criterion: mean loss of logits (B, num_classes) and labels (B,).
+        criterion: mean loss of logits (B, num_classes) and a micro-batch's labels.
         mark: ``mark(part)`` says that the time since the last mark was spent on this part of a step:
             ``data``, ``forward``, ``backward``, ``communication`` or ``optimizer``.
         server: the parameter server, for the strategy that has one.

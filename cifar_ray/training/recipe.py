@@ -14,7 +14,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import FOLDER, STRATEGY_OPTIONS, ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.train import FOLDER, STRATEGY_OPTIONS, AugmentName, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset, DatasetSpec, order
 
 LONGEST_WARMUP = 0.25
@@ -38,9 +38,10 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     given |= {name: value for name, value in recipe.items() if given[name] is None}
     given["augment"] = config.augment or ("crop_flip" if spec.flip else "crop")
     if given["augment"] == "crop_flip" and not spec.flip:
+        others = errors.one_of([name for name in typing.get_args(AugmentName) if name != "crop_flip"])
         raise ConfigError(
             "augment",
-            f"must be none or crop for {spec.name}, whose classes a mirror image does not show, got crop_flip",
+            f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}

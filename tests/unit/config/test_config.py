@@ -212,7 +212,10 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
         ({"lr": 0.0}, "lr must be more than 0, got 0.0"),
         ({"lr": "1e-3"}, "lr must be a finite number, got '1e-3'"),
-        ({"augment": "false"}, "augment must be none, crop or crop_flip, got 'false'"),
+        (
+            {"augment": "false"},
+            "augment must be none, crop, crop_flip, randaugment, trivialaugment, mixup or cutmix, got 'false'",
+        ),
         ({"nesterov": "false"}, "nesterov must be true or false, got 'false'"),
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import typing
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import AugmentName, ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, order
-from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
+from cifar_ray.data.loader import DataShard, MicroBatch, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
 CPU = torch.device("cpu")
@@ -98,24 +99,28 @@ def test_normalised_images_are_channels_last_and_standardised() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def micro_batches(config: TrainConfig, dataset: Dataset, world_size: int, step: int) -> list[torch.Tensor]:
+def micro_batches(config: ResolvedConfig, dataset: Dataset, world_size: int, step: int) -> list[MicroBatch]:
     loaders = [
         TrainLoader(config, dataset, DataShard(rank, world_size, config.accumulate), CPU) for rank in range(world_size)
     ]
-    return [micro_batch.images for loader in loaders for micro_batch in loader.micro_batches(epoch=1, step=step)]
+    return [micro_batch for loader in loaders for micro_batch in loader.micro_batches(epoch=1, step=step)]
 
 
-def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset) -> None:
+@pytest.mark.parametrize("name", typing.get_args(AugmentName))
+def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset, name: AugmentName) -> None:
+    mirrored = replace(digits, spec=replace(digits.spec, flip=True))
     reference = None
     for topology, accumulate in (("1x1", 1), ("1x2", 1), ("2x2", 1), ("1x1", 4), ("1x2", 2)):
         config = recipe.resolve(
-            TrainConfig(dataset="digits", global_batch_size=64, topology=topology, accumulate=accumulate)
+            TrainConfig(
+                dataset="digits", global_batch_size=64, topology=topology, accumulate=accumulate, steps_per_epoch=3
+            )
         )
-        parts = micro_batches(config, digits, config.world_size, step=2)
-        assert {len(part) for part in parts} == {64 // config.world_size // accumulate}
-        whole = torch.cat(parts)
+        parts = micro_batches(replace(config, augment=name), mirrored, config.world_size, step=2)
+        assert {len(part.images) for part in parts} == {64 // config.world_size // accumulate}
+        whole = [torch.cat(each) for each in list(zip(*parts, strict=True))[:2]]
         reference = whole if reference is None else reference
-        assert torch.equal(whole, reference)
+        assert all(torch.equal(mine, other) for mine, other in zip(whole, reference, strict=True))
 
 
 def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
@@ -142,13 +147,15 @@ def test_augmentation_by_name(digits: Dataset) -> None:
     with pytest.raises(ConfigError) as refused:
         recipe.resolve(TrainConfig(dataset="digits", augment="crop_flip"))
     assert refused.value.as_flag() == (
-        "--augment must be none or crop for digits, whose classes a mirror image does not show, got crop_flip"
+        "--augment must be none, crop, randaugment, trivialaugment, mixup or cutmix for digits, whose classes a mirror "
+        "image does not show, got crop_flip"
     )
     config = recipe.resolve(TrainConfig(dataset="cifar10", batch_size=64))
     assert config.augment == "crop_flip"
     shown = {}
+    mirrored = replace(digits, spec=replace(digits.spec, flip=True))
     for name in ("crop", "crop_flip"):
-        loader = TrainLoader(replace(config, augment=name), digits, DataShard(), CPU)  # type: ignore[arg-type]
+        loader = TrainLoader(replace(config, augment=name), mirrored, DataShard(), CPU)  # type: ignore[arg-type]
         ((shown[name], _, _),) = loader.micro_batches(0, 0)
     flipped = [torch.equal(one.flip(2), other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
     same = [torch.equal(one, other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]

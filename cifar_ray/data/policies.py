@@ -1,0 +1,104 @@
+"""RandAugment and TrivialAugment: operations on shape and colour, drawn for each sample from (seed, epoch, sample).
+
+The operations are torchvision's, with its magnitudes. Samples that drew the same one go through it together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from cifar_ray.data import order
+
+_LEVELS = 31
+_LEVEL = 9
+"""RandAugment's, of 0 to 30."""
+_DRAWS = 0x52414E44  # a word that no other draw has
+
+
+class _Operation(NamedTuple):
+    """``apply(images, magnitude)``, with the strongest magnitude in RandAugment and in TrivialAugment.
+
+    A signed one goes either way by chance.
+    """
+
+    apply: Callable[[Tensor, float], Tensor]
+    mild: float = 1.0
+    wide: float = 1.0
+    signed: bool = False
+
+
+def rand_augment(images: Tensor, samples: Tensor, seed: int, epoch: int) -> Tensor:
+    """Two operations for each image, of 14, at level 9 of 30 (Cubuk et al. 2020, with torchvision's defaults).
+
+    Args:
+        images: uint8, shape (B, H, W, C).
+        samples: index of each image in its data set; int64, shape (B,), on the images' device.
+        seed: the run's seed.
+        epoch: the epoch, from 0.
+
+    Returns:
+        uint8, shape (B, H, W, C).
+    """
+    for turn in range(2):
+        images = _apply(images, order.hash64(seed, epoch, samples, _DRAWS + turn), wide=False)
+    return images
+
+
+def trivial_augment(images: Tensor, samples: Tensor, seed: int, epoch: int) -> Tensor:
+    """One operation for each image, of 14, at any of 31 levels (Mueller and Hutter 2021, the wide space).
+
+    Arguments and result are those of :func:`rand_augment`.
+    """
+    return _apply(images, order.hash64(seed, epoch, samples, _DRAWS), wide=True)
+
+
+def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:
+    operations = _operations(images.shape[1])
+    kinds, levels, signs = ((hashed >> shift) & 0xFFFFF for shift in (0, 20, 40))
+    levels = levels % _LEVELS if wide else torch.full_like(levels, _LEVEL)
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, drawn in enumerate(torch.stack([kinds % len(operations), levels, signs % 2], 1).tolist()):
+        groups[tuple(drawn)].append(place)
+    changed = images.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+    for (kind, level, sign), places in groups.items():
+        apply, mild, strong, signed = operations[kind]
+        magnitude = (strong if wide else mild) * level / (_LEVELS - 1)
+        drew = torch.tensor(places, device=images.device)
+        changed[drew] = apply(changed[drew], -magnitude if signed and sign else magnitude)
+    return changed.permute(0, 2, 3, 1).contiguous()
+
+
+def _operations(side: int) -> list[_Operation]:
+    """For images of ``side`` pixels."""
+    return [
+        _Operation(lambda images, _: images),
+        _Operation(lambda images, by: _sheared(images, [by, 0.0]), 0.3, 0.99, signed=True),
+        _Operation(lambda images, by: _sheared(images, [0.0, by]), 0.3, 0.99, signed=True),
+        _Operation(lambda images, by: _moved(images, [int(by), 0]), 150 / 331 * side, 32.0, signed=True),
+        _Operation(lambda images, by: _moved(images, [0, int(by)]), 150 / 331 * side, 32.0, signed=True),
+        _Operation(F.rotate, 30.0, 135.0, signed=True),
+        _Operation(lambda images, by: F.adjust_brightness(images, 1 + by), 0.9, 0.99, signed=True),
+        _Operation(lambda images, by: F.adjust_saturation(images, 1 + by), 0.9, 0.99, signed=True),
+        _Operation(lambda images, by: F.adjust_contrast(images, 1 + by), 0.9, 0.99, signed=True),
+        _Operation(lambda images, by: F.adjust_sharpness(images, 1 + by), 0.9, 0.99, signed=True),
+        _Operation(lambda images, lost: F.posterize(images, 8 - round(lost)), 4.0, 6.0),
+        _Operation(lambda images, by: F.solarize(images, 255 * (1 - by))),
+        _Operation(lambda images, _: F.autocontrast(images)),
+        _Operation(lambda images, _: F.equalize(images)),
+    ]
+
+
+def _sheared(images: Tensor, by: list[float]) -> Tensor:
+    degrees = [math.degrees(math.atan(each)) for each in by]
+    return F.affine(images, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
+
+
+def _moved(images: Tensor, by: list[int]) -> Tensor:
+    return F.affine(images, angle=0.0, translate=by, scale=1.0, shear=[0.0, 0.0])
