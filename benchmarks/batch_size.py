@@ -100,7 +100,8 @@ def main() -> None:
     found = rows(runs, given)
     title = "Accuracy on CIFAR-10 with larger batches and more workers"
     raw = {"accuracies": runs, "commits": sorted(commits | {record.commit()})}
-    record.save("batch_size", title, found, raw, dry=given.dry)
+    of = "" if given.models == list(EPOCHS) else f"_{'_'.join(given.models)}"
+    record.save(f"batch_size{of}", title, found, raw, dry=given.dry)
 
 
 if __name__ == "__main__":

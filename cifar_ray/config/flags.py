@@ -28,7 +28,7 @@ _SWITCH = "switch"
 Switch = Annotated[bool, _SWITCH]
 """The type of a field that no config file has, so that nothing needs a ``--no-`` flag to be undone."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
-_WIDEST, _COLUMN = 100, 32  # characters: lines that are easy to read; where every explanation starts
+_WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where every explanation starts
 
 
 class Parser(argparse.ArgumentParser):
@@ -187,7 +187,9 @@ def _is_positional(hint: Any) -> bool:
 
 
 def _metadata(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
+    """What an annotation, or the one that is not None of two, carries."""
+    every = (hint, *typing.get_args(hint))
+    return next((found for each in every if (found := getattr(each, "__metadata__", ()))), ())
 
 
 def _is_list(hint: Any) -> bool:

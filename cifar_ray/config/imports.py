@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
-from cifar_ray.config.train import is_own
+from cifar_ray.config.train import OF_OWN, TrainConfig, is_own
 
 _importing: list[str] = []
 
@@ -82,13 +82,32 @@ def refuse_while_importing() -> None:
         )
 
 
-def to_ship(models: Sequence[str]) -> list[ModuleType]:
-    """The top-level modules of the user's own among ``models``, without those that are installed.
+def check_source(config: TrainConfig, key: str) -> None:
+    """Refuse a function whose file is no longer the one that the run began with; ``key`` is the field that names it.
+
+    Raises:
+        ConfigError: when it is not, and as :func:`load`.
+    """
+    path = getattr(config, key)
+    if getattr(config, f"{key}_source") not in (None, source(path, key)):
+        where = file(path, key)
+        raise ConfigError(
+            key, f"must be as the run began with it: {where} has changed since; undo that, or begin a new run"
+        )
+
+
+def functions(config: TrainConfig) -> list[str]:
+    """The import paths of the user's own that workers import."""
+    return [path for key in OF_OWN if is_own(path := getattr(config, key))]
+
+
+def to_ship(paths: Sequence[str]) -> list[ModuleType]:
+    """The top-level modules of the functions ``paths``, without those that are installed.
 
     Raises:
         ConfigError: as :func:`load`.
     """
-    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in models if is_own(path))
+    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths if is_own(path))
     found = [_module(name, "model") for name in tops]
     return [module for module in found if not _is_installed(Path(str(module.__file__)))]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig, options_of_others
+from cifar_ray.config.train import CHOICES, ResolvedConfig, TrainConfig, options_of_others
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -112,7 +112,7 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other models and strategies."""
-    others = options_of_others(config.dataset, config.model, config.strategy)
+    others = options_of_others(*(getattr(config, name) for name in CHOICES))
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 

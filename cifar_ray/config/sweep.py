@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import STRICT, Count, plainly
-from cifar_ray.config.train import Name, TrainConfig, options_of_others
+from cifar_ray.config.train import CHOICES, Name, TrainConfig, options_of_others
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
@@ -200,7 +200,7 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
-    chosen = [flat.get(name, getattr(TrainConfig, name)) for name in ("dataset", "model", "strategy")]
+    chosen = [flat.get(name, getattr(TrainConfig, name)) for name in CHOICES]
     others = options_of_others(*chosen)
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}

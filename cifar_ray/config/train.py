@@ -62,11 +62,16 @@ def _name(text: str) -> str:
     return text
 
 
-def _model(text: str) -> str:
-    known = typing.get_args(ModelName)
-    if text not in known and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
-        raise ValueError(f"must be {', '.join(known)} or MODULE:FUNCTION, got {errors.brief(text)}")
-    return text
+def _or_own(names: Any) -> AfterValidator:
+    """One of ``names``, or a function of the user's own."""
+    known = typing.get_args(names)
+
+    def check(text: str) -> str:
+        if text not in known and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+            raise ValueError(f"must be {', '.join(known)} or MODULE:FUNCTION, got {errors.brief(text)}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _dataset(text: str) -> str:
@@ -96,8 +101,10 @@ def _range(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_name)]
 DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
-ModelText = Annotated[str, AfterValidator(_model), ModelName]
-ModelOptions = Annotated[dict[str, Scalar], AfterValidator(_options)]
+ModelText = Annotated[str, _or_own(ModelName), ModelName]
+OptimizerText = Annotated[str, _or_own(OptimizerName), OptimizerName]
+ScheduleText = Annotated[str, _or_own(ScheduleName), ScheduleName]
+Options = Annotated[dict[str, Scalar], AfterValidator(_options)]
 TopologyText = Annotated[str, AfterValidator(_topology)]
 RangeText = Annotated[str, AfterValidator(_range)]
 
@@ -182,8 +189,12 @@ class ViTOptions:
 MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vit": "vit"}
 """Model name -> the field of TrainConfig that shapes it. Other models have no options."""
 
-OWN_MODEL = ("model_options", "model_source")
-"""Fields of TrainConfig that are for ``--model MODULE:FUNCTION``."""
+OF_OWN: dict[str, tuple[str, ...]] = {
+    "model": ("model_options", "model_source"),
+    "optimizer": ("optimizer_options", "optimizer_source"),
+    "schedule": ("schedule_source",),
+}
+"""Field of TrainConfig that may be MODULE:FUNCTION -> the fields that are for such a function."""
 
 OF_FOLDER = ("image_size", "test_share")
 """Fields of TrainConfig that are for ``--dataset folder:PATH``."""
@@ -217,15 +228,22 @@ SAME_WORK = ("accumulate", "sync_batchnorm", "clip_norm")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
-def is_own(name: str) -> bool:
-    """Whether ``--model`` or ``--dataset`` names one of the user's own, and none of this package."""
-    return ":" in name
+def is_own(name: str | None) -> bool:
+    """Whether a field names one of the user's own, and none of this package."""
+    return name is not None and ":" in name
 
 
-def options_of_others(dataset: str, model: str, strategy: str) -> set[str]:
-    """Fields of TrainConfig that say nothing of a run with this data set, model and strategy."""
+CHOICES = ("dataset", "model", "strategy", "optimizer", "schedule")
+"""Fields of TrainConfig that decide which other fields say something of a run."""
+
+
+def options_of_others(
+    dataset: str, model: str, strategy: str, optimizer: str | None = None, schedule: str | None = None
+) -> set[str]:
+    """Fields of TrainConfig that say nothing of a run with these :data:`CHOICES`."""
     models = {group for name, group in MODEL_OPTIONS.items() if name != model}
-    models |= set() if is_own(model) else set(OWN_MODEL)
+    for name, chosen in (("model", model), ("optimizer", optimizer), ("schedule", schedule)):
+        models |= set() if is_own(chosen) else set(OF_OWN[name])
     images = set() if is_own(dataset) else {"images"}
     images |= set() if dataset.startswith(FOLDER) else set(OF_FOLDER)
     strategies = {name for name, owners in STRATEGY_OPTIONS.items() if strategy not in owners} - set(SAME_WORK)
@@ -269,11 +287,11 @@ class TrainConfig:
     """Architecture: one of this package, or MODULE:FUNCTION, a function of your own that is called as
     build(image_size, channels, classes) and returns an nn.Module."""
 
-    model_options: ModelOptions = field(default_factory=dict)
+    model_options: Options = field(default_factory=dict)
     """Keyword arguments of that function: --model-options.depth 4."""
 
-    model_source: str | None = None
-    """SHA-256 of the file that defines that function; recorded when not given. A changed file is refused."""
+    model_source: str | None = field(default=None, metadata={"recorded": True})
+    """SHA-256 of the file that defines that function."""
 
     resnet: ResNetOptions = field(default_factory=ResNetOptions)
     """Shape of --model resnet."""
@@ -294,9 +312,17 @@ class TrainConfig:
     seed: Whole = 0
     """Start of every random choice: initial weights, order, augmentation, dropout."""
 
-    optimizer: OptimizerName | None = None
-    """Optimizer; the model's own when not given. What is not given below is the model's recipe for it; where it has
-    none, --lr and --weight-decay are needed."""
+    optimizer: OptimizerText | None = None
+    """Optimizer: sgd, adamw, or MODULE:FUNCTION, called as torch.optim's classes are, such as torch.optim:RMSprop; the
+    model's own when not given. What is not given below is the model's recipe for it; where it has none, --lr and
+    --weight-decay are needed."""
+
+    optimizer_options: Options = field(default_factory=dict)
+    """Keyword arguments of that function or class, beside parameters and learning rate: --optimizer-options.alpha
+    0.9."""
+
+    optimizer_source: str | None = field(default=None, metadata={"recorded": True})
+    """SHA-256 of the file that defines it."""
 
     lr: Positive | None = None
     """Peak learning rate at --base-batch images per step; the model's own when not given."""
@@ -315,8 +341,12 @@ class TrainConfig:
     """Euclidean length to which a step's gradient over all weights is shortened where it is longer; not at all when not
     given."""
 
-    schedule: ScheduleName | None = None
-    """Course of the learning rate after the warm-up; the model's own when not given."""
+    schedule: ScheduleText | None = None
+    """Course of the learning rate after the warm-up: one of these, or MODULE:FUNCTION, a function of the share of that
+    course which is done, from 0 to 1, that returns the share of the peak; the model's own when not given."""
+
+    schedule_source: str | None = field(default=None, metadata={"recorded": True})
+    """SHA-256 of the file that defines that function."""
 
     warmup_epochs: NotNegative | None = None
     """Epochs over which the learning rate rises linearly (from 0; a triangle from a fifth), --epochs at most; when not
@@ -502,11 +532,11 @@ class ResolvedConfig(TrainConfig):
 
     augment: AugmentName
     batch_size: Count
-    optimizer: OptimizerName
+    optimizer: OptimizerText
     lr: Positive
     momentum: Share
     weight_decay: NotNegative
-    schedule: ScheduleName
+    schedule: ScheduleText
     warmup_epochs: NotNegative
     label_smoothing: Share
     base_batch: Count
@@ -534,7 +564,7 @@ LEARNING = (
     "dataset",
     *OWN_IMAGES,
     "model",
-    *OWN_MODEL,
+    *OF_OWN["model"],
     *MODEL_OPTIONS.values(),
     "epochs",
     "images_per_step",
@@ -551,12 +581,14 @@ LEARNING = (
     "sync_batchnorm",
     "precision",
     "optimizer",
+    *OF_OWN["optimizer"],
     "lr",
     "momentum",
     "nesterov",
     "weight_decay",
     "clip_norm",
     "schedule",
+    *OF_OWN["schedule"],
     "warmup_epochs",
     "label_smoothing",
     "lr_scaling",
@@ -594,10 +626,12 @@ def _check_options(config: TrainConfig) -> None:
         for name in OF_FOLDER:
             if getattr(config, name) != getattr(TrainConfig, name):
                 raise ConfigError(name, f"is for --dataset {FOLDER}PATH only, and the data set is {config.dataset}")
-    if not is_own(config.model):
-        for name in OWN_MODEL:
-            if getattr(config, name):
-                raise ConfigError(name, f"is for --model MODULE:FUNCTION only, and the model is {config.model}")
+    for kind, options in OF_OWN.items():
+        chosen = getattr(config, kind)
+        given = [name for name in options if getattr(config, name)]
+        if given and not is_own(chosen):
+            now = chosen or "the model's own"
+            raise ConfigError(given[0], f"is for --{kind} MODULE:FUNCTION only, and the {kind} is {now}")
     for model, group in MODEL_OPTIONS.items():
         if config.model != model and getattr(config, group) != type(getattr(config, group))():
             raise ConfigError(group, f"options are for --model {model} only, and the model is {config.model}")

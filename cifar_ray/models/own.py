@@ -41,7 +41,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         ConfigError: when it cannot be called, fails, or returns no module, or when its file is no longer the one that
             the run began with.
     """
-    _check_source(config)
+    imports.check_source(config, "model")
     function = imports.load(config.model, "model")
     sizes = (spec.image_size, spec.channels, spec.num_classes)
     try:
@@ -67,7 +67,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
     Raises:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, classes).
     """
-    _check_source(config)
+    imports.check_source(config, "model")
     key = (config.model, config.model_source, spec, *sorted(config.model_options.items()))
     if key in _checked:
         return
@@ -97,14 +97,6 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
         given = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
         raise ConfigError("model", f"{wanted}, and {config.model} gives {given} for 2 images")
     _checked.add(key)
-
-
-def _check_source(config: TrainConfig) -> None:
-    if config.model_source not in (None, imports.source(config.model, "model")):
-        where = imports.file(config.model, "model")
-        raise ConfigError(
-            "model", f"must be as the run began with it: {where} has changed since; undo that, or begin a new run"
-        )
 
 
 def _layers(path: str, model: nn.Module) -> list[nn.Module]:

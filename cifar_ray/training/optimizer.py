@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.training import own
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 _TRIANGLE = (0.2, 0.07)
@@ -53,11 +54,13 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     vectors = [parameter for parameter in learning if parameter.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay}]
     if recipe is not None and recipe.norm_bias_lr != 1:
-        own = [module.bias for module in model.modules() if isinstance(module, _BatchNorm)]
-        vectors = [vector for vector in vectors if all(vector is not bias for bias in own)]
+        biases = [module.bias for module in model.modules() if isinstance(module, _BatchNorm)]
+        vectors = [vector for vector in vectors if all(vector is not bias for bias in biases)]
         decay = config.weight_decay / recipe.norm_bias_lr
-        groups.append({"params": own, "weight_decay": decay, "lr_factor": recipe.norm_bias_lr})
+        groups.append({"params": biases, "weight_decay": decay, "lr_factor": recipe.norm_bias_lr})
     groups.append({"params": vectors, "weight_decay": 0.0})
+    if is_own(config.optimizer):
+        return own.optimizer(config, groups)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
@@ -96,9 +99,9 @@ def _kept(done: int, total: int) -> float | None:
 def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
     """Learning rate of one step of a resolved config.
 
-    It rises linearly over the warm-up and then stays, or falls along half a cosine towards zero, which
-    it would reach one step after the last. A triangle begins its rise at 0.2 of the peak and falls linearly towards
-    0.07 of it. The peak follows the global batch as ``lr_scaling`` says.
+    It rises linearly over the warm-up and then stays, follows a function of the user's own, or falls along half a
+    cosine towards zero, which it would reach one step after the last. A triangle begins its rise at 0.2 of the peak and
+    falls linearly towards 0.07 of it. The peak follows the global batch as ``lr_scaling`` says.
 
     Args:
         config: a resolved config.
@@ -117,4 +120,7 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
         return peak * min((step + 1) / warmup, 1.0)
     if config.schedule == "constant":
         return peak
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+    done = (step - warmup) / max(total - warmup, 1)
+    if is_own(config.schedule):
+        return peak * own.course(config.schedule)(done)
+    return peak * 0.5 * (1 + math.cos(math.pi * done))

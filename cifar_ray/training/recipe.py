@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import typing
 import warnings
@@ -14,8 +15,10 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import FOLDER, STRATEGY_OPTIONS, AugmentName, ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.train import FOLDER, OF_OWN, STRATEGY_OPTIONS, AugmentName, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset, DatasetSpec, order
+from cifar_ray.models.architecture import Recipe
+from cifar_ray.training import optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
@@ -45,13 +48,15 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         )
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
-    if is_own(config.model) and config.model_source is None:
-        given["model_source"] = imports.source(config.model, "model")
+    for name in OF_OWN:
+        if is_own(given[name]) and getattr(config, f"{name}_source") is None:
+            given[f"{name}_source"] = imports.source(given[name], name)
     resolved = ResolvedConfig(**given)
     if is_own(config.model):
         models.own.check(resolved, spec)
     elif is_own(config.dataset):
         _check_side(resolved, spec)
+    own.check(resolved, functools.partial(optimizer.build, config=resolved))
     if resolved.images_per_step > spec.train_size:
         raise ConfigError(
             "batch_size" if config.global_batch_size is None else "global_batch_size",
@@ -94,7 +99,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
     """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
-    recipes = {recipe.optimizer: recipe for recipe in models.architecture(config.model).recipes}
+    recipes: dict[str, Recipe] = {recipe.optimizer: recipe for recipe in models.architecture(config.model).recipes}
     own = next(iter(recipes))
     chosen = config.optimizer or own
     if chosen not in recipes and (config.lr is None or config.weight_decay is None):
@@ -140,7 +145,13 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
 
 
 _ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
-_NEVER = (*runfile.WHERE, "device", "cpus_follow", "model_source", "images")  # the device is that of the machine
+_NEVER = (
+    *runfile.WHERE,
+    "device",
+    "cpus_follow",
+    "images",
+    *(f"{name}_source" for name in OF_OWN),
+)  # the device is that of the machine
 
 
 def command(config: ResolvedConfig) -> str:
@@ -164,10 +175,10 @@ def command(config: ResolvedConfig) -> str:
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
-        is_models = key.startswith("model_options.")
-        if key.partition(".")[0] in _NEVER or (key not in always and not is_models and value == defaults[key]):
+        is_option = key.startswith(("model_options.", "optimizer_options."))
+        if key.partition(".")[0] in _NEVER or (key not in always and not is_option and value == defaults[key]):
             continue
-        if isinstance(value, bool) and not is_models:
+        if isinstance(value, bool) and not is_option:
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
         elif value is not None:
             values = value if isinstance(value, list) else [value]

@@ -20,6 +20,7 @@ from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 NETS = "tests.support.nets"
+LEARNING = "tests.support.learning"
 WORDS = [
     "train",
     "--dataset",
@@ -31,6 +32,17 @@ WORDS = [
     "--batch-size",
     "32",
 ]
+WORDS += [
+    "--optimizer",
+    "torch.optim:RMSprop",
+    "--optimizer-options.alpha",
+    "0.9",
+    "--lr",
+    "1e-3",
+    "--weight-decay",
+    "0",
+]
+WORDS += ["--schedule", "mine:falling", "--augment", "mixup"]
 WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "--topology", "1x2"]
 
 
@@ -38,7 +50,7 @@ WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "-
 def mine(person: Person) -> Path:
     """The example's file in the person's working folder, and a folder of images."""
     file = person.home / "mine.py"
-    file.write_text(EXAMPLE.read_text())
+    file.write_text(f"{EXAMPLE.read_text()}\n\ndef falling(done):\n    return (1 - done) ** 2\n")
     folder_of_digits(person.home / "images")
     return file
 
@@ -53,7 +65,14 @@ def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_
     folder_of_digits(tmp_path / "images", 300)
     plain: dict[str, object] = {"dataset": f"folder:{tmp_path}/images", "data_dir": str(tmp_path / "decoded")}
     plain |= {"model": f"{NETS}:build", "model_options": {"width": 6}, "log_every": 1}
-    plain |= {"strategy": "reproducible", "epochs": 1, "precision": "fp32", "global_batch_size": 64}
+    plain |= {"optimizer": f"{LEARNING}:Lion", "lr": 1e-3, "weight_decay": 0.1, "schedule": f"{LEARNING}:falling"}
+    plain |= {
+        "augment": "cutmix",
+        "strategy": "reproducible",
+        "epochs": 1,
+        "precision": "fp32",
+        "global_batch_size": 64,
+    }
     for topology in ("1x1", "1x2", "2x2"):
         train_on_ranks(resolved(plain, topology=topology), tmp_path / topology)
     stopped = resolved(plain, topology="1x2", checkpoint_every=2)
@@ -101,7 +120,12 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
     person.succeeds("resume", "killed")
     calm, killed = (person.run_named(name).data for name in ("calm", "killed"))
     assert calm.tags["cifar_ray.weights_sha256"] == killed.tags["cifar_ray.weights_sha256"]
-    known = {"model": "mine:build", "model_options.width": "8", "lr": "0.05", "dataset": f"folder:{person.home}/images"}
+    known = {
+        "model": "mine:build",
+        "model_options.width": "8",
+        "lr": "0.001",
+        "dataset": f"folder:{person.home}/images",
+    }
     known |= {"images.classes": "10", "images.train": "1437", "images.test": "360", "image_size": "32"}
     assert known.items() <= killed.params.items()
     assert re.fullmatch("[0-9a-f]{16}", killed.params["images.digest"])

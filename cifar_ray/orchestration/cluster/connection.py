@@ -24,13 +24,13 @@ _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the command of a job
 
 
 @contextmanager
-def connected(config: TrainConfig, models: Sequence[str] = ()) -> Iterator[Callable[[], str]]:
+def connected(config: TrainConfig, functions: Sequence[str] = ()) -> Iterator[Callable[[], str]]:
     """Context manager: a connection to Ray, closed at the end unless it was there before.
 
     Args:
         config: which Ray to join or start.
-        models: what will be built there. The modules of a user's own are sent to a cluster that is joined, but for a
-            job, whose working folder is there already; a Ray that is started here finds them where this process does.
+        functions: import paths of the user's own. Their modules are sent to a cluster that is joined, but for a job,
+            whose working folder is there already; a Ray that is started here finds them where this process does.
 
     Yields:
         A function that names the process of a Ray started here that has ended, or returns an empty string.
@@ -54,7 +54,7 @@ def connected(config: TrainConfig, models: Sequence[str] = ()) -> Iterator[Calla
         elif head:
             stack.enter_context(token())
             stack.callback(ray.shutdown)
-            _join(head, config, [] if _JOB in os.environ else imports.to_ship(models))
+            _join(head, config, [] if _JOB in os.environ else imports.to_ship(functions))
             yield str
         else:
             yield stack.enter_context(local.running(config))

@@ -150,7 +150,7 @@ def _allocated(
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     console.doing(connection.note(config))
     with (
-        connected(config, console.line, [held], [config.model]) as check,
+        connected(config, console.line, [held], imports.functions(config)) as check,
         allocation.allocator(console.waiting, check) as allocator,
     ):
         chosen = allocator.allocate(config)

@@ -27,7 +27,7 @@ class RayLostError(RunFailedError):
 
 @contextmanager
 def connected(
-    config: TrainConfig, log: Callable[[str], None], locks: Sequence[Lock] = (), models: Sequence[str] = ()
+    config: TrainConfig, log: Callable[[str], None], locks: Sequence[Lock] = (), functions: Sequence[str] = ()
 ) -> Iterator[Callable[[], None]]:
     """Context manager: a connection to Ray.
 
@@ -39,7 +39,7 @@ def connected(
         config: which Ray to join or start.
         log: called with a sentence when an interruption begins.
         locks: locks that this driver must not lose; may grow.
-        models: what will be built there: the files of a user's own are sent to the cluster.
+        functions: import paths of the user's own that workers need: their files are sent to the cluster.
     """
     pending: list[int] = []
 
@@ -52,7 +52,7 @@ def connected(
         check_locks(locks)
 
     # Twice, since Ray's compiled part installs a handler of its own when it starts.
-    with signals(pending), connection.connected(config, models) as ended, signals(pending):
+    with signals(pending), connection.connected(config, functions) as ended, signals(pending):
         check()
         yield check
 

@@ -156,8 +156,8 @@ class _Sweep:
         with self._board as board:
             datasets = self._load_data()
             board.doing(connection.note(self._base))
-            models = sorted({config.model for _, config in self._waiting()})
-            with connected(self._base, board.line, self._locks, models) as check:
+            functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
+            with connected(self._base, board.line, self._locks, functions) as check:
                 at_once = self._fit_to_cluster()
                 precision.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()

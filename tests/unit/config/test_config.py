@@ -285,12 +285,14 @@ def test_options_that_say_nothing_of_a_run() -> None:
         "max_staleness",
     }
     every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit", "model_options", "model_source"}
-    every |= {"images", "image_size", "test_share"}
+    every |= {"images", "image_size", "test_share", "optimizer_options", "optimizer_source", "schedule_source"}
     assert configs.options_of_others("mnist", "vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
     assert configs.options_of_others("mnist", "vgg11", "gpipe") == every - {"micro_batches"}
     assert configs.options_of_others("mine:load", "vgg11", "gpipe") == every - {"micro_batches", "images"}
     of_folder = {"micro_batches", "images", "image_size", "test_share"}
     assert configs.options_of_others("folder:mine", "vgg11", "gpipe") == every - of_folder
+    learning = configs.options_of_others("mnist", "vgg11", "gpipe", "torch.optim:Adam", "mine:course")
+    assert learning == every - {"micro_batches", "optimizer_options", "optimizer_source", "schedule_source"}
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
     assert params["lr"] == str(config.lr)
     assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
-        "run_name", *configs.options_of_others("cifar10", "vit", "reproducible")
+        "run_name", *configs.options_of_others("cifar10", "vit", "reproducible", "adamw", "cosine")
     }  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""Optimizers and courses of the learning rate of the user's own: ``--optimizer`` and ``--schedule MODULE:FUNCTION``.
+
+An optimizer is made as ``build(groups, lr=..., **options)``, as torch.optim's classes are: groups of parameters, each
+with its ``weight_decay``. A course is called as ``course(done)`` with the share of the steps after the warm-up that are
+done, and returns the share of the peak learning rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cifar_ray import data, models
+from cifar_ray.config import imports
+from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.train import ResolvedConfig, is_own
+
+_TRIED = 101
+"""Places at which a course is tried."""
+
+
+def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """What the user's function makes of the groups of parameters.
+
+    Raises:
+        ConfigError: when it fails, or makes no optimizer of all these parameters.
+    """
+    imports.check_source(config, "optimizer")
+    path = config.optimizer
+    try:
+        made = imports.load(path, "optimizer")(list(groups), lr=config.lr, **config.optimizer_options)
+    except Exception as error:
+        raise ConfigError(
+            "optimizer", f"must make an optimizer of (groups, lr=..., **options), and {path} fails: {_told(error)}"
+        ) from None
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError("optimizer", f"must make a torch.optim.Optimizer, and {path} makes {brief(made)}")
+    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    if held != {id(parameter) for group in groups for parameter in group["params"]}:
+        raise ConfigError("optimizer", f"must take all the parameters that it is given, and {path} does not")
+    return made
+
+
+def course(path: str) -> Callable[[float], float]:
+    """The user's function of the share that is done."""
+    return _load(path)
+
+
+def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    """Try what is the user's own: two steps of the optimizer, whose state a checkpoint must hold, and all of a course.
+
+    torch's generator is left as it was.
+
+    Raises:
+        ConfigError: when they cannot be used.
+    """
+    if is_own(config.schedule):
+        imports.check_source(config, "schedule")
+        _check_course(config.schedule)
+    if is_own(config.optimizer):
+        with torch.random.fork_rng(devices=[]):
+            _check_optimizer(config.optimizer, models.build(config, data.spec(config)), make)
+
+
+@functools.cache
+def _load(path: str) -> Callable[[float], float]:
+    return imports.load(path, "schedule")
+
+
+def _check_course(path: str) -> None:
+    for done in (place / _TRIED for place in range(_TRIED)):
+        try:
+            share = imports.load(path, "schedule")(done)
+        except Exception as error:
+            raise ConfigError(
+                "schedule", f"must be a function of one number, and {path} fails: {_told(error)}"
+            ) from None
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not math.isfinite(share) or share < 0:
+            raise ConfigError(
+                "schedule",
+                f"must return a share of the peak, 0 or more, and {path} returns {brief(share)} for {done:.2f}",
+            )
+
+
+def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    made = make(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+    kept = io.BytesIO()
+    try:
+        for _ in range(2):
+            made.step()
+    except Exception as error:
+        raise ConfigError("optimizer", f"must take steps without arguments, and {path} fails: {_told(error)}") from None
+    try:
+        torch.save(made.state_dict(), kept)
+        kept.seek(0)
+        make(model).load_state_dict(torch.load(kept, weights_only=True))
+    except Exception as error:
+        raise ConfigError(
+            "optimizer",
+            f"must have a state of tensors, numbers and text, which a checkpoint holds; that of {path} cannot be read "
+            f"again: {_told(error)}",
+        ) from None
+
+
+def _told(error: Exception) -> str:
+    return str(error).splitlines()[0] if isinstance(error, ConfigError) else imports.told(error)

@@ -1,0 +1,125 @@
+"""Optimizers and courses of the learning rate of the user's own: made, tried, and held to their source."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cifar_ray.config import command_line, imports, runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.training import optimizer, recipe
+from tests.support.helpers import resolved
+from tests.support.learning import Lion
+
+HERE = "tests.support.learning"
+DIGITS: dict[str, object] = {"dataset": "digits", "model": "simple_cnn"}
+LION: dict[str, object] = {"optimizer": f"{HERE}:Lion", "lr": 1e-3, "weight_decay": 0.1}
+
+
+def refusal(**values: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(DIGITS, **values)
+    return caught.value.as_flag()
+
+
+def test_a_class_of_ones_own_gets_groups_rate_and_options() -> None:
+    config = resolved(DIGITS, **LION, optimizer_options={"beta": 0.5})
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    made = optimizer.build(model, config)
+    assert isinstance(made, Lion)
+    assert [(group["lr"], group["beta"], group["weight_decay"]) for group in made.param_groups] == [
+        (1e-3, 0.5, 0.1),
+        (1e-3, 0.5, 0.0),  # biases and norms do not decay
+    ]
+    assert recipe.resolve(config) == config
+    assert config.optimizer_source == imports.source(f"{HERE}:Lion", "optimizer")
+    optimizer.schedule(made, config, config.epochs * 5, 10)
+    assert 0 < made.param_groups[0]["lr"] < 1e-3
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "NAdam", "Adagrad", "Adafactor"])
+def test_torchs_classes_need_no_file_of_ones_own(name: str) -> None:
+    config = resolved(DIGITS, optimizer=f"torch.optim:{name}", lr=1e-3, weight_decay=0.0)
+    assert isinstance(optimizer.build(nn.Linear(2, 2), config), getattr(torch.optim, name))
+
+
+def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
+    words = f"--dataset digits --model simple_cnn --optimizer {HERE}:Lion --lr 0.001 --weight-decay 0.1"
+    words += f" --optimizer-options.beta 0.5 --schedule {HERE}:falling"
+    config = recipe.resolve(command_line.train(words.split()).config)
+    again = shlex.split(recipe.command(config))[2:]
+    assert recipe.resolve(command_line.train(again).config) == config
+    known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
+    params = runfile.params(config)
+    assert known.items() <= params.items()
+    assert len(params["optimizer_source"]) == len(params["schedule_source"]) == 64
+    assert not {"optimizer_source", "schedule_source"} & runfile.params(resolved(DIGITS)).keys()
+
+
+def test_a_course_follows_the_warm_up() -> None:
+    config = resolved(DIGITS, schedule=f"{HERE}:falling", epochs=4, warmup_epochs=1.0, lr=0.2)
+    rates = [optimizer.learning_rate(config, step, 5) for step in range(20)]
+    assert rates[:5] == pytest.approx([0.04, 0.08, 0.12, 0.16, 0.2])
+    assert rates[5:] == pytest.approx([0.2 * (1 - step / 15) ** 2 for step in range(15)])
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"optimizer": f"{HERE}:Lion"}, "--optimizer must come with --lr and --weight-decay where it is "),
+        ({"optimizer": "lion"}, "--optimizer must be sgd, adamw or MODULE:FUNCTION, got 'lion'"),
+        ({"schedule": "cosinus"}, "--schedule must be cosine, constant, triangle or MODULE:FUNCTION, got 'cosinus'"),
+        (LION | {"optimizer": f"{HERE}:Lyon"}, f"--optimizer must name a function, and {HERE} has no Lyon"),
+        (LION | {"optimizer": f"{HERE}:no_optimizer"}, "--optimizer must make a torch.optim.Optimizer, and "),
+        (LION | {"optimizer": f"{HERE}:of_some"}, "--optimizer must take all the parameters that it is given, and "),
+        (LION | {"optimizer": f"{HERE}:Odd"}, "--optimizer must have a state of tensors, numbers and text, which a "),
+        (LION | {"optimizer": f"{HERE}:Asking"}, "--optimizer must take steps without arguments, and "),
+        (
+            LION | {"optimizer": "torch.optim:LBFGS"},
+            "--optimizer must make an optimizer of (groups, lr=..., **options)",
+        ),
+        (LION | {"optimizer": "torch.optim:Muon"}, "--optimizer must make an optimizer of (groups, lr=..., **options)"),
+        (
+            LION | {"optimizer_options": {"alpha": 1}},
+            "--optimizer must make an optimizer of (groups, lr=..., **options)",
+        ),
+        ({"optimizer_options": {"beta": 1}}, "--optimizer-options is for --optimizer MODULE:FUNCTION only, and the "),
+        (
+            {"schedule_source": "a"},
+            "--schedule-source is for --schedule MODULE:FUNCTION only, and the schedule is the ",
+        ),
+        (LION | {"optimizer_source": "a"}, "--optimizer must be as the run began with it: "),
+        ({"schedule": f"{HERE}:falling", "schedule_source": "a"}, "--schedule must be as the run began with it: "),
+        ({"schedule": f"{HERE}:negative"}, f"--schedule must return a share of the peak, 0 or more, and {HERE}:nega"),
+        ({"schedule": f"{HERE}:unknown"}, "--schedule must return a share of the peak, 0 or more, and "),
+        ({"schedule": f"{HERE}:text"}, "--schedule must return a share of the peak, 0 or more, and "),
+        ({"schedule": f"{HERE}:failing"}, "--schedule must be a function of one number, and "),
+        ({"schedule": f"{HERE}:of_nothing"}, "--schedule must be a function of one number, and "),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], sentence: str) -> None:
+    told = refusal(**values)
+    assert told.startswith(sentence)
+    assert "\n" not in told
+
+
+def test_trying_leaves_torchs_generator_as_it_was() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    resolved(DIGITS, **LION)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_files_of_all_functions_go_to_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "courses.py").write_text("def falling(done):\n    return 1 - done\n")
+    config = resolved(DIGITS, **LION, schedule="courses:falling")
+    shipped = {module.__name__ for module in imports.to_ship(imports.functions(config))}
+    sys.modules.pop("courses")
+    assert shipped == {"tests", "courses"}
