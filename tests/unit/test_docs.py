@@ -75,6 +75,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
     others |= {"--model-options.width"}  # of a function that examples/own_model.py has
+    others |= {"--optimizer-options.alpha"}  # of torch.optim.RMSprop
     others |= {"--share"}  # of benchmarks/emulated_cluster.py
     others |= {"--preserve-env"}  # of sudo
     # A line of a shell that has no command of this program has flags of another one.
