@@ -218,13 +218,14 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "staleness_weighting": ("parameter_server",),
     "shards": ("reproducible",),
     "clip_norm": _WHOLE_GRADIENT,
+    "ema": (*_WHOLE_GRADIENT, "gpipe", "one_f_one_b", "model_parallel"),
 }
 """Field of TrainConfig -> the strategies that it is for. What is not here is for every strategy."""
 
 MIXING = ("mixup", "cutmix")
 """Values of ``augment`` that mix images, and so labels."""
 
-SAME_WORK = ("accumulate", "sync_batchnorm", "clip_norm")
+SAME_WORK = ("accumulate", "sync_batchnorm", "clip_norm", "ema")
 """Those of them without which a strategy would do other work than the rest of a comparison."""
 
 
@@ -340,6 +341,10 @@ class TrainConfig:
     clip_norm: Positive | None = None
     """Euclidean length to which a step's gradient over all weights is shortened where it is longer; not at all when not
     given."""
+
+    ema: Share | None = None
+    """Share that a moving average of the weights keeps of itself in every step, such as 0.999; evaluations, checkpoints
+    and models then have the average. None is kept when not given."""
 
     schedule: ScheduleText | None = None
     """Course of the learning rate after the warm-up: one of these, or MODULE:FUNCTION, a function of the share of that
@@ -587,6 +592,7 @@ LEARNING = (
     "nesterov",
     "weight_decay",
     "clip_norm",
+    "ema",
     "schedule",
     *OF_OWN["schedule"],
     "warmup_epochs",

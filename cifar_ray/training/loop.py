@@ -58,20 +58,24 @@ def fit(
             clock.mark("communication")
             if state.step % steps != 0 and record.due(state):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
-                with clock.phase("training"):
-                    strategy.consolidate()
-                record.save(state, observer)
+                with optimizer.averaged(strategy.optimizer):
+                    with clock.phase("training"):
+                        strategy.consolidate()
+                    record.save(state, observer)
                 state.stopper.leave(state.step)
                 clock.start()
         clock.stop()
         own = per_rank.replica(state, epoch)
-        with clock.phase("training"):
-            strategy.consolidate()
-        with clock.phase("evaluation"):
-            evaluation = per_rank.evaluate(state, own)
-        record.finish_epoch(state, epoch, evaluation, observer)
+        with optimizer.averaged(strategy.optimizer):
+            with clock.phase("training"):
+                strategy.consolidate()
+            with clock.phase("evaluation"):
+                evaluation = per_rank.evaluate(state, own)
+            record.finish_epoch(state, epoch, evaluation, observer)
         state.stopper.leave(state.step)
-    evaluation = evaluation or state.evaluator(state.model)  # every epoch was done before this process
+    if evaluation is None:  # every epoch was done before this process
+        with optimizer.averaged(strategy.optimizer):
+            evaluation = state.evaluator(state.model)
     if lock is not None:
         lock.release()
     return record.outcome(state, evaluation)

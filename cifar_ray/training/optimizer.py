@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from cifar_ray.training import own
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 _TRIANGLE = (0.2, 0.07)
 """Where schedule triangle begins and ends, as shares of the peak."""
+_AVERAGE = "ema"
+"""Of a parameter's state, what its moving average is under."""
 _LOOKAHEAD_STEPS, _LOOKAHEAD_SHARE = 5, 0.95
 
 
@@ -46,8 +50,17 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     """The optimizer of a resolved config; biases, norms and other vectors do not decay.
 
     With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
-    matrices.
+    matrices. With ``ema``, a parameter's moving average is part of its state.
     """
+    made = _build(model, config)
+    if config.ema is not None:
+        for group in made.param_groups:
+            group["ema"] = config.ema
+        made.register_step_post_hook(_follow)
+    return made
+
+
+def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     recipe = models.recipe(config)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in learning if parameter.ndim > 1]
@@ -68,6 +81,38 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=True)
 
 
+@torch.no_grad()
+def _follow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Draw the moving averages to the weights that have just moved; a pipeline's ranks have those of their stage."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if _AVERAGE in state:
+                state[_AVERAGE].mul_(group["ema"]).add_(parameter, alpha=1 - group["ema"])
+            elif parameter.grad is not None:
+                state[_AVERAGE] = parameter.detach().clone()
+
+
+@contextmanager
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Context manager: the model has the moving averages for weights, and its state the weights; nothing without."""
+    exchange(optimizer)
+    try:
+        yield
+    finally:
+        exchange(optimizer)
+
+
+@torch.no_grad()
+def exchange(optimizer: torch.optim.Optimizer) -> None:
+    """Let weights and their moving averages change places; a checkpoint has them like this."""
+    for parameter, state in optimizer.state.items():
+        if _AVERAGE in state:
+            kept = parameter.detach().clone()
+            parameter.copy_(state[_AVERAGE])
+            state[_AVERAGE].copy_(kept)
+
+
 def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
     """Set everything that changes from step to step, for one step of a resolved config.
 
@@ -86,6 +131,8 @@ def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int
         group["lr"] = lr * group.get("lr_factor", 1.0)
         if isinstance(optimizer, Lookahead):
             group["kept"] = kept
+        if config.ema is not None:  # the first steps count less: they are far from where the weights will be
+            group["ema"] = min(config.ema, (1 + step) / (10 + step))
     return lr
 
 

@@ -189,6 +189,7 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     """Continue from the newest usable checkpoint, the same one on every rank."""
     worker = state.worker
     state.strategy.load(snapshot.weights, snapshot.optimizer)
+    optimizer.exchange(state.strategy.optimizer)
     state.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == state.config.topology)
     state.step = state.saved = snapshot.step
     state.history = list(snapshot.history)

@@ -21,29 +21,10 @@ from tests.support.person import Person
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 NETS = "tests.support.nets"
 LEARNING = "tests.support.learning"
-WORDS = [
-    "train",
-    "--dataset",
-    "folder:images",
-    "--model",
-    "mine:build",
-    "--model-options.width",
-    "8",
-    "--batch-size",
-    "32",
-]
-WORDS += [
-    "--optimizer",
-    "torch.optim:RMSprop",
-    "--optimizer-options.alpha",
-    "0.9",
-    "--lr",
-    "1e-3",
-    "--weight-decay",
-    "0",
-]
-WORDS += ["--schedule", "mine:falling", "--augment", "mixup"]
-WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "--topology", "1x2"]
+WORDS = "train --dataset folder:images --model mine:build --model-options.width 8 --batch-size 32".split()
+WORDS += "--optimizer torch.optim:RMSprop --optimizer-options.alpha 0.9 --lr 1e-3 --weight-decay 0".split()
+WORDS += "--schedule mine:falling --augment mixup --ema 0.99".split()
+WORDS += "--precision fp32 --epochs 40 --checkpoint-every 7 --topology 1x2".split()
 
 
 @pytest.fixture
@@ -66,13 +47,8 @@ def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_
     plain: dict[str, object] = {"dataset": f"folder:{tmp_path}/images", "data_dir": str(tmp_path / "decoded")}
     plain |= {"model": f"{NETS}:build", "model_options": {"width": 6}, "log_every": 1}
     plain |= {"optimizer": f"{LEARNING}:Lion", "lr": 1e-3, "weight_decay": 0.1, "schedule": f"{LEARNING}:falling"}
-    plain |= {
-        "augment": "cutmix",
-        "strategy": "reproducible",
-        "epochs": 1,
-        "precision": "fp32",
-        "global_batch_size": 64,
-    }
+    plain |= {"augment": "cutmix", "ema": 0.9}
+    plain |= {"strategy": "reproducible", "epochs": 1, "precision": "fp32", "global_batch_size": 64}
     for topology in ("1x1", "1x2", "2x2"):
         train_on_ranks(resolved(plain, topology=topology), tmp_path / topology)
     stopped = resolved(plain, topology="1x2", checkpoint_every=2)

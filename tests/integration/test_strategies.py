@@ -79,12 +79,12 @@ def test_the_label_holds_on_a_model_without_batch_norm(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "gather_scatter", "fsdp", "gpipe"])
-def test_mixed_labels_and_an_optimizer_of_ones_own_go_with_it(strategy: str, tmp_path: Path) -> None:
-    own: dict[str, object] = {"augment": "mixup", **LION}
+def test_mixed_labels_an_optimizer_of_ones_own_and_averages_go_with_it(strategy: str, tmp_path: Path) -> None:
+    own: dict[str, object] = {"augment": "mixup", "ema": 0.9, **LION}
     made = weights(config(strategy, "1x2", **own), tmp_path)
     assert difference(made, alone(**own)) < CLOSE
-    for other in (own | {"augment": "crop"}, own | USUAL):
-        assert difference(made, alone(**other)) > 100 * CLOSE
+    for other in (own | {"augment": "crop"}, own | {"ema": None}, own | USUAL):
+        assert difference(made, alone(**other)) > 20 * CLOSE
 
 
 @pytest.mark.parametrize(
@@ -239,6 +239,22 @@ def test_a_long_gradient_is_shortened_to_the_length_asked_for(tmp_path: Path) ->
         moved[longest] = math.hypot(*(float((after[name] - before[name]).norm()) for name in before))
     assert moved[0.05] == pytest.approx(0.05, rel=1e-3)
     assert 0.05 < moved[100.0] == moved[None]
+
+
+def test_the_moving_average_is_that_of_the_weights_and_does_not_change_them(tmp_path: Path) -> None:
+    steps = {"steps_per_epoch": 6, "checkpoint_every": 1, "keep_checkpoints": 9, "precision": "fp32"}
+    train_on_ranks(config("ddp", "1x1", **steps), tmp_path / "plain")
+    train_on_ranks(config("ddp", "1x1", ema=0.4, **steps), tmp_path / "averaged")
+    average: dict[str, torch.Tensor] = {}
+    for step in range(1, 7):
+        plain, kept = (checkpoint.load(tmp_path / name / f"step-{step:08d}") for name in ("plain", "averaged"))
+        share = min(0.4, step / (9 + step))
+        average = {name: weight.lerp(average.get(name, weight), share) for name, weight in plain.weights.items()}
+        assert difference(kept.weights, average) < CLOSE
+        states = kept.optimizer["state"].values()
+        weights = sorted(plain.weights.values(), key=torch.Tensor.numel)
+        hidden = sorted((state["ema"] for state in states), key=torch.Tensor.numel)
+        assert all(torch.equal(mine, other) for mine, other in zip(hidden, weights, strict=True))
 
 
 @pytest.mark.parametrize(
