@@ -344,7 +344,7 @@ class TrainConfig:
 
     ema: Share | None = None
     """Share that a moving average of the weights keeps of itself in every step, such as 0.999; evaluations, checkpoints
-    and models then have the average. None is kept when not given."""
+    and models then have the average. There is no such average when not given."""
 
     schedule: ScheduleText | None = None
     """Course of the learning rate after the warm-up: one of these, or MODULE:FUNCTION, a function of the share of that

@@ -21,10 +21,29 @@ from tests.support.person import Person
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 NETS = "tests.support.nets"
 LEARNING = "tests.support.learning"
-WORDS = "train --dataset folder:images --model mine:build --model-options.width 8 --batch-size 32".split()
-WORDS += "--optimizer torch.optim:RMSprop --optimizer-options.alpha 0.9 --lr 1e-3 --weight-decay 0".split()
-WORDS += "--schedule mine:falling --augment mixup --ema 0.99".split()
-WORDS += "--precision fp32 --epochs 40 --checkpoint-every 7 --topology 1x2".split()
+WORDS = [
+    "train",
+    "--dataset",
+    "folder:images",
+    "--model",
+    "mine:build",
+    "--model-options.width",
+    "8",
+    "--batch-size",
+    "32",
+]
+WORDS += [
+    "--optimizer",
+    "torch.optim:RMSprop",
+    "--optimizer-options.alpha",
+    "0.9",
+    "--lr",
+    "1e-3",
+    "--weight-decay",
+    "0",
+]
+WORDS += ["--schedule", "mine:falling", "--augment", "mixup", "--ema", "0.99"]
+WORDS += ["--precision", "fp32", "--epochs", "40", "--checkpoint-every", "7", "--topology", "1x2"]
 
 
 @pytest.fixture
