@@ -196,7 +196,7 @@ OF_OWN: dict[str, tuple[str, ...]] = {
 }
 """Field of TrainConfig that may be MODULE:FUNCTION -> the fields that are for such a function."""
 
-OF_FOLDER = ("image_size", "test_share")
+OF_FOLDER = ("image_size", "test_share", "stream")
 """Fields of TrainConfig that are for ``--dataset folder:PATH``."""
 
 OWN_IMAGES = (*OF_FOLDER, "images")
@@ -271,6 +271,10 @@ class TrainConfig:
 
     test_share: Share = 0.0
     """Share of each class's images of folder:PATH that is kept for the test, where the folder has no test/ or val/."""
+
+    stream: bool = False
+    """Leave the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them
+    ahead of the steps: for folders that are larger than the memory."""
 
     images: Images = field(default_factory=Images, metadata={"recorded": True})
     """What is in a data set of your own."""
@@ -567,7 +571,7 @@ SECTIONS = {
 
 LEARNING = (
     "dataset",
-    *OWN_IMAGES,
+    *(name for name in OWN_IMAGES if name != "stream"),
     "model",
     *OF_OWN["model"],
     *MODEL_OPTIONS.values(),

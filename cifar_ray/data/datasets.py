@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,12 +62,20 @@ class Split:
     """The training or the test images.
 
     Attributes:
-        images: uint8, shape (N, side, side, 3), channels last; may be read-only.
+        images: uint8, shape (N, side, side, 3), channels last; may be read-only, and stay on disk.
         labels: int64, shape (N,).
     """
 
     images: np.ndarray
     labels: np.ndarray
+
+    @property
+    def file(self) -> str | None:
+        """Where images that stay on disk are; other processes are told this path, which their nodes must have, too."""
+        return str(self.images.filename) if isinstance(self.images, np.memmap) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_mapped, (self.file, self.labels)) if self.file else (Split, (self.images, self.labels))
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,14 @@ class Dataset:
     def normalised(self, by: str) -> Dataset:
         """The same images, with the facts of :meth:`DatasetSpec.normalised`."""
         return replace(self, spec=self.spec.normalised(by))
+
+
+def _mapped(path: str, labels: np.ndarray) -> Split:
+    try:
+        return Split(np.load(path, mmap_mode="r"), labels)
+    except OSError:
+        there = f"{path} is not on {platform.node()}"
+        raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {there}") from None
 
 
 def _grey(value: float) -> tuple[float, float, float]:

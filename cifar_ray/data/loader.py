@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,9 +80,12 @@ class TrainLoader:
         self._spec = dataset.spec
         self._shard = data_shard
         self._variation = variation
-        # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared.
+        self._device = device
         self._normalise = augment.Normalise(dataset.spec).to(device)
-        self._images, self._labels = (tensor.to(device) for tensor in as_tensors(dataset.train))
+        images, labels = as_tensors(dataset.train)
+        # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
+        self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
+        self._images, self._labels = images if self._reader else images.to(device), labels.to(device)
         self._order: tuple[int, Tensor] = (-1, self._labels)
         self._seeds: list[list[int]] = []
         self._ready = _Block(-1, range(0), self._images, self._labels)
@@ -101,11 +105,7 @@ class TrainLoader:
     def _block(self, epoch: int, step: int) -> _Block:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""
         config, shard = self._config, self._shard
-        permutation = self._permutation(epoch)
-        size = config.images_per_step // shard.shares
-        steps = range(step, min(step + max(AHEAD // size, 1), self.steps_per_epoch))
-        batches = [order.global_batch(permutation, each, config.images_per_step) for each in steps]
-        samples = torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
+        steps, samples = self._samples(epoch, step)
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
         images, labels = self._varied(shown, epoch), self._labels[samples.flatten()]
         if config.augment in MIXING:
@@ -116,12 +116,23 @@ class TrainLoader:
             if shard.images:
                 mix = mixing.mixup if config.augment == "mixup" else mixing.cutmix
                 images = mix(images, self._varied(drawn.samples, epoch), drawn)
+        if self._reader is not None and shard.images and steps.stop < self.steps_per_epoch:
+            # Into the system's cache, while this block is trained on.
+            following = self._samples(epoch, steps.stop)[1].flatten().cpu()
+            self._reader.submit(self._images.index_select, 0, following)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         return _Block(epoch, steps, images, labels.view(*samples.shape, *labels.shape[1:]))
 
+    def _samples(self, epoch: int, step: int) -> tuple[range, Tensor]:
+        """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
+        images, shard = self._config.images_per_step, self._shard
+        steps = range(step, min(step + max(AHEAD // (images // shard.shares), 1), self.steps_per_epoch))
+        batches = [order.global_batch(self._permutation(epoch), each, images) for each in steps]
+        return steps, torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
+
     def _varied(self, samples: Tensor, epoch: int) -> Tensor:
         """Training images as an epoch shows them, before they are mixed."""
-        config, images = self._config, self._images.index_select(0, samples)
+        config, images = self._config, self._images.index_select(0, samples.to(self._images.device)).to(self._device)
         if config.augment == "none" or not len(samples):
             return images
         flip = config.augment != "crop" and self._spec.flip

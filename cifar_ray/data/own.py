@@ -2,13 +2,14 @@
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
 (or val/), or PATH/CLASS/... and a share that is kept for the test. Its images are decoded once, and kept as arrays
-beside the other data sets. A function returns ``(images, labels), (images, labels)``, for training and for the test,
-and may return the names of the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers
-(N,).
+beside the other data sets; with ``stream`` they stay on disk. A function returns ``(images, labels), (images,
+labels)``, for training and for the test, and may return the names of the classes after them: uint8 images (N, side,
+side, 3) or (N, side, side) and whole numbers (N,).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from cifar_ray.config import files, imports
+from cifar_ray.config import files, imports, schema
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import FOLDER, Images, TrainConfig
 from cifar_ray.data import imagefiles
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of images that have been decoded, and that of all."""
 
 _TESTS = ("test", "val")
-_LAYOUT = 1  # of the decoded files; it changes when older ones would mean something else
+_LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
 _MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
 
@@ -96,15 +97,19 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
             if not kept.exists():
-                _decode(listing, root, config.image_size, kept, progress)
+                _decode(listing, root, config, kept, progress)
     except OSError as error:
         raise ConfigError(
             "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         ) from None
-    splits = [
-        Split(*(np.load(kept / f"{half}_{what}.npy") for what in ("images", "labels"))) for half in ("train", "test")
-    ]
-    return _made(config.dataset, splits[0], splits[1], listing.classes)
+    train, test = (_kept(kept, half, config.stream) for half in ("train", "test"))
+    facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
+    return _made(config.dataset, train, test, listing.classes, facts)
+
+
+def _kept(folder: Path, half: str, on_disk: bool) -> Split:
+    images = np.load(folder / f"{half}_images.npy", mmap_mode="r" if on_disk else None)
+    return Split(images, np.load(folder / f"{half}_labels.npy"))
 
 
 def _path(dataset: str) -> Path:
@@ -203,32 +208,24 @@ def _key(root: Path, listing: _Listing, image_size: int) -> str:
     return state.hexdigest()[:16]
 
 
-def _decode(listing: _Listing, root: Path, image_size: int, kept: Path, progress: Progress) -> None:
+def _decode(listing: _Listing, root: Path, config: TrainConfig, kept: Path, progress: Progress) -> None:
     """Write both halves' images and labels to the folder ``kept``, which appears whole or not at all."""
-    import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
-
-    total = len(listing.train) + len(listing.test)
-    needed, free = total * image_size**2 * 3, psutil.virtual_memory().available
-    if needed > _MEMORY * free:
-        raise ConfigError(
-            "image_size",
-            f"must be smaller for {root}: its {total:,} images of {image_size}x{image_size} pixels take "
-            f"{needed / 2**30:.1f} GiB, and {_MEMORY * free / 2**30:.1f} GiB may be used here, half of the free memory",
-        )
+    side, total = config.image_size, len(listing.train) + len(listing.test)
+    _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, root, config, kept.parent)
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     done = 0
     try:
         for half, listed in (("train", listing.train), ("test", listing.test)):
-            shape = (len(listed), image_size, image_size, 3)
+            shape = (len(listed), side, side, 3)
             images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
 
             def decode(start: int, listed: Sequence[tuple[str, int]] = listed, images: Any = images) -> int:
                 part = listed[start : start + _CHUNK]
                 for index, (path, _) in enumerate(part, start):
                     with imagefiles.named(Path(path)):
-                        images[index] = imagefiles.cropped(imagefiles.read(Path(path), image_size), image_size)
+                        images[index] = imagefiles.cropped(imagefiles.read(Path(path), side), side)
                 return len(part)
 
             with ThreadPoolExecutor() as pool:
@@ -236,10 +233,31 @@ def _decode(listing: _Listing, root: Path, image_size: int, kept: Path, progress
                     progress(done := done + count, total)
             images.flush()
             np.save(partial / f"{half}_labels.npy", np.array([label for _, label in listed], dtype=np.int64))
+        train, test = (_kept(partial, half, True) for half in ("train", "test"))
+        facts = dataclasses.asdict(_facts(train, test, len(listing.classes)))
+        (partial / "facts.json").write_text(json.dumps(facts))
         partial.rename(kept)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _check_room(what: str, needed: int, root: Path, config: TrainConfig, home: Path) -> None:
+    """Refuse what would not fit into the memory, or on the disk."""
+    import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
+
+    room = _MEMORY * psutil.virtual_memory().available
+    if needed > room and not config.stream:
+        raise ConfigError(
+            "image_size",
+            f"must be smaller for {root}, or come with --stream: {what} take {needed / 2**30:.1f} GiB, and "
+            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
+    if needed > (free := shutil.disk_usage(home).free):
+        raise ConfigError(
+            "data_dir",
+            f"must have room for {root}: {what} take {needed / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB",
+        )
 
 
 @functools.cache
@@ -298,7 +316,14 @@ def _array_split(path: str, half: Any, name: str) -> Split:
     return Split(np.ascontiguousarray(images), labels.astype(np.int64))
 
 
-def _made(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> Dataset:
+def _made(name: str, train: Split, test: Split, classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
+    """The data set of two halves; its facts are those found before, or else of these pixels."""
+    facts = facts or _facts(train, test, len(classes))
+    assert facts.digest is not None
+    return Dataset(spec(name, facts), train, test, classes, facts.digest)
+
+
+def _facts(train: Split, test: Split, classes: int) -> Images:
     counts = np.zeros((3, 256), dtype=np.int64)
     for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
         for channel in range(3):
@@ -307,15 +332,15 @@ def _made(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> Dat
     shares = counts / counts.sum(1, keepdims=True)
     mean = shares @ values
     std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
-    facts = Images(
-        len(classes),
+    return Images(
+        classes,
         len(train.labels),
         len(test.labels),
         train.images.shape[1],
         tuple(round(float(value), 4) for value in mean),
         tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
+        digest(train, test),
     )
-    return Dataset(spec(name, facts), train, test, classes, digest(train, test))
 
 
 def spec(name: str, images: Images) -> DatasetSpec:

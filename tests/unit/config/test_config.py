@@ -285,11 +285,19 @@ def test_options_that_say_nothing_of_a_run() -> None:
         "max_staleness",
     }
     every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit", "model_options", "model_source"}
-    every |= {"images", "image_size", "test_share", "optimizer_options", "optimizer_source", "schedule_source"}
+    every |= {
+        "images",
+        "image_size",
+        "test_share",
+        "stream",
+        "optimizer_options",
+        "optimizer_source",
+        "schedule_source",
+    }
     assert configs.options_of_others("mnist", "vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
     assert configs.options_of_others("mnist", "vgg11", "gpipe") == every - {"micro_batches"}
     assert configs.options_of_others("mine:load", "vgg11", "gpipe") == every - {"micro_batches", "images"}
-    of_folder = {"micro_batches", "images", "image_size", "test_share"}
+    of_folder = {"micro_batches", "images", "image_size", "test_share", "stream"}
     assert configs.options_of_others("folder:mine", "vgg11", "gpipe") == every - of_folder
     learning = configs.options_of_others("mnist", "vgg11", "gpipe", "torch.optim:Adam", "mine:course")
     assert learning == every - {"micro_batches", "optimizer_options", "optimizer_source", "schedule_source"}

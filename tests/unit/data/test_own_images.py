@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
+import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
@@ -16,7 +20,7 @@ from cifar_ray import data
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import Images, ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles, own
+from cifar_ray.data import imagefiles, loader, own
 from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
@@ -202,7 +206,7 @@ def one_class(root: Path) -> None:
             {"image_size": 16, "model": "vgg11"},
             "--image-size must suit --model vgg11, which cannot take images of 16x16 pixels; 32 suits all",
         ),
-        (without(), {"image_size": 10**5}, "--image-size must be smaller for {root}: its 200 images of 100000x100000"),
+        (without(), {"image_size": 10**5}, "--image-size must be smaller for {root}, or come with --stream: its 200"),
     ],
 )
 def test_a_folder_that_cannot_be_learned_from_is_refused(
@@ -320,3 +324,52 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
     assert refusal("nowhere:load") == (
         f"--dataset must name a module that can be imported here, in {tmp_path}: there is no nowhere"
     )
+
+
+def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:
+    whole, streamed = data.read(of(root)), data.read(of(root, stream=True))
+    assert (streamed.spec, streamed.digest, streamed.class_names) == (whole.spec, whole.digest, whole.class_names)
+    assert whole.train.file is None
+    assert streamed.train.file is not None
+    sent = pickle.dumps(streamed)
+    assert len(sent) < 10_000 < whole.train.images.nbytes
+    for mine, theirs in ((streamed, whole), (pickle.loads(sent), whole), (pickle.loads(pickle.dumps(whole)), whole)):
+        for half in ("train", "test"):
+            assert np.array_equal(getattr(mine, half).images, getattr(theirs, half).images)
+            assert np.array_equal(getattr(mine, half).labels, getattr(theirs, half).labels)
+    shutil.rmtree(data.folder(None))
+    with pytest.raises(
+        ConfigError, match=r"stream needs a --data-dir that all nodes share, and .*images.npy is not on "
+    ):
+        pickle.loads(sent)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop", "mixup"])
+def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of several steps, with the last one of an epoch, and from the middle."""
+    monkeypatch.setattr(loader, "AHEAD", 24)
+    config = of(root, batch_size=8, augment=augment)
+    shard = loader.DataShard(1, 2)
+    both = [
+        loader.TrainLoader(replace(config, batch_size=16), dataset, shard, torch.device("cpu"))
+        for dataset in (data.read(config), data.read(of(root, stream=True)))
+    ]
+    for epoch, step in ((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 4), (1, 0)):
+        (whole,), (streamed,) = (each.micro_batches(epoch, step) for each in both)
+        assert torch.equal(whole.images, streamed.images)
+        assert torch.equal(whole.labels, streamed.labels)
+
+
+def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
+    assert refusal(root) == (
+        f"--image-size must be smaller for {root}, or come with --stream: its 200 images of 32x32 pixels take 0.0 GiB, "
+        "and 0.0 GiB may be used here, half of the free memory"
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=600_000))
+    home = data.folder(None) / "folders"
+    assert refusal(root, stream=True) == (
+        f"--data-dir must have room for {root}: its 200 images of 32x32 pixels take 0.0 GiB, and {home} has 0.0 GiB"
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
+    assert len(data.read(of(root, stream=True)).train.labels) == 100
