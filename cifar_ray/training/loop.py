@@ -58,17 +58,13 @@ def fit(
             clock.mark("communication")
             if state.step % steps != 0 and record.due(state):  # the end of an epoch has a checkpoint anyway
                 clock.stop()
-                with optimizer.averaged(strategy.optimizer):
-                    with clock.phase("training"):
-                        strategy.consolidate()
+                with record.whole(state):
                     record.save(state, observer)
                 state.stopper.leave(state.step)
                 clock.start()
         clock.stop()
         own = per_rank.replica(state, epoch)
-        with optimizer.averaged(strategy.optimizer):
-            with clock.phase("training"):
-                strategy.consolidate()
+        with record.whole(state):
             with clock.phase("evaluation"):
                 evaluation = per_rank.evaluate(state, own)
             record.finish_epoch(state, epoch, evaluation, observer)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
-from cifar_ray.training import checkpoint, hardware, manifest
+from cifar_ray.training import checkpoint, hardware, manifest, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
 from cifar_ray.training.errors import DivergedError
@@ -35,6 +35,15 @@ def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row:
     row = Row.now("iteration", state.step, metrics)
     state.history.append(row)
     return row
+
+
+@contextmanager
+def whole(state: TrainingState) -> Iterator[None]:
+    """Context manager: the model is whole, the same on every rank, and that of the moving averages if there are any."""
+    with optimizer.averaged(state.strategy.optimizer):
+        with state.clock.phase("training"):
+            state.strategy.consolidate()
+        yield
 
 
 def due(state: TrainingState) -> bool:
