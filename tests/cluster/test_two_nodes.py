@@ -13,6 +13,7 @@ import pytest
 
 from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
+from tests.support.images import folder_of_digits
 from tests.support.nodes import Head
 from tests.support.person import Person
 
@@ -69,7 +70,9 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head)
     head.add("second")
     head.until_nodes(2)
     (person.home / "mine.py").write_text(OWN_MODEL.read_text())  # sent to the cluster
-    joined = [*WORDS, "--model", "mine:build", "--epochs", "1", "--topology", "2x1", "--run-name", "joined"]
+    folder_of_digits(person.home / "images")
+    own = ["--model", "mine:build", "--dataset", "folder:images"]
+    joined = [*WORDS, *own, "--epochs", "1", "--topology", "2x1", "--run-name", "joined"]
     assert "joining Ray" in person.succeeds(*joined, RAY_ADDRESS=head.address).stdout
     assert len({worker["node_id"] for worker in person.placement("joined")}) == 2
     assert "times_are_a_clusters" not in person.run_named("joined").data.tags
