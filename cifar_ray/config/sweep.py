@@ -231,7 +231,8 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[st
 def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
     text = text.replace("e+", "e")
-    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-")) + text
+    mark = "-" if isinstance(value, str) else ""
+    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
 
 
 def _check(sweep: SweepConfig) -> None:

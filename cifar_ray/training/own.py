@@ -24,6 +24,8 @@ from cifar_ray.config.train import ResolvedConfig, is_own
 _TRIED = 101
 """Places at which a course is tried."""
 
+_checked: set[str] = set()
+
 
 def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
     """What the user's function makes of the groups of parameters.
@@ -53,19 +55,23 @@ def course(path: str) -> Callable[[float], float]:
 
 
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-    """Try what is the user's own: two steps of the optimizer, whose state a checkpoint must hold, and all of a course.
-
-    torch's generator is left as it was.
+    """Try what is the user's own, once in a process: two steps of the optimizer, whose state a checkpoint must hold, and
+    all of a course; torch's generator is left as it was.
 
     Raises:
         ConfigError: when they cannot be used.
     """
+    for key in ("schedule", "optimizer"):
+        if is_own(getattr(config, key)):
+            imports.check_source(config, key)
+    if repr(config) in _checked:
+        return
     if is_own(config.schedule):
-        imports.check_source(config, "schedule")
         _check_course(config.schedule)
     if is_own(config.optimizer):
         with torch.random.fork_rng(devices=[]):
             _check_optimizer(config.optimizer, models.build(config, data.spec(config)), make)
+    _checked.add(repr(config))
 
 
 @functools.cache

@@ -55,6 +55,7 @@ SIZES = {"batch_size": [16]}
         ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
         ({"grid": {"bucket_cap_mb": [1e20, 1e-05]}}, ["bucket-cap-mb1e20 1x1 seed0", "bucket-cap-mb1e-05 1x1 seed0"]),
         ({"grid": {"max_failures": [1, 2], "max_staleness": [None]}}, ["max-failures1 1x1 seed0", "max-failures2 1x1 seed0"]),
+        ({"grid": {"augment": ["crop", "mixup"]}}, ["augment-crop 1x1 seed0", "augment-mixup 1x1 seed0"]),
         # What only follows from the grid is left out where something else tells the cells apart.
         (
             {
