@@ -55,8 +55,9 @@ def course(path: str) -> Callable[[float], float]:
 
 
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-    """Try what is the user's own, once in a process: two steps of the optimizer, whose state a checkpoint must hold, and
-    all of a course; torch's generator is left as it was.
+    """Try what is the user's own, once in a process; torch's generator is left as it was.
+
+    It is two steps of the optimizer, whose state a checkpoint must hold, and all of a course.
 
     Raises:
         ConfigError: when they cannot be used.
