@@ -68,9 +68,9 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = LONGEST
 
 
 def brief(value: Any) -> str:
-    """A value as Python writes it, in at most 80 characters: what somebody else has made may be of any size."""
+    """A value as Python writes it, in a line of 80 characters at most: what somebody else has made has any size."""
     try:
-        text = _BRIEF.repr(value)
+        text = " ".join(_BRIEF.repr(value).split())
     except ValueError:
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -270,7 +270,7 @@ def _from_function(path: str) -> Dataset:
     function = imports.load(path, "dataset")
     try:
         returned = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError("dataset", f"must return arrays, and {path} fails: {imports.told(error)}") from None
     wanted = f"must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns"
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
@@ -281,7 +281,12 @@ def _from_function(path: str) -> Dataset:
             "dataset", f"must return images of one size, and those of {path} differ between training and test"
         )
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    names = tuple(map(str, returned[2])) if len(returned) == 3 else tuple(map(str, range(classes)))
+    given = returned[2] if len(returned) == 3 else range(classes)
+    names = tuple(map(str, given)) if isinstance(given, list | tuple | range) else ()
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(
+            "dataset", f"must return a list of the classes' names, no two alike; {path} has {brief(given)}"
+        )
     if min(train.labels.min(), test.labels.min()) < 0 or len(names) < max(classes, 2):
         raise ConfigError(
             "dataset",

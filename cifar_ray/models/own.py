@@ -54,7 +54,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         pass
     try:
         model = function(*sizes, **config.model_options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError("model", f"must build a model, and {config.model} fails: {imports.told(error)}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")

@@ -37,7 +37,7 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
     path = config.optimizer
     try:
         made = imports.load(path, "optimizer")(list(groups), lr=config.lr, **config.optimizer_options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             "optimizer", f"must make an optimizer of (groups, lr=..., **options), and {path} fails: {_told(error)}"
         ) from None
@@ -84,7 +84,7 @@ def _check_course(path: str) -> None:
     for done in (place / _TRIED for place in range(_TRIED)):
         try:
             share = imports.load(path, "schedule")(done)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 "schedule", f"must be a function of one number, and {path} fails: {_told(error)}"
             ) from None
@@ -119,5 +119,5 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
         ) from None
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return str(error).splitlines()[0] if isinstance(error, ConfigError) else imports.told(error)

@@ -291,6 +291,13 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
     [
         ("7", "must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns 7"),
         ("1 / 0", "must return arrays, and {path} fails: ZeroDivisionError: division by zero ({file}, line "),
+        ("exit(3)", "must return arrays, and {path} fails: SystemExit: 3 "),
+        ("half(12), half(6), None", "must return a list of the classes' names, no two alike; {path} has None"),
+        (
+            "half(12), half(6), ['a', 'a', 'b']",
+            "must return a list of the classes' names, no two alike; {path} has ['a'",
+        ),
+        ("half(12)[0], half(12)[0]", "must return (images, labels) for training, and {path} returns array([[["),
         ("half(12), 5", "must return (images, labels) for test, and {path} returns 5"),
         (
             "half(12, dtype='float32'), half(6)",
@@ -316,7 +323,9 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
 )
 def test_what_a_function_may_not_return_is_refused(arrays: Callable[[str], str], returned: str, sentence: str) -> None:
     path = arrays(returned)
-    assert refusal(path).startswith("--dataset " + sentence.format(path=path, file=path.partition(":")[0] + ".py"))
+    told = refusal(path)
+    assert told.startswith("--dataset " + sentence.format(path=path, file=path.partition(":")[0] + ".py"))
+    assert "\n" not in told
 
 
 def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
