@@ -231,6 +231,8 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[st
 def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
     text = text.replace("e+", "e")
+    if name == "dataset" and not whole:  # of a folder's path, its name
+        text = text.rpartition("/")[2]
     mark = "-" if isinstance(value, str) else ""
     return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         listing = _listing.__wrapped__(root, config.test_share)  # it may have changed since a first look
         key = _key(root, listing, config.image_size)
     home = folder(config.data_dir) / "folders"
-    kept = home / f"{root.name}-{key}"
+    kept = home / f"{root.name[:100]}-{key}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
@@ -102,8 +103,13 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         raise ConfigError(
             "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         ) from None
-    train, test = (_kept(kept, half, config.stream) for half in ("train", "test"))
-    facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
+    try:
+        train, test = (_kept(kept, half, config.stream) for half in ("train", "test"))
+        facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
+    except (OSError, ValueError, EOFError):
+        raise ConfigError(
+            "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
+        ) from None
     return _made(config.dataset, train, test, listing.classes, facts)
 
 
@@ -136,6 +142,8 @@ def _listing(root: Path, test_share: float) -> _Listing:
     if not root.is_dir():
         raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
     has_train = (root / "train").is_dir()
+    if not has_train and (lonely := next((name for name in _TESTS if (root / name).is_dir()), None)):
+        raise ConfigError("dataset", f"must have train/ beside {lonely}/, and {root} has none")
     train = root / "train" if has_train else root
     test = next((root / name for name in _TESTS if has_train and (root / name).is_dir()), None)
     classes, every = _classes(train)
@@ -166,16 +174,30 @@ def _classes(root: Path) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
     names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     found: list[tuple[str, int]] = []
     for label, name in enumerate(names):
-        there = sorted(
-            str(path)
-            for path in (root / name).rglob("*")
-            if path.suffix.lower() in imagefiles.SUFFIXES and not path.name.startswith(".") and path.is_file()
-        )
+        there = sorted(_images(root / name))
         if not there:
             kinds = ", ".join(imagefiles.SUFFIXES)
             raise ConfigError("dataset", f"must have an image in every class, and {root / name} has none ({kinds})")
         found += [(path, label) for path in there]
     return tuple(names), tuple(found)
+
+
+def _images(root: Path) -> Iterator[str]:
+    """The image files below a folder, where links lead too, but nothing hidden."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen: set[str] = set()
+    for place, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link may lead back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.suffix.lower() in imagefiles.SUFFIXES and path.is_file():
+                yield str(path)
 
 
 def _split(classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: float, root: Path) -> _Listing:
@@ -203,7 +225,7 @@ def _key(root: Path, listing: _Listing, image_size: int) -> str:
     for half in (listing.train, listing.test):
         for path, label in half:
             stat = Path(path).stat()
-            state.update(f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            state.update(f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
         state.update(b"\n")
     return state.hexdigest()[:16]
 
@@ -300,13 +322,19 @@ def _array_split(path: str, half: Any, name: str) -> Split:
     """One half of what a function returned, as the loader takes it."""
     try:
         images, labels = (np.asarray(each) for each in half)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # torch's tensors that have a gradient raise the last one
         raise ConfigError(
             "dataset", f"must return (images, labels) for {name}, and {path} returns {brief(half)}"
         ) from None
     if images.ndim == 3:
         images = np.repeat(images[..., None], 3, axis=3)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
+    if (
+        images.dtype != np.uint8
+        or not images.size
+        or images.ndim != 4
+        or images.shape[1] != images.shape[2]
+        or images.shape[3] != 3
+    ):
         raise ConfigError(
             "dataset",
             f"must return uint8 images (N, side, side, 3) or (N, side, side), and the {name} images of {path} are "

@@ -125,7 +125,7 @@ def log_model(
         outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
-    name = re.sub("[.:]", "_", run.info.run_name)  # MLflow takes neither here
+    name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
     with _one_at_a_time:
         learned, weights = load()
         logged = client.create_logged_model(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
+from cifar_ray.config import imports
 from cifar_ray.config.train import ResolvedConfig, is_own
 from cifar_ray.training import own
 
@@ -37,12 +38,14 @@ class Lookahead(torch.optim.SGD):
             for parameter in group["params"]:
                 if "slow" not in self.state[parameter]:
                     self.state[parameter]["slow"] = parameter.detach().clone()
+        self._drawn = False  # torch runs this optimizer's hooks after the inner step, too
         done = super().step(closure)
         for group in self.param_groups:
             if (kept := group.get("kept")) is not None:
                 for parameter in group["params"]:
                     slow: Tensor = self.state[parameter]["slow"]
                     parameter.copy_(slow.lerp_(parameter, 1 - kept))
+        self._drawn = True
         return done
 
 
@@ -53,6 +56,8 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     matrices. With ``ema``, a parameter's moving average is part of its state.
     """
     made = _build(model, config)
+    if is_own(config.schedule):
+        imports.check_source(config, "schedule")
     if config.ema is not None:
         for group in made.param_groups:
             group["ema"] = config.ema
@@ -83,13 +88,17 @@ def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def _follow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Draw the moving averages to the weights that have just moved; a pipeline's ranks have those of their stage."""
+    """Draw the moving averages to the weights that have just moved."""
+    if isinstance(optimizer, Lookahead) and not optimizer._drawn:
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            if parameter.grad is None:  # of another rank's stage, which has its state
+                continue
             state = optimizer.state[parameter]
             if _AVERAGE in state:
                 state[_AVERAGE].mul_(group["ema"]).add_(parameter, alpha=1 - group["ema"])
-            elif parameter.grad is not None:
+            else:
                 state[_AVERAGE] = parameter.detach().clone()
 
 

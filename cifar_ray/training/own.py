@@ -49,9 +49,10 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
     return made
 
 
+@functools.cache
 def course(path: str) -> Callable[[float], float]:
     """The user's function of the share that is done."""
-    return _load(path)
+    return imports.load(path, "schedule")
 
 
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
@@ -73,11 +74,6 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
         with torch.random.fork_rng(devices=[]):
             _check_optimizer(config.optimizer, models.build(config, data.spec(config)), make)
     _checked.add(repr(config))
-
-
-@functools.cache
-def _load(path: str) -> Callable[[float], float]:
-    return imports.load(path, "schedule")
 
 
 def _check_course(path: str) -> None:

@@ -257,6 +257,17 @@ def test_the_moving_average_is_that_of_the_weights_and_does_not_change_them(tmp_
         assert all(torch.equal(mine, other) for mine, other in zip(hidden, weights, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "gpipe", "local_sgd"])
+def test_it_goes_on_after_a_stop(strategy: str, tmp_path: Path) -> None:
+    options = {"sync_every": 2} if strategy == "local_sgd" else {}
+    wanted = config(strategy, "1x2", ema=0.9, steps_per_epoch=6, checkpoint_every=2, log_every=1, **options)
+    train_on_ranks(wanted, tmp_path / "unbroken")
+    train_on_ranks(wanted, tmp_path / "stopped", stop_after=3)
+    train_on_ranks(wanted, tmp_path / "stopped")
+    unbroken, stopped = (checkpoint.load(tmp_path / name / "step-00000006") for name in ("unbroken", "stopped"))
+    assert digest(stopped) == digest(unbroken)
+
+
 @pytest.mark.parametrize(
     ("strategy", "topology"), [("ddp", "1x2"), ("gather_scatter", "1x2"), ("fsdp", "1x2"), ("reproducible", "2x2")]
 )

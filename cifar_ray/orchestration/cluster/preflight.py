@@ -118,4 +118,5 @@ def checkpoint_bytes(config: TrainConfig) -> int:
     whole = sum(tensor.nbytes for tensor in model.state_dict().values())
     learned = sum(parameter.nbytes for parameter in model.parameters())
     moments = 2 if config.optimizer == "adamw" else int(bool(config.momentum))
+    moments += config.ema is not None
     return whole + moments * learned

@@ -18,7 +18,7 @@ from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, classifier, hardware, manifest
+from cifar_ray.training import checkpoint, classifier, hardware, manifest, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -136,6 +136,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     model = classifier.restore(found.address, snapshot)
     config = snapshot.config
     dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
+    recipe.with_images(config, dataset)  # those that it learned with
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))

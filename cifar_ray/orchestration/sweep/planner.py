@@ -15,7 +15,7 @@ from typing import Any
 
 import ray.tune
 
-from cifar_ray import models, storage
+from cifar_ray import data, models, storage
 from cifar_ray.config import runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
@@ -58,6 +58,24 @@ def _domain(values: Any) -> Any:
     if isinstance(values, Range):
         return getattr(ray.tune, values.kind)(values.low, values.high)
     return ray.tune.choice(sweeps.listed(values))
+
+
+def absolute(config: SweepConfig) -> SweepConfig:
+    """The sweep with its folders of images independent of the working folder, so that it can be resumed from another.
+
+    Raises:
+        ConfigError: when ``~`` stands for nobody's home folder.
+    """
+
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        named = values.get("dataset")
+        if isinstance(named, str):
+            return {**values, "dataset": data.own.absolute(named)}
+        if isinstance(named, list | tuple):
+            return {**values, "dataset": [data.own.absolute(str(each)) for each in named]}
+        return dict(values)
+
+    return dataclasses.replace(config, train=of(config.train), grid=tuple(of(axes) for axes in config.grid))
 
 
 @dataclass

@@ -26,7 +26,7 @@ from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.sweep import precision
-from cifar_ray.orchestration.sweep.planner import Trial, create, draw, lock, plan, read, refuse, write_cells
+from cifar_ray.orchestration.sweep.planner import Trial, absolute, create, draw, lock, plan, read, refuse, write_cells
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import Tuning
@@ -84,6 +84,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     """
     begun = begun or time.time()
     imports.refuse_while_importing()
+    config = absolute(config)
     trials = plan(sweeps.cells(config, draw(config)))
     refuse(config, trials)
     base = config.base

@@ -56,6 +56,14 @@ SIZES = {"batch_size": [16]}
         ({"grid": {"bucket_cap_mb": [1e20, 1e-05]}}, ["bucket-cap-mb1e20 1x1 seed0", "bucket-cap-mb1e-05 1x1 seed0"]),
         ({"grid": {"max_failures": [1, 2], "max_staleness": [None]}}, ["max-failures1 1x1 seed0", "max-failures2 1x1 seed0"]),
         ({"grid": {"augment": ["crop", "mixup"]}}, ["augment-crop 1x1 seed0", "augment-mixup 1x1 seed0"]),
+        (
+            {"grid": {"dataset": ["folder:/a/one", "folder:/a/two", "mnist"]}},
+            ["one 1x1 seed0", "two 1x1 seed0", "mnist 1x1 seed0"],
+        ),
+        (
+            {"grid": {"dataset": ["folder:/a/one", "folder:/b/one"]}},
+            ["folder:/a/one 1x1 seed0", "folder:/b/one 1x1 seed0"],
+        ),
         # What only follows from the grid is left out where something else tells the cells apart.
         (
             {

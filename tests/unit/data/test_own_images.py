@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -200,6 +201,7 @@ def one_class(root: Path) -> None:
             ".ppm, .tif, .tiff, .webp)",
         ),
         (broken, {}, "cannot read image {root}/train/3/broken.png: it is truncated or damaged"),
+        (without("train"), {}, "--dataset must have train/ beside test/, and {root} has none"),
         (without(), {"image_size": 16}, ""),
         (
             without(),
@@ -333,6 +335,29 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
     assert refusal("nowhere:load") == (
         f"--dataset must name a module that can be imported here, in {tmp_path}: there is no nowhere"
     )
+
+
+def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: Path, tmp_path: Path) -> None:
+    before = len(data.read(of(root)).train.labels)
+    own._listing.cache_clear()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    image = next((root / "train" / "3").iterdir())
+    (outside / os.fsdecode(b"linked\xff.png")).write_bytes(image.read_bytes())
+    (root / "train" / "3" / "more").symlink_to(outside)
+    (root / "train" / "3" / "back").symlink_to(root / "train" / "3")
+    (root / "train" / "3" / ".ipynb_checkpoints").mkdir()
+    (root / "train" / "3" / ".ipynb_checkpoints" / "0.png").write_bytes(image.read_bytes())
+    assert len(data.read(of(root)).train.labels) == before + 1
+
+
+def test_a_damaged_copy_is_named(root: Path) -> None:
+    data.read(of(root))
+    (kept,) = (data.folder(None) / "folders").glob("images-*")
+    (kept / "train_images.npy").write_bytes(b"")
+    assert refusal(root) == f"--data-dir must have whole files, and those in {kept} are not; remove that folder"
+    shutil.rmtree(kept)
+    assert len(data.read(of(root)).train.labels) == 100
 
 
 def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:

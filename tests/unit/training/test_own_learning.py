@@ -123,3 +123,21 @@ def test_files_of_all_functions_go_to_a_cluster(tmp_path: Path, monkeypatch: pyt
     shipped = {module.__name__ for module in imports.to_ship(imports.functions(config))}
     sys.modules.pop("courses")
     assert shipped == {"tests", "courses"}
+
+
+def test_an_average_is_drawn_once_a_step_where_torch_runs_hooks_twice() -> None:
+    """With speednet's Lookahead, after a plain SGD has been made in this process."""
+    torch.optim.SGD(nn.Linear(1, 1).parameters())
+    config = resolved({"dataset": "digits", "model": "speednet"}, ema=0.9)
+    model = nn.Sequential(nn.Linear(3, 2))
+    made = optimizer.build(model, config)
+    weight, seen = model[0].weight, []
+    for step in range(2):
+        weight.grad, model[0].bias.grad = torch.ones_like(weight), torch.ones(2)
+        optimizer.schedule(made, config, step, 20)
+        made.step()
+        seen.append(weight.detach().clone())
+    torch.testing.assert_close(made.state[weight]["ema"], seen[1].lerp(seen[0], 2 / 11))
+    with optimizer.averaged(made):
+        assert not torch.equal(weight, seen[1])
+    assert torch.equal(weight, seen[1])
