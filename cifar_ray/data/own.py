@@ -67,7 +67,7 @@ def look(config: TrainConfig) -> Images:
     if config.dataset.startswith(FOLDER):
         root = _path(config.dataset)
         with _reading(root):
-            listing = _listing(root, config.test_share)
+            listing = _listing(root, config.test_share, _stamp(root))
         return Images(len(listing.classes), len(listing.train), len(listing.test), config.image_size)
     return described(_from_function(config.dataset))
 
@@ -90,7 +90,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         return _from_function(config.dataset)
     root = _path(config.dataset)
     with _reading(root):
-        listing = _listing.__wrapped__(root, config.test_share)  # it may have changed since a first look
+        listing = _listing.__wrapped__(root, config.test_share)  # deeper folders may have changed since a first look
         key = _key(root, listing, config.image_size)
     home = folder(config.data_dir) / "folders"
     kept = home / f"{root.name[:100]}-{key}"
@@ -132,9 +132,15 @@ def _reading(root: Path) -> Iterator[None]:
         ) from None
 
 
+def _stamp(root: Path) -> tuple[int, ...]:
+    """The times at which a folder and those of its classes got or lost a file."""
+    folders = (root, *root.glob("*/"), *root.glob("*/*/"))
+    return tuple(each.stat().st_mtime_ns for each in folders if each.is_dir())
+
+
 @functools.cache
-def _listing(root: Path, test_share: float) -> _Listing:
-    """The files of a folder, in the order of their names.
+def _listing(root: Path, test_share: float, stamp: tuple[int, ...] = ()) -> _Listing:
+    """The files of a folder, in the order of their names; read again when ``stamp`` is another.
 
     Raises:
         ConfigError: when there is no such folder, or its classes or images do not do.
@@ -302,18 +308,27 @@ def _from_function(path: str) -> Dataset:
         raise ConfigError(
             "dataset", f"must return images of one size, and those of {path} differ between training and test"
         )
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    learned = np.unique(train.labels)
+    classes = len(learned)
+    if (
+        classes < 2
+        or not np.array_equal(learned, np.arange(classes))
+        or not set(np.unique(test.labels)) <= set(learned)
+    ):
+        raise ConfigError(
+            "dataset",
+            "must have labels from 0, without a gap, of at least two classes, and no others in the test; those of "
+            f"{path} are {classes} kinds, {learned[0]} to {max(learned[-1], test.labels.max())}",
+        )
     given = returned[2] if len(returned) == 3 else range(classes)
     names = tuple(map(str, given)) if isinstance(given, list | tuple | range) else ()
     if not names or len(set(names)) < len(names):
         raise ConfigError(
             "dataset", f"must return a list of the classes' names, no two alike; {path} has {brief(given)}"
         )
-    if min(train.labels.min(), test.labels.min()) < 0 or len(names) < max(classes, 2):
+    if len(names) != classes:
         raise ConfigError(
-            "dataset",
-            f"must have labels from 0, one for each of at least two classes; those of {path} are "
-            f"{int(train.labels.min())} to {classes - 1}, and there are {len(names)} names",
+            "dataset", f"must return a name for each class; {path} has {classes} classes and {len(names)} names"
         )
     return _made(path, train, test, names)
 

@@ -227,6 +227,13 @@ def test_nothing_is_left_of_images_that_could_not_be_decoded(root: Path, tmp_pat
     assert [path.suffix for path in (tmp_path / "decoded" / "folders").iterdir()] == [".lock"]
 
 
+def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
+    before = of(root).images.train
+    some = next(root.glob("train/0/*.png"))
+    shutil.copy(some, some.with_name("new.png"))
+    assert of(root).images.train == before + 1
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert refusal(nowhere) == f"--dataset must name a folder that is there, and there is no {nowhere}"
@@ -319,7 +326,17 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
         ),
         (
             "half(12), half(6), ['cat', 'dog']",
-            "must have labels from 0, one for each of at least two classes; those of {path} are",
+            "must return a name for each class; {path} has 3 classes and 2 names",
+        ),
+        (
+            "(half(12)[0], np.arange(12) % 3 + 7), half(6)",
+            "must have labels from 0, without a gap, of at least two classes, and no others in the test; those of "
+            "{path} are 3 kinds, 7 to 9",
+        ),
+        (
+            "(half(12)[0], np.arange(12) % 2), half(6)",
+            "must have labels from 0, without a gap, of at least two classes, and no others in the test; those of "
+            "{path} are 2 kinds, 0 to 2",
         ),
     ],
 )
