@@ -93,17 +93,12 @@ def test_a_function_that_gives_every_worker_another_model_is_refused(tmp_path: P
         train_on_ranks(config, tmp_path)
 
 
-@pytest.mark.fault
-def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine: Path) -> None:
-    person.succeeds(*WORDS, "--run-name", "calm")
-    with person.starts(*WORDS, "--run-name", "killed") as run:
-        run.until("epoch 3/40")
-        run.kill(signal.SIGKILL)
-        run.end()
+def refused_while_changed(person: Person, mine: Path, *words: str) -> None:
+    """Change the model's file, then an image; ``words`` are refused each time, and all is undone."""
     kept = mine.read_text()
     mine.write_text(kept.replace("ReLU", "GELU"))
     sentence = f"--model must be as the run began with it: {mine} has changed since; undo that, or begin a new run"
-    assert person.refused("resume", "killed").startswith(sentence)
+    assert person.refused(*words).startswith(sentence)
     mine.write_text(kept)
     one, other = sorted((person.home / "images").glob("train/[01]/*.png"))[::100][:2]
     image = one.read_bytes()
@@ -111,8 +106,18 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
     changed = (
         f"--dataset must have the images that the run began with, and those of folder:{person.home}/images have changed"
     )
-    assert person.refused("resume", "killed").startswith(changed)
+    assert person.refused(*words).startswith(changed)
     one.write_bytes(image)
+
+
+@pytest.mark.fault
+def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine: Path) -> None:
+    person.succeeds(*WORDS, "--run-name", "calm")
+    with person.starts(*WORDS, "--run-name", "killed") as run:
+        run.until("epoch 3/40")
+        run.kill(signal.SIGKILL)
+        run.end()
+    refused_while_changed(person, mine, "resume", "killed")
     person.succeeds("resume", "killed")
     calm, killed = (person.run_named(name).data for name in ("calm", "killed"))
     assert calm.tags["cifar_ray.weights_sha256"] == killed.tags["cifar_ray.weights_sha256"]
@@ -131,6 +136,18 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
     assert person.refused("evaluate", "killed") == (
         f"--model must name a module that can be imported here, in {person.home}: there is no mine"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_sweep_goes_on_with_the_files_that_it_began_with(person: Person, mine: Path) -> None:
+    words = [*WORDS[1:], "--name", "held", "--max-concurrent", "1", "--grid", "seed=0,1"]
+    with person.starts("sweep", *words) as run:
+        run.until("seed0: epoch 3/40")
+        run.kill(signal.SIGKILL)
+        run.end()
+    refused_while_changed(person, mine, "sweep", "--resume", "held")
+    assert "sweep held: 2 finished" in person.succeeds("sweep", "--resume", "held", "--quiet").stdout
 
 
 @pytest.mark.slow

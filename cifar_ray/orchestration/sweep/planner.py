@@ -16,11 +16,11 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import data, models, storage
-from cifar_ray.config import runfile, schema, sweepfile
+from cifar_ray.config import imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import OF_OWN, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run import names
@@ -210,7 +210,7 @@ def _taken(name: str, store: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """Write what a later driver cannot compute: combinations drawn, cells skipped, precision and CPUs decided.
+    """Write what a later driver cannot compute: what was drawn, skipped, decided, and found in the user's own files.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -221,6 +221,7 @@ def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
             "skipped": trial.reason,
             "precision": trial.config.precision if trial.config else "auto",
             "cpus_per_worker": trial.config.cpus_per_worker if trial.config else None,
+            "found": runfile.found(trial.config) if trial.config else {},
         }
         for trial in trials
     ]
@@ -229,7 +230,11 @@ def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
 
 
 def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
-    """Read a sweep as its first driver planned it."""
+    """Read a sweep as its first driver planned it.
+
+    Raises:
+        ConfigError: when its folder is gone or damaged, or the file of a function of the user's own has changed.
+    """
     folder = storage.at(known.folder)
     try:
         kept = json.loads(folder.read(_CELLS))
@@ -246,9 +251,18 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
             del values["seed"]
         if values not in chosen:
             chosen.append(values)
-    trials = plan(sweeps.cells(config, chosen))
-    for trial in trials:  # in another order, perhaps, than the sweep's first driver had
-        entry = next(entry for values, entry in entries if values == trial.cell.values)
+    cells = []
+    for cell in sweeps.cells(config, chosen):  # in another order, perhaps, than the sweep's first driver had
+        entry = next(entry for values, entry in entries if values == cell.values)
+        if cell.config is not None:
+            begun = runfile.merge(cell.config, entry.get("found", {}))
+            for key in OF_OWN:
+                if is_own(getattr(begun, key)):
+                    imports.check_source(begun, key)
+            cell = dataclasses.replace(cell, config=begun)
+        cells.append((cell, entry))
+    trials = plan([cell for cell, _ in cells])
+    for trial, (_, entry) in zip(trials, cells, strict=True):
         if entry["skipped"]:
             trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
         elif trial.config is not None:
