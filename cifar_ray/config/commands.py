@@ -97,6 +97,10 @@ class SweepCommand(TrainConfig):
     """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them; when not
     given, the former where --batch-size alone is named, in the grid or for all runs, else the latter."""
 
+    measure: Literal["all", "accuracy", "times"] = "all"
+    """What the runs are made for: with 'accuracy' a report leaves out their times, such as those on a busy machine,
+    and with 'times' what they have learned, such as in a hundred steps."""
+
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""
 

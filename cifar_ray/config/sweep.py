@@ -84,6 +84,10 @@ class SweepConfig:
     'global_batch', for which batch_size is that of a single worker. When not given: the former where batch_size alone
     is named, in the grid or for all runs, else the latter."""
 
+    measure: Literal["all", "accuracy", "times"] = "all"
+    """What the runs are made for. With 'accuracy' a report leaves out their times, such as those of runs on a busy
+    machine; with 'times' it leaves out what they have learned, such as in a hundred steps."""
+
     search: Literal["grid", "random"] = "grid"
     """Every combination, or --samples combinations drawn at random."""
 

@@ -23,7 +23,7 @@ def load(path: str | Path) -> dict[str, Any]:
     return runfile.read(path)
 
 
-_OF_SWEEP = ("name", "seeds", "hold", "search", "samples", "scheduler", "skip_infeasible", "max_concurrent")
+_OF_SWEEP = ("name", "seeds", "hold", "measure", "search", "samples", "scheduler", "skip_infeasible", "max_concurrent")
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:

@@ -274,7 +274,8 @@ def images_to(target: float) -> Measure:
 
 def images_trained(trial: Trial) -> float | None:
     """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
-    epochs, images = max(by_step(trial, "epoch_s"), default=0), images_per_epoch(trial)
+    recorded = {**by_step(trial, "epoch_s"), **by_step(trial, "test/accuracy")}
+    epochs, images = max(recorded, default=0), images_per_epoch(trial)
     return epochs * images if epochs and images is not None else None
 
 

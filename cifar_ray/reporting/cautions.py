@@ -18,6 +18,7 @@ def cautions(study: Study) -> list[str]:
     return [
         *study.cautions,
         *_unfinished(study),
+        *_left_out(study),
         *_not_a_clusters(study),
         *_side_by_side(study),
         *_mixed(study),
@@ -44,11 +45,23 @@ def _unfinished(study: Study) -> list[str]:
     return said
 
 
+def _left_out(study: Study) -> list[str]:
+    """Runs of which some figures are not shown."""
+    finished = [trial for trial in study.trials if trial.finished]
+    said = []
+    for measure, what, other in (("accuracy", "accuracies", "their times are"), ("times", "times", "accuracies are")):
+        if count := sum(trial.measure == measure for trial in finished):
+            those = "All" if count == len(finished) else f"{count} of {len(finished)}"
+            said.append(f"{those} finished runs were made for their {what} alone: {other} left out.")
+    return said
+
+
 def _not_a_clusters(study: Study) -> list[str]:
-    those = [trial for trial in study.trials if trial.finished and trial.tags.get("times_are_a_clusters") == "false"]
+    timed = [trial for trial in study.trials if trial.finished and trial.measure != "accuracy"]
+    those = [trial for trial in timed if trial.tags.get("times_are_a_clusters") == "false"]
     if not those:
         return []
-    finished = sum(trial.finished for trial in study.trials)
+    finished = len(timed)
     share = "All times" if len(those) == finished else f"Times of {len(those)} of {finished} finished runs"
     return [
         f"{share} are not a cluster's: nodes or CPUs were only counted on one machine, "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import audit, measures, peers, scaling
+from cifar_ray.reporting import aggregate, audit, measures, peers, scaling
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.cells import Group, measured, micro_batches, unrecorded
 from cifar_ray.reporting.contents import Entry, Section, Table
@@ -37,6 +37,7 @@ _PRINTED = {
     "memory_gb": (measures.MEMORY, _GB),
 }
 _FOLDED = ("precision", "recall", "f1", "specificity")
+_TIMES = ("training_seconds", "seconds_per_iteration", "images_per_second", "gpu_utilisation", "memory_gb")
 _OF_RANKS = "of every rank"
 _SINGLE = "single"
 _NONE = "no finished run of the same kind"
@@ -137,13 +138,16 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     ranks = about == _OF_RANKS
     rows = []
     for row in theirs:
-        fitting = [one for one in group.among if _fits(one, row)]
-        for one in fitting or (None,):
-            entries = [*_shares(paper, group, theirs, row, one)] if relative else []
+        fitting = _rows_of([one for one in group.among if _fits(one, row)])
+        for timed, learned in fitting:
+            entries = [*_shares(paper, group, theirs, row, timed)] if relative else []
             for name in names:
-                entries += [_published(name, row, ranks), _own(one, name, ranks)]
+                own = _own(timed if name in _TIMES else learned, name, ranks)
+                if timed is not None and learned is not None and timed is not learned and name == "training_seconds":
+                    own = _computed(timed, learned)
+                entries += [_published(name, row, ranks), own]
             label = _label(row)
-            label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
+            label += f" (ours: {group.names.row(learned)})" if learned is not None and len(fitting) > 1 else ""
             rows.append((label, entries))
     base = " ".join(paper["base"].values())
     titles = [f"{_name(relative)}, % of {base}"] if relative else []
@@ -152,6 +156,27 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     title = f"{first.model} on {first.dataset}" + (f": {about}" if about else "")
     columns = [f"{title}, {side}" for title in titles for side in ("theirs", "ours")]
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, ["Configuration", *columns], rows)
+
+
+def _rows_of(fitting: Sequence[Configuration]) -> Sequence[tuple[Configuration | None, Configuration | None]]:
+    """Whose times and whose accuracies stand in one row: one configuration's, or those of two, each made for one."""
+    if not fitting:
+        return [(None, None)]
+    of = {measure: [one for one in fitting if one.trials[0].measure == measure] for measure in ("times", "accuracy")}
+    if len(fitting) == 2 and all(of.values()):
+        return [(of["times"][0], of["accuracy"][0])]
+    return [(one, one) for one in fitting]
+
+
+def _computed(timed: Configuration, learned: Configuration) -> Entry:
+    """Seconds of a whole training at the speed of the steps that were timed."""
+    images, speed = learned.statistic(aggregate.images_trained), timed.statistic(measures.IMAGES_PER_S.measure)
+    if images is None or speed is None or speed.mean <= 0:
+        return Entry(note="no images/s were recorded")
+    seconds = images.mean / speed.mean
+    ids = (*images.run_ids, *speed.run_ids)
+    text = measures.TRAINING_TIME.number(seconds)
+    return Entry(text, seconds, None, speed.n, run_ids=ids, note="computed from measured steps for as many images")
 
 
 def _faults(paper: Mapping[str, Any], rows: Sequence[_Row]) -> list[tuple[str, Sequence[Entry]]]:

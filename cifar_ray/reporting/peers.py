@@ -55,8 +55,17 @@ def equal_work(trials: Iterable[Trial]) -> bool:
 
 
 def difference(among: Iterable[Configuration]) -> str:
-    """How the work of finished runs differs, as the beginning of a sentence; empty where it is equal."""
+    """How the work of finished runs differs, as the beginning of a sentence; empty where it is equal.
+
+    Runs that were made for their times are not held against those made for their accuracies.
+    """
     trials = _finished(among)
+    timed = [trial for trial in trials if trial.measure != "accuracy"]
+    learned = [trial for trial in trials if trial.measure != "times"]
+    return _unequal(timed) or _unequal(learned)
+
+
+def _unequal(trials: Sequence[Trial]) -> str:
     if equal_work(trials):
         return ""
     known = [images for trial in trials if (images := aggregate.images_trained(trial)) is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def build(study: Study, baseline: str | None = None, price: Price | None = None,
     """
     from cifar_ray.reporting import charts  # matplotlib takes seconds to import
 
+    study = replace(study, trials=[trial.meant for trial in study.trials])
     return Report(
         study=study,
         findings=words.findings(study, price),

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+MEASURE_TAG = "cifar_ray.measure"
+"""Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
+
+_T = TypeVar("_T")
+_TIMES = re.compile(r"time/.*|system/.*|images_per_s")
+_LEARNED = re.compile(r"(test|best|train)/.*")
 
 
 def placement(topology: str) -> tuple[int, int] | None:
@@ -57,6 +65,26 @@ class Trial:
     def finished(self) -> bool:
         """Whether the run has finished, so that its figures are final."""
         return self.status == "FINISHED"
+
+    @property
+    def measure(self) -> str:
+        """What it was made for: ``accuracy``, ``times`` or ``all``."""
+        return self.tags.get(MEASURE_TAG, "all")
+
+    @property
+    def meant(self) -> Trial:
+        """Itself with the figures alone that it was made for."""
+
+        def left(named: Mapping[str, _T], out: Callable[[str], object]) -> dict[str, _T]:
+            return {name: value for name, value in named.items() if not out(name)}
+
+        if self.measure == "times":
+            out = _LEARNED.fullmatch
+            return replace(self, metrics=left(self.metrics, out), history=left(self.history, out), confusion=None)
+        if self.measure == "accuracy":
+            history = left(self.history, lambda name: name == "epoch_s" or _TIMES.fullmatch(name))
+            return replace(self, metrics=left(self.metrics, _TIMES.fullmatch), history=history)
+        return self
 
     @property
     def model(self) -> str:

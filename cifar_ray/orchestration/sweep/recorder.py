@@ -22,6 +22,7 @@ from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import MEASURE_TAG
 from cifar_ray.training.observer import PHASES, EpochRecord
 
 _STORE_PATIENCE_S = 60.0
@@ -110,7 +111,7 @@ class SweepRecorder:
         assert trial.folder is not None
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.run_id)
-        tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name}
+        tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
         dataset, folder = self.datasets[trial.config.dataset_key], trial.folder
         return RunRecord.create(
             self.client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags

@@ -285,7 +285,15 @@ def test_words_of_the_command_line() -> None:
 
 
 SHARED = {"epochs": 5, "batch_size": 16, "vit": {"heads": 1}}
-OF_SWEEP = {"name": "n", "seeds": "2", "hold": "batch", "search": "random", "samples": "3", "scheduler": "asha"}
+OF_SWEEP = {
+    "name": "n",
+    "seeds": "2",
+    "hold": "batch",
+    "measure": "times",
+    "search": "random",
+    "samples": "3",
+    "scheduler": "asha",
+}
 
 
 @pytest.mark.parametrize(

@@ -157,3 +157,64 @@ def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
 def test_studies_that_hold_different_batches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"must hold the same batch size as workers change, got .*global_batch"):
         exported.together([study(trial(), name="a"), study(trial(), name="b", hold="global_batch")])
+
+
+def of_two_sweeps() -> Study:
+    """A hundred steps on an emulated cluster for the times, and whole runs on a busy machine for the accuracies."""
+    steps = {"epochs": "1", "steps_per_epoch": "100"}
+    times, accuracies = (
+        {"cifar_ray.measure": measure, "cifar_ray.hardware": f"AMD EPYC ({where})"}
+        for measure, where in (("times", "emulated"), ("accuracy", "busy"))
+    )
+    timed = [
+        trial("1x1", training_s=4, images=1600, images_per_s=400, accuracies=(0.1,), params=steps, tags=times),
+        trial("2x2", training_s=5, images=6400, images_per_s=1280, accuracies=(0.1,), params=steps, tags=times),
+    ]
+    busy = {"times_are_a_clusters": "false"}
+    learned = [
+        trial("1x1", training_s=900, images_per_s=7, run_id="a", tags=accuracies),
+        trial("2x2", training_s=100, images_per_s=9, run_id="b", accuracies=(0.7,) * 3, tags={**accuracies, **busy}),
+    ]
+    return exported.together([study(*timed, name="times"), study(*learned, name="accuracies", run_id="other")])
+
+
+def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
+    made = report.build(of_two_sweeps(), "rangoju_katneni_2025")
+    (finding,) = made.findings
+    assert [(one.title, one.figure) for one in finding.highlights] == [
+        ("Fastest", "1,280.0 images/s"),
+        ("Most accurate", "70.00 %"),
+        ("Best speed-up for its workers", "3.20 times"),
+    ]
+    assert list(made.cautions)[:2] == [
+        "2 of 4 finished runs were made for their accuracies alone: their times are left out.",
+        "2 of 4 finished runs were made for their times alone: accuracies are left out.",
+    ]
+    assert not [line for line in made.cautions if "not a cluster's" in line]
+    assert made.comparison is not None
+    rows = dict(made.comparison.tables[0].rows)
+    shown = dict(zip(made.comparison.tables[0].columns[1:], rows["2x2, batch 16"], strict=True))
+    assert {title.removesuffix(", ours"): entry.text for title, entry in shown.items() if "ours" in title} == {
+        "Training, % of 1x1": "31.2",  # 400 of 1280 images/s
+        "Training (s)": "117.19",  # three epochs of 50,000 images at 1280 images/s
+        "Accuracy (%)": "70.00",
+    }
+    assert shown["Training (s), ours"].note == "computed from measured steps for as many images"
+
+
+def test_what_a_run_was_not_made_for_is_in_no_table_and_no_chart() -> None:
+    made = report.build(of_two_sweeps())
+    (section,) = made.sections
+    shown = [
+        (label, column)
+        for table in (*section.tables, *section.folded)
+        for label, entries in table.rows
+        for column, entry in zip(table.columns[1:], entries, strict=True)
+        if entry.text
+    ]
+    of_busy = {column for label, column in shown if "busy" in label}
+    of_emulated = {column for label, column in shown if "emulated" in label}
+    assert {"Accuracy (%)", "Epochs"} <= of_busy
+    assert not {"Images/s", "Training (s)", "Total (s)", "Speed-up (times)"} & of_busy
+    assert {"Images/s", "Training (s)", "Speed-up (times)"} <= of_emulated
+    assert not {"Accuracy (%)", "F1 (%)", "Epochs"} & of_emulated
