@@ -80,13 +80,15 @@ def _mixed(study: Study) -> list[str]:
     """Figures side by side in one table that come from different programs or machines."""
     said = []
     finished = [trial for trial in study.trials if trial.finished]
+    timed = [trial for trial in finished if trial.measure != "accuracy"]
     for tag, what in (
         ("mlflow.source.git.commit", "commits of the program"),
         ("cifar_ray.machine", "machines"),
         ("cifar_ray.hardware", "kinds of hardware"),
         ("version.torch", "versions of PyTorch"),
     ):
-        values = list(dict.fromkeys(trial.tags[tag] for trial in finished if tag in trial.tags))
+        those = timed if tag == "cifar_ray.hardware" else finished
+        values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
             said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
     if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
@@ -130,7 +132,7 @@ def _outliers(study: Study) -> list[str]:
 
 def _single(study: Study) -> list[str]:
     among = [one for one in aggregate.configurations(study) if one.finished]
-    single = sum(len(one.finished) == 1 for one in among)
+    single = sum(1 in Counter(trial.measure for trial in one.finished).values() for one in among)
     if not single:
         return []
     share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"

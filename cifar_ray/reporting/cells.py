@@ -40,9 +40,11 @@ class Column(NamedTuple):
 
 def measured(one: Configuration, figure: Figure, why: Why) -> Entry:
     """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
-    found, runs = one.statistic(figure.measure), len(one.finished)
+    found = one.statistic(figure.measure)
     if found is None:
         return Entry(note="; ".join(dict.fromkeys(why(trial) for trial in one.finished)))
+    made_for_it = {trial.measure for trial in one.finished if trial.run_id in found.run_ids}
+    runs = sum(trial.measure in made_for_it for trial in one.finished)
     lacking = f"{runs - found.n} of {runs} finished runs do not have it" if found.n < runs else ""
     note = "; ".join(filter(None, (figure.remarks(one.finished), lacking)))
     return _entry(figure, found, note, runs)

@@ -112,7 +112,7 @@ def _grouped(
     found = panels(study, _having(figure.measure))
     if not found:
         return None
-    caption += _spread(found) + (_unequal(found) if figure.alike == "work" else "")
+    caption += _spread(found) + (_unequal(found, figure) if figure.alike == "work" else "")
     return _chart(key, title, caption, draw.grouped, names, found, figure, dots)
 
 
@@ -122,10 +122,10 @@ def _spread(found: Sequence[Panel]) -> str:
     return " Means over the seeds; error bars and bands show one sample standard deviation." if several else ""
 
 
-def _unequal(found: Sequence[Panel]) -> str:
+def _unequal(found: Sequence[Panel], figure: Figure) -> str:
     """What a caption says of figures that grow with the work, where that of a panel's runs is not equal."""
     for panel in found:
-        if unequal := peers.difference(panel.configurations):
+        if unequal := peers.difference(panel.configurations, figure):
             return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work."
     return ""
 
@@ -137,7 +137,7 @@ def _stacked(
     if not found:
         return None
     named = {re.sub(r" \(\w+\)$", "", part.title).lower(): part for part in parts}
-    caption += _unequal(found) if key == "phases" else ""
+    caption += _unequal(found, TRAINING_TIME) if key == "phases" else ""
     return _chart(key, title, caption, draw.stacked, names, found, named, axis)
 
 

@@ -72,7 +72,8 @@ def together(studies: Sequence[Study]) -> Study:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
-    machines never share a mean. A run that several files have counts once.
+    machines never share a mean; but runs that were made for their times and runs that were made for their accuracies
+    are those of one configuration, of which each tells one part. A run that several files have counts once.
 
     Raises:
         ConfigError: when some hold the batch per worker and others the global batch.
@@ -133,10 +134,11 @@ def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
     """The axes that all studies have, with what differs between studies; none when their axes differ."""
     if len({tuple(study.axes) for study in studies}) > 1 or not studies[0].axes:
         return ()
-    axes, seen = studies[0].axes, [aggregate.values(study) for study in studies]
+    axes, seen = studies[0].axes, [(study.measure, aggregate.values(study)) for study in studies]
     differing = {
         name
-        for one, other in itertools.combinations(seen, 2)
+        for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
+        if measure == other_measure
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
         if one[section].get(name) != other[section].get(name)

@@ -37,7 +37,6 @@ _PRINTED = {
     "memory_gb": (measures.MEMORY, _GB),
 }
 _FOLDED = ("precision", "recall", "f1", "specificity")
-_TIMES = ("training_seconds", "seconds_per_iteration", "images_per_second", "gpu_utilisation", "memory_gb")
 _OF_RANKS = "of every rank"
 _SINGLE = "single"
 _NONE = "no finished run of the same kind"
@@ -138,16 +137,13 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     ranks = about == _OF_RANKS
     rows = []
     for row in theirs:
-        fitting = _rows_of([one for one in group.among if _fits(one, row)])
-        for timed, learned in fitting:
-            entries = [*_shares(paper, group, theirs, row, timed)] if relative else []
+        fitting = [one for one in group.among if _fits(one, row)]
+        for one in fitting or (None,):
+            entries = [*_shares(paper, group, theirs, row, one)] if relative else []
             for name in names:
-                own = _own(timed if name in _TIMES else learned, name, ranks)
-                if timed is not None and learned is not None and timed is not learned and name == "training_seconds":
-                    own = _computed(timed, learned)
-                entries += [_published(name, row, ranks), own]
+                entries += [_published(name, row, ranks), _own(one, name, ranks)]
             label = _label(row)
-            label += f" (ours: {group.names.row(learned)})" if learned is not None and len(fitting) > 1 else ""
+            label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
             rows.append((label, entries))
     base = " ".join(paper["base"].values())
     titles = [f"{_name(relative)}, % of {base}"] if relative else []
@@ -158,24 +154,14 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, ["Configuration", *columns], rows)
 
 
-def _rows_of(fitting: Sequence[Configuration]) -> Sequence[tuple[Configuration | None, Configuration | None]]:
-    """Whose times and whose accuracies stand in one row: one configuration's, or those of two, each made for one."""
-    if not fitting:
-        return [(None, None)]
-    of = {measure: [one for one in fitting if one.trials[0].measure == measure] for measure in ("times", "accuracy")}
-    if len(fitting) == 2 and all(of.values()):
-        return [(of["times"][0], of["accuracy"][0])]
-    return [(one, one) for one in fitting]
-
-
-def _computed(timed: Configuration, learned: Configuration) -> Entry:
+def _computed(one: Configuration) -> Entry:
     """Seconds of a whole training at the speed of the steps that were timed."""
-    images, speed = learned.statistic(aggregate.images_trained), timed.statistic(measures.IMAGES_PER_S.measure)
+    learned = replace(one, trials=tuple(trial for trial in one.trials if trial.measure == "accuracy"))
+    images, speed = learned.statistic(aggregate.images_trained), one.statistic(measures.IMAGES_PER_S.measure)
     if images is None or speed is None or speed.mean <= 0:
         return Entry(note="no images/s were recorded")
     seconds = images.mean / speed.mean
-    ids = (*images.run_ids, *speed.run_ids)
-    text = measures.TRAINING_TIME.number(seconds)
+    ids, text = (*images.run_ids, *speed.run_ids), measures.TRAINING_TIME.number(seconds)
     return Entry(text, seconds, None, speed.n, run_ids=ids, note="computed from measured steps for as many images")
 
 
@@ -233,6 +219,8 @@ def _own(one: Configuration | None, name: str, ranks: bool) -> Entry:
     figure, _ = _PRINTED[name]
     if ranks:
         return _of_ranks(one, figure)
+    if figure is measures.TRAINING_TIME and len({trial.measure for trial in one.finished}) > 1:
+        return _computed(one)
     entry = measured(one, figure, unrecorded)
     if not entry.text and name == "gpu_utilisation":
         entry = measured(one, measures.utilisation("cpu"), unrecorded)
@@ -264,7 +252,7 @@ def _shares(
         return published, Entry(note=_NONE)
     alone = [other for other in group.among if _fits(other, base) and scaling.same_work(other, one)]
     alone = [other for other in alone if scaling.may_be_base(other, one)]
-    equal = [other for other in alone if figure.alike != "work" or not peers.difference((other, one))]
+    equal = [other for other in alone if figure.alike != "work" or not peers.difference((other, one), figure)]
     computed = not equal and figure is measures.TRAINING_TIME
     if computed:
         equal, figure = alone, measures.IMAGES_PER_S

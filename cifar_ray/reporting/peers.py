@@ -54,18 +54,9 @@ def equal_work(trials: Iterable[Trial]) -> bool:
     return len(done) < 2 or (len(known) == len(done) and max(known) <= (1 + _SAME) * min(known))
 
 
-def difference(among: Iterable[Configuration]) -> str:
-    """How the work of finished runs differs, as the beginning of a sentence; empty where it is equal.
-
-    Runs that were made for their times are not held against those made for their accuracies.
-    """
-    trials = _finished(among)
-    timed = [trial for trial in trials if trial.measure != "accuracy"]
-    learned = [trial for trial in trials if trial.measure != "times"]
-    return _unequal(timed) or _unequal(learned)
-
-
-def _unequal(trials: Sequence[Trial]) -> str:
+def difference(among: Iterable[Configuration], figure: Figure) -> str:
+    """How the work of the finished runs that have a figure differs, as a sentence begins; empty where it is equal."""
+    trials = [trial for trial in _finished(among) if figure.measure(trial) is not None]
     if equal_work(trials):
         return ""
     known = [images for trial in trials if (images := aggregate.images_trained(trial)) is not None]
@@ -79,7 +70,7 @@ def better(figure: Figure, among: Sequence[Configuration]) -> str:
     finished = [one for one in among if one.finished]
     fair = {
         "": True,
-        "work": equal_work(_finished(finished)),
+        "work": equal_work(trial for trial in _finished(finished) if figure.measure(trial) is not None),
         "step": len({(one.global_batch_size, one.device) for one in finished}) < 2,
         "device": len({one.device for one in finished}) < 2,
     }

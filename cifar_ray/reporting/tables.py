@@ -240,13 +240,11 @@ def _target(group: Group, target: float | None) -> list[str]:
 def _settings(group: Group) -> list[str]:
     """How all these runs were trained, where they agree."""
     trials = [trial for one in group.among for trial in one.trials]
-    names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
-    shared = []
-    for name in ("steps_per_epoch", *names):
-        values = {trial.params[name] for trial in trials if name in trial.params}
-        if len(values) == 1 and not (name == "steps_per_epoch" and values <= _WHOLE_EPOCH):
-            shared.append(f"{name} {values.pop()}")
-    notes = [f"All of them: {', '.join(shared)}."] if shared else []
+    made_for = dict.fromkeys(trial.measure for trial in trials if trial.finished)
+    kinds = {"All of them": trials}
+    if len(made_for) > 1:
+        kinds = {f"Made for {measure}": [t for t in trials if t.measure == measure] for measure in sorted(made_for)}
+    notes = [f"{which}: {shared}." for which, those in kinds.items() if (shared := _shared(those))]
     hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})
     if hardware:
         notes.append(f"Hardware: {'; '.join(hardware)}.")
@@ -255,9 +253,23 @@ def _settings(group: Group) -> list[str]:
         kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
         counted = "" if scaling.unit(group.among) == "workers" else ", GPUs counted where a worker drives several"
         notes.append(f"Scaling is {kind}; speed-up is in images/s, against the fewest workers{counted}.")
-    if unequal := peers.difference(group.among):
-        notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of seconds, costs and accuracies is marked.")
+    of_times, of_accuracy = (peers.difference(group.among, figure) for figure in (measures.TRAINING_TIME, ACCURACY))
+    if unequal := of_times or of_accuracy:
+        lost = "seconds and costs" if of_times else "accuracies"
+        lost = "seconds, costs and accuracies" if of_times and of_accuracy else lost
+        notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
     return notes
+
+
+def _shared(trials: Sequence[Trial]) -> str:
+    """The settings in which runs agree."""
+    names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
+    shared = []
+    for name in ("steps_per_epoch", *names):
+        values = {trial.params[name] for trial in trials if name in trial.params}
+        if len(values) == 1 and not (name == "steps_per_epoch" and values <= _WHOLE_EPOCH):
+            shared.append(f"{name} {values.pop()}")
+    return ", ".join(shared)
 
 
 def _missing(group: Group) -> list[str]:

@@ -68,7 +68,7 @@ def findings(study: Study, price: Price | None) -> list[Finding]:
 
 
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
-    unequal = peers.difference(group.among)
+    unequal, apart = (peers.difference(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
     speed = IMAGES_PER_S if unequal else TRAINING_TIME
     speeds = group.found(speed)
     fastest = speeds[0].one if speeds else None
@@ -92,13 +92,11 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
 
     said = []
     if unequal:
-        said.append(
-            f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s, "
-            "and a difference in accuracy may come from the amount of training."
-        )
+        cause = ", and a difference in accuracy may come from the amount of training" if apart else ""
+        said.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
     if len(speeds) > 1:
         said.append(_speed(group, speeds, speed))
-    if fastest is not None and len(accuracies) > 1 and not unequal:
+    if fastest is not None and len(accuracies) > 1 and not apart:
         said += _trade(group, fastest, accuracies)
     return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
 

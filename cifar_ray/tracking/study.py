@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -11,8 +11,11 @@ MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
 
 _T = TypeVar("_T")
-_TIMES = re.compile(r"time/.*|system/.*|images_per_s")
-_LEARNED = re.compile(r"(test|best|train)/.*")
+_LEARNED = ("test/", "best/", "train/")
+"""How figures begin that tell what a run has learned."""
+
+_WORK = ("epoch_s", "epoch_images_per_s")
+"""Figures that tell together how many images it trained on."""
 
 
 def placement(topology: str) -> tuple[int, int] | None:
@@ -74,17 +77,17 @@ class Trial:
     @property
     def meant(self) -> Trial:
         """Itself with the figures alone that it was made for."""
+        if self.measure == "all":
+            return self
 
-        def left(named: Mapping[str, _T], out: Callable[[str], object]) -> dict[str, _T]:
-            return {name: value for name, value in named.items() if not out(name)}
+        def kept(named: Mapping[str, _T], of_work: Sequence[str]) -> dict[str, _T]:
+            if self.measure == "times":
+                return {name: value for name, value in named.items() if not name.startswith(_LEARNED)}
+            return {name: value for name, value in named.items() if name.startswith(_LEARNED) or name in of_work}
 
-        if self.measure == "times":
-            out = _LEARNED.fullmatch
-            return replace(self, metrics=left(self.metrics, out), history=left(self.history, out), confusion=None)
-        if self.measure == "accuracy":
-            history = left(self.history, lambda name: name == "epoch_s" or _TIMES.fullmatch(name))
-            return replace(self, metrics=left(self.metrics, _TIMES.fullmatch), history=history)
-        return self
+        confusion = None if self.measure == "times" else self.confusion
+        metrics, history = kept(self.metrics, _WORK), kept(self.history, ())
+        return replace(self, metrics=metrics, history=history, confusion=confusion)
 
     @property
     def model(self) -> str:
@@ -169,6 +172,11 @@ class Study:
     status: str = "FINISHED"
     metrics: Mapping[str, float] = field(default_factory=dict)
     cautions: Sequence[str] = ()
+
+    @property
+    def measure(self) -> str:
+        """What its runs were made for: ``accuracy``, ``times`` or ``all``; runs that have not begun do not know."""
+        return next((trial.measure for trial in self.trials if trial.measure != "all"), "all")
 
     @property
     def state(self) -> str:

@@ -202,19 +202,20 @@ def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
     assert shown["Training (s), ours"].note == "computed from measured steps for as many images"
 
 
-def test_what_a_run_was_not_made_for_is_in_no_table_and_no_chart() -> None:
+def test_a_configuration_has_its_times_of_one_sweep_and_its_accuracies_of_the_other() -> None:
     made = report.build(of_two_sweeps())
     (section,) = made.sections
-    shown = [
-        (label, column)
-        for table in (*section.tables, *section.folded)
-        for label, entries in table.rows
-        for column, entry in zip(table.columns[1:], entries, strict=True)
-        if entry.text
+    (main,) = section.tables
+    rows = {label: dict(zip(main.columns[1:], entries, strict=True)) for label, entries in main.rows}
+    assert list(rows) == ["1x1", "2x2"]
+    four = rows["2x2"]
+    assert (four["Images/s"].run_ids, four["Images/s"].text) == (("id-bs16-2x2-seed0",), "1,280.0")
+    assert (four["Accuracy (%)"].run_ids, four["Accuracy (%)"].text) == (("b",), "70.00")
+    assert {(entry.n, entry.partial) for entry in four.values() if entry.n} == {(1, False)}
+    assert four["Accuracy (%)"].best
+    assert section.notes[:2] == [
+        "Made for accuracy: epochs 3, lr 0.1, lr_scaling none, strategy ddp.",
+        "Made for times: steps_per_epoch 100, epochs 1, lr 0.1, lr_scaling none, strategy ddp.",
     ]
-    of_busy = {column for label, column in shown if "busy" in label}
-    of_emulated = {column for label, column in shown if "emulated" in label}
-    assert {"Accuracy (%)", "Epochs"} <= of_busy
-    assert not {"Images/s", "Training (s)", "Total (s)", "Speed-up (times)"} & of_busy
-    assert {"Images/s", "Training (s)", "Speed-up (times)"} <= of_emulated
-    assert not {"Accuracy (%)", "F1 (%)", "Epochs"} & of_emulated
+    total = next(table for table in section.folded if "Total (s)" in table.columns)
+    assert all(entry.run_ids in ((), ("id-bs16-1x1-seed0",)) for entry in dict(total.rows)["1x1"])
