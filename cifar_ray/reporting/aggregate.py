@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config import runfile
@@ -83,6 +84,11 @@ class Configuration:
     def finished(self) -> tuple[Trial, ...]:
         """The runs whose figures count."""
         return tuple(trial for trial in self.trials if trial.finished)
+
+    @property
+    def counts(self) -> Collection[int]:
+        """How many finished runs there are of each kind that was made for figures of its own."""
+        return Counter(trial.measure for trial in self.finished).values()
 
     @property
     def nodes(self) -> int:

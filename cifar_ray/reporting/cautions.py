@@ -132,7 +132,7 @@ def _outliers(study: Study) -> list[str]:
 
 def _single(study: Study) -> list[str]:
     among = [one for one in aggregate.configurations(study) if one.finished]
-    single = sum(1 in Counter(trial.measure for trial in one.finished).values() for one in among)
+    single = sum(1 in one.counts for one in among)
     if not single:
         return []
     share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"

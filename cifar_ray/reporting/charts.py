@@ -118,7 +118,7 @@ def _grouped(
 
 def _spread(found: Sequence[Panel]) -> str:
     """What a caption says of several seeds, where a configuration has them."""
-    several = any(len(one.finished) > 1 for panel in found for one in panel.configurations)
+    several = any(max(one.counts) > 1 for panel in found for one in panel.configurations if one.finished)
     return " Means over the seeds; error bars and bands show one sample standard deviation." if several else ""
 
 
