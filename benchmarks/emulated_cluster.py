@@ -213,7 +213,8 @@ def command(given: argparse.Namespace) -> int:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         start_ray(made, environment)
-        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which ends its run
+        # Ctrl-C is for the command, which ends its run and takes signals itself; nsenter, before it, would end at once.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with share.workers(made):
             status = subprocess.run(inside(head, ["cifar-ray", *given.words]), env=environment).returncode
         for host in made.hosts:

@@ -159,7 +159,7 @@ def _computed(one: Configuration) -> Entry:
     learned = replace(one, trials=tuple(trial for trial in one.trials if trial.measure == "accuracy"))
     images, speed = learned.statistic(aggregate.images_trained), one.statistic(measures.IMAGES_PER_S.measure)
     if images is None or speed is None or speed.mean <= 0:
-        return Entry(note="no images/s were recorded")
+        return Entry(note="no whole training has finished for which measured steps would make a time")
     seconds = images.mean / speed.mean
     ids, text = (*images.run_ids, *speed.run_ids), measures.TRAINING_TIME.number(seconds)
     return Entry(text, seconds, None, speed.n, run_ids=ids, note="computed from measured steps for as many images")
@@ -219,7 +219,7 @@ def _own(one: Configuration | None, name: str, ranks: bool) -> Entry:
     figure, _ = _PRINTED[name]
     if ranks:
         return _of_ranks(one, figure)
-    if figure is measures.TRAINING_TIME and len({trial.measure for trial in one.finished}) > 1:
+    if figure is measures.TRAINING_TIME and any(trial.measure == "times" for trial in one.finished):
         return _computed(one)
     entry = measured(one, figure, unrecorded)
     if not entry.text and name == "gpu_utilisation":

@@ -200,6 +200,16 @@ def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
         "Accuracy (%)": "70.00",
     }
     assert shown["Training (s), ours"].note == "computed from measured steps for as many images"
+    alone = replace(of_two_sweeps(), trials=[one for one in of_two_sweeps().trials if one.measure == "times"])
+    compared = report.build(alone, "rangoju_katneni_2025").comparison
+    assert compared is not None
+    (table,) = compared.tables
+    assert all(
+        entry.text == ""
+        for entry in (
+            dict(zip(table.columns[1:], entries, strict=True))["Training (s), ours"] for _, entries in table.rows
+        )
+    )
 
 
 def test_a_configuration_has_its_times_of_one_sweep_and_its_accuracies_of_the_other() -> None:
