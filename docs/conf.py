@@ -16,11 +16,15 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 
+# Pages of the repository that pages here include, so that links to them stay on the site.
+INCLUDED = {"../CONTRIBUTING.md": "contributing.md", "../examples/bring_your_own/README.md": "ten_minutes.md"}
+
 
 def setup(app: Any) -> None:
-    """Send links to the repository's CONTRIBUTING.md to the page that includes it."""
+    """Send links to a page of the repository to the page that includes it."""
 
     def read(app: Any, page: str, source: list[str]) -> None:
-        source[0] = source[0].replace("](../CONTRIBUTING.md", "](contributing.md")
+        for path, included in INCLUDED.items():
+            source[0] = source[0].replace(f"]({path}", f"]({included}")
 
     app.connect("source-read", read)
