@@ -126,7 +126,7 @@ def report(words: Sequence[str]) -> int:
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
 
-    _check_target(command.target)
+    _check_targets(command.target)
     price = cost.find(command.price) if command.price is not None else None
     if command.baseline is not None:
         papers.check(command.baseline)
@@ -193,7 +193,7 @@ def compare(words: Sequence[str]) -> int:
     from cifar_ray.reporting import cost, data
     from cifar_ray.reporting import report as reports
 
-    _check_target(command.target)
+    _check_targets(command.target)
     if len(set(command.runs)) < 2:
         raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
     price = cost.find(command.price) if command.price is not None else None
@@ -203,14 +203,15 @@ def compare(words: Sequence[str]) -> int:
 
     study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
     lines = side_by_side.terminal(study, price, command.target, command.full)
-    whole = data.whole(reports.build(study, price=price, target=command.target)) if command.json else None
+    whole = data.whole(reports.build(study, price=price, targets=command.target)) if command.json else None
     output.show(whole, command.json, lambda: print(*lines, sep="\n"))
     return 0
 
 
-def _check_target(target: float | None) -> None:
-    if target is not None and not 0 < target < 1:
-        raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
+def _check_targets(targets: Sequence[float]) -> None:
+    for target in targets:
+        if not 0 < target < 1:
+            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
 
 
 def evaluate(words: Sequence[str]) -> int:

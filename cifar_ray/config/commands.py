@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.schema import Count
+from cifar_ray.config.schema import Count, Numbers
 from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 
 
@@ -139,8 +139,8 @@ class ReportCommand:
     price: str | None = None
     """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
-    target: float | None = None
-    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+    target: Numbers = ()
+    """Test accuracies, 0 to 1, for the times to them; when not given, one that all runs of a model reach."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the sweep."""
@@ -181,8 +181,8 @@ class CompareCommand(ResultAsJson):
     price: str | None = None
     """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
-    target: float | None = None
-    """Test accuracy, 0 to 1, for the time to a target; when not given, one that all runs of a model reach."""
+    target: Numbers = ()
+    """Test accuracies, 0 to 1, for the times to them; when not given, one that all runs of a model reach."""
 
     full: Switch = False
     """Show every table of a report, not the main figures alone."""

@@ -15,28 +15,28 @@ _TAGS = {name: aggregate.ORIGIN[name] for name in ("commit", "hardware")}
 _WIDEST = 24  # characters of a column's heading
 
 
-def terminal(study: Study, price: Price | None, target: float | None, full: bool) -> Iterator[str]:
+def terminal(study: Study, price: Price | None, targets: Sequence[float], full: bool) -> Iterator[str]:
     """The findings, the cautions and one table, or all of them, as lines for a terminal.
 
     Args:
         study: the runs.
         price: of one node; None for no costs.
-        target: test accuracy, 0 to 1, for the time to a target.
+        targets: test accuracies, 0 to 1, for the times to them.
         full: whether to show every table of a report.
     """
     yield from words.spoken(words.findings(study, price), cautions.cautions(study))
     if full:
-        for section in tables.sections(study, target, price):
+        for section in tables.sections(study, targets, price):
             yield from ("", section.title, *section.notes)
             for table in (*section.tables, *section.folded):
                 yield from ("", *markdown.lines(table), *table.notes)
         yield from ("", *markdown.lines(tables.runs_table(study)))
     else:
-        yield from ("", *markdown.lines(_across(study, target, price)))
+        yield from ("", *markdown.lines(_across(study, targets, price)))
     yield f"{markdown.BEST} marks the best."
 
 
-def _across(study: Study, target: float | None, price: Price | None) -> Table:
+def _across(study: Study, targets: Sequence[float], price: Price | None) -> Table:
     """A row for everything in which the runs differ and for every main figure, a column for every run.
 
     Runs that differ in the seed alone share a column.
@@ -46,7 +46,7 @@ def _across(study: Study, target: float | None, price: Price | None) -> Table:
     for name in _differing(every):
         rows[name] = [Entry(", ".join(dict.fromkeys(_value(trial, name) for trial in one.trials))) for one in every]
     for group in tables.groups(study):
-        for filled in tables.filled(group, target, price):
+        for filled in tables.filled(group, targets, price):
             if filled.spec.key in _SHOWN:
                 for at, column in enumerate(filled.columns):
                     row = rows.setdefault(column.figure.title, [Entry()] * len(every))

@@ -17,7 +17,7 @@ from cifar_ray.tracking.study import Study
 Row = dict[str, Any]
 
 
-def runs(study: Study, target: float | None, price: Price | None) -> list[Row]:
+def runs(study: Study, targets: Sequence[float], price: Price | None) -> list[Row]:
     """One row for every run: what it is, every parameter in which runs differ, and every figure.
 
     Figures have the names of ``figures.csv``; those of a ratio are of its configuration, and so not here.
@@ -28,7 +28,7 @@ def runs(study: Study, target: float | None, price: Price | None) -> list[Row]:
     columns = dict.fromkeys(
         column.figure
         for group in tables.groups(study)
-        for one in tables.filled(group, target, price)
+        for one in tables.filled(group, targets, price)
         for column in one.columns
     )
     rows = []
@@ -41,14 +41,14 @@ def runs(study: Study, target: float | None, price: Price | None) -> list[Row]:
     return rows
 
 
-def figures(study: Study, target: float | None, price: Price | None) -> list[Row]:
+def figures(study: Study, targets: Sequence[float], price: Price | None) -> list[Row]:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
-    return [row for group in tables.groups(study) for row in _of_group(group, target, price)]
+    return [row for group in tables.groups(study) for row in _of_group(group, targets, price)]
 
 
-def _of_group(group: Group, target: float | None, price: Price | None) -> Iterator[Row]:
+def _of_group(group: Group, targets: Sequence[float], price: Price | None) -> Iterator[Row]:
     found = set()
-    for filled in tables.filled(group, target, price):
+    for filled in tables.filled(group, targets, price):
         for one, entries in filled.rows:
             for column, entry in zip(filled.columns, entries):
                 key = (group.names.row(one), column.figure.key)

@@ -199,12 +199,18 @@ def utilisation(device: Literal["cpu", "gpu"]) -> Figure:
     return Figure(f"{device}_utilisation_percent", f"{name} load (%)", measure, " %", 1, note=note)
 
 
+def key_of_target(target: float) -> str:
+    """What names of figures and tables begin with that tell the way to a test accuracy, 0 to 1: ``to_60_percent``."""
+    return f"to_{target * 100:.4g}_percent"
+
+
 def to_target(target: float) -> tuple[Figure, Figure]:
     """Seconds and epochs to a test accuracy, 0 to 1."""
     note = "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone."
+    way = key_of_target(target)
     return (
-        Figure("to_target_s", "Training (s)", aggregate.seconds_to(target), " s", 2, "low", note=note),
-        Figure("to_target_epochs", "Epochs", aggregate.epochs_to(target), "", 1, "low", "work"),
+        Figure(f"{way}_s", "Training (s)", aggregate.seconds_to(target), " s", 2, "low", note=note),
+        Figure(f"{way}_epochs", "Epochs", aggregate.epochs_to(target), "", 1, "low", "work"),
     )
 
 
@@ -231,4 +237,4 @@ def cost_to_target(price: Price, target: float) -> Figure:
     measure = cost.per_thousand_images(price, target)
     note = "Cost is that of the training until then, by the images trained on until then."
     title = "Cost per 1,000 images (USD)"
-    return Figure("to_target_usd_per_1000_images", title, measure, " USD", None, "low", note=note)
+    return Figure(f"{key_of_target(target)}_usd_per_1000_images", title, measure, " USD", None, "low", note=note)

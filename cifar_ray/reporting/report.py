@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,14 +24,16 @@ Note = Callable[[str], None]
 """Is told how far a report is."""
 
 
-def build(study: Study, baseline: str | None = None, price: Price | None = None, target: float | None = None) -> Report:
+def build(
+    study: Study, baseline: str | None = None, price: Price | None = None, targets: Sequence[float] = ()
+) -> Report:
     """Everything that the report of a study says.
 
     Args:
         study: the runs.
         baseline: a published study to lay beside it, by its key in ``papers.yaml``.
         price: of one node, for what the runs would cost.
-        target: test accuracy, 0 to 1, for the time to a target; by default one that all runs of a model reach.
+        targets: test accuracies, 0 to 1, for the times to them; by default one that all runs of a model reach.
 
     Raises:
         ConfigError: when the baseline is not known.
@@ -43,11 +45,11 @@ def build(study: Study, baseline: str | None = None, price: Price | None = None,
         study=study,
         findings=words.findings(study, price),
         cautions=cautions.cautions(study),
-        sections=tables.sections(study, target, price),
+        sections=tables.sections(study, targets, price),
         runs=tables.runs_table(study),
         comparison=papers.comparison(study, baseline) if baseline is not None else None,
         charts=charts.charts(study) if any(trial.finished for trial in study.trials) else (),
-        data={"runs": data.runs(study, target, price), "figures": data.figures(study, target, price)},
+        data={"runs": data.runs(study, targets, price), "figures": data.figures(study, targets, price)},
         version=__version__,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )

@@ -62,34 +62,34 @@ def groups(study: Study) -> list[Group]:
     return found
 
 
-def sections(study: Study, target: float | None, price: Price | None) -> list[Section]:
+def sections(study: Study, targets: Sequence[float], price: Price | None) -> list[Section]:
     """All tables, one section for every model and data set.
 
     Args:
         study: the runs.
-        target: test accuracy, 0 to 1, for the time to a target; None for the one that all runs of a model reach.
+        targets: test accuracies, 0 to 1, for the times to them; none for the one that all runs of a model reach.
         price: of one node; None for no costs.
     """
     found = []
     for group in groups(study):
-        made = [_table(group, one) for one in filled(group, target, price)]
-        notes = [*_settings(group), *_target(group, target), *_missing(group)]
+        made = [_table(group, one) for one in filled(group, targets, price)]
+        notes = [*_settings(group), *_targets(group, targets), *_missing(group)]
         first = group.among[0]
         found.append(Section(f"{first.model} on {first.dataset}", made[:1], made[1:], notes))
     return found
 
 
-def filled(group: Group, target: float | None, price: Price | None) -> Iterator[Filled]:
+def filled(group: Group, targets: Sequence[float], price: Price | None) -> Iterator[Filled]:
     """Every table that these configurations have a figure for, the main one first.
 
     Args:
         group: the configurations.
-        target: as for :func:`sections`.
+        targets: as for :func:`sections`.
         price: of one node; None for no costs.
     """
     if not any(one.finished for one in group.among):
         return
-    for spec in _specs(group, _goal(group, target), price):
+    for spec in _specs(group, _goals(group, targets), price):
         rows = [(one, [column.make(group, one) for column in spec.columns]) for one in group.among]
         rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
         shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
@@ -98,7 +98,7 @@ def filled(group: Group, target: float | None, price: Price | None) -> Iterator[
             yield Filled(spec, columns, _marked(columns, [(one, [row[at] for at in shown]) for one, row in rows]))
 
 
-def _specs(group: Group, goal: float | None, price: Price | None) -> list[Spec]:
+def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Spec]:
     ranks = range(max(one.world_size for one in group.among))
     specs = [
         Spec(
@@ -150,10 +150,10 @@ def _specs(group: Group, goal: float | None, price: Price | None) -> list[Spec]:
             ),
         ),
     ]
-    if goal is not None:
+    for goal in goals:
         figures = [*measures.to_target(goal), *([measures.cost_to_target(price, goal)] if price is not None else [])]
-        title = f"To {goal * 100:.4g} % test accuracy"
-        specs.append(Spec("target", title, cells.columns(*figures, why=cells.unreached(goal)), every=True))
+        key, title = measures.key_of_target(goal), f"To {goal * 100:.4g} % test accuracy"
+        specs.append(Spec(key, title, cells.columns(*figures, why=cells.unreached(goal)), every=True))
     return [
         *specs,
         Spec(
@@ -223,15 +223,15 @@ def _label(group: Group, one: Configuration) -> str:
     return group.names.row(one) + status
 
 
-def _goal(group: Group, target: float | None) -> float | None:
-    return target if target is not None else aggregate.default_target(group.among)
+def _goals(group: Group, targets: Sequence[float]) -> Sequence[float]:
+    reached = None if targets else aggregate.default_target(group.among)
+    return list(dict.fromkeys(targets)) if reached is None else [reached]
 
 
-def _target(group: Group, target: float | None) -> list[str]:
-    goal = _goal(group, target)
-    if goal is not None:
-        why = "as asked for" if target is not None else "the largest multiple of 5 % that the best epoch of all reaches"
-        return [f"Target accuracy: {goal * 100:.4g} %, {why}."]
+def _targets(group: Group, targets: Sequence[float]) -> list[str]:
+    if goals := _goals(group, targets):
+        why = "as asked for" if targets else "the largest multiple of 5 % that the best epoch of all reaches"
+        return [f"Target accuracy: {', '.join(f'{goal * 100:.4g} %' for goal in goals)}; {why}."]
     if any(one.finished for one in group.among):
         return ["There is no target accuracy: not all runs reach 5 %, or --target names another."]
     return []

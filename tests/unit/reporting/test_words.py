@@ -130,7 +130,7 @@ def test_without_figures_there_is_nothing_to_compare() -> None:
     whole = report.build(bare, "rangoju_katneni_2025", PRICE)
     assert whole.sections[0].tables == whole.sections[0].folded == []
     assert "Runs have finished" in html.page(whole)
-    assert list(compare.terminal(bare, PRICE, None, full=True))
+    assert list(compare.terminal(bare, PRICE, [], full=True))
     assert said(study(trial())) == []
 
 
