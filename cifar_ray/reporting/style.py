@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _CHARACTER = 0.085  # mean width in inches
+_HANDLE = 0.9  # width of a legend's entry beside its label, in inches
 _LINE = 0.22  # height in inches
 
 
@@ -146,11 +148,15 @@ def panels(titles: Sequence[str], columns: int, width: float, height: float, *, 
 
 
 def legend(figure: Any, handles: Sequence[Any]) -> None:
-    """Below the panels, where it covers no data; the figure grows by its rows."""
+    """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
     if handles:
-        widest = 0.9 + _CHARACTER * max(len(handle.get_label()) for handle in handles)
+        room = int((figure.get_figwidth() - _HANDLE) / _CHARACTER)
+        for handle in handles:
+            handle.set_label("\n".join(textwrap.wrap(handle.get_label(), room)))
+        labels = [handle.get_label().splitlines() for handle in handles]
+        widest = _HANDLE + _CHARACTER * max(len(line) for lines in labels for line in lines)
         columns = min(len(handles), max(1, int(figure.get_figwidth() / widest)))
-        more = math.ceil(len(handles) / columns) - 1
+        more = math.ceil(sum(map(len, labels)) / columns) - 1
         figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + more * _LINE)
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
 

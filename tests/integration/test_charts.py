@@ -211,10 +211,18 @@ def test_a_steps_parts_are_stacked_up_to_the_iteration() -> None:
     assert axes.texts[0].get_text() == "1000 ms"
 
 
+def servers() -> Study:
+    options = [{"push_every": "1", "servers": str(n), "staleness_weighting": "inverse", "lr": "0.05"} for n in (1, 2)]
+    runs = [trial(topology="1x2"), *(trial(topology="1x2", batch=32) for _ in options)]
+    runs[1:] = [replace(run, params={**run.params, **one}) for run, one in zip(runs[1:], options)]
+    axes = ("strategy", "batch_size", "lr", "push_every", "servers", "staleness_weighting", "seed")
+    return replace(study(*runs), axes=axes)
+
+
 @pytest.mark.parametrize(
     "make",
-    [full, lambda: study(trial()), lambda: study(*many()), strategies],
-    ids=["grid", "one", "many", "strategies"],
+    [full, lambda: study(trial()), lambda: study(*many()), strategies, servers],
+    ids=["grid", "one", "many", "strategies", "long names"],
 )
 def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
     for chart in charts.charts(make()):
