@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,9 @@ class Ratio:
     Attributes:
         reference: what it is compared with.
         speed_up: images per second as a multiple of the reference's, both as means over the seeds. Its standard
-            deviation is what those of the two means make of it; None without both, and of the reference itself.
+            deviation is that of the seeds' own ratios about it, where both have the same seeds, which were trained in
+            turn: what slows a whole round is in neither. Else it is what those of the two means make of it; None
+            without both, and of the reference itself.
         efficiency: ``speed_up`` as a share of the multiple of workers, or of GPUs where a worker drives several.
     """
 
@@ -61,15 +64,27 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
     if base is None or base.mean <= 0:
         return None
     speed_up, times = speed.mean / base.mean, configuration.devices / reference.devices
-    std = None
-    if speed.std is not None and base.std is not None and reference is not configuration:
-        std = math.hypot(speed.std / base.mean, speed_up * base.std / base.mean)
+    std = None if reference is configuration else _spread(configuration, reference, speed, base)
     ids = tuple(dict.fromkeys((*speed.run_ids, *base.run_ids)))
     return Ratio(
         reference,
         Statistic(speed_up, std, speed.n, ids),
         Statistic(100 * speed_up / times, None if std is None else 100 * std / times, speed.n, ids),
     )
+
+
+def _spread(one: Configuration, reference: Configuration, speed: Statistic, base: Statistic) -> float | None:
+    """The standard deviation of a ratio of means, to first order (Cochran, 1977, section 2.11)."""
+    if speed.std is None or base.std is None:
+        return None
+    ratio, own, theirs = speed.mean / base.mean, _by_seed(one), _by_seed(reference)
+    if own.keys() == theirs.keys() and len(own) == speed.n == base.n:
+        return statistics.stdev(own[seed] - ratio * theirs[seed] for seed in own) / base.mean
+    return math.hypot(speed.std, ratio * base.std) / base.mean
+
+
+def _by_seed(one: Configuration) -> dict[int, float]:
+    return {trial.seed: speed for trial in one.finished if (speed := _SPEED(trial)) is not None}
 
 
 def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
