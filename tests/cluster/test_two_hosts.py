@@ -211,7 +211,9 @@ import sys, time
 from pathlib import Path
 from tests.support import hosts
 with hosts.network(Path(sys.argv[1]), ("head",), "192.168.1") as network:
-    hosts.Terminal(network.laptop).types("ssh -i ~/.ssh/cifar_ray trainer@192.168.1.11 'sleep 1000 >/dev/null 2>&1 &'")
+    # The job has begun when its shell has become it.
+    job = "sleep 1000 >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do sleep 0.1; done"
+    hosts.Terminal(network.laptop).types(f"ssh -i ~/.ssh/cifar_ray trainer@192.168.1.11 '{job}'")
     print(*(machine.pid for machine in (network.laptop, *network.hosts)), flush=True)
     time.sleep(1000)
 """

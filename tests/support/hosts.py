@@ -197,6 +197,7 @@ def _machine(name: str, address: str, folder: Path, sshd: bool) -> Iterator[Mach
     apart = ["--net", "--mount", "--uts", "--ipc", "--pid", "--mount-proc", "--fork", "--kill-child"]
     process = subprocess.Popen(
         ["unshare", *apart, "bash", "-c", _INIT, "init", name, str(own), str(folder / "shared")],
+        start_new_session=True,  # Ctrl-C is for what runs on the hosts, and does not end them
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
