@@ -185,7 +185,8 @@ def name_processors(made: hosts.Network, share: float, rate: str) -> None:
     said = f"{share:g} of it for each worker, {links} (emulated)"
     name = f"model name\t: {hardware.describe(torch.device('cpu'))}, {said}\n"  # the first one counts
     for host in made.hosts:
-        rename = '{ printf %s "$1"; cat /proc/cpuinfo; } > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo'
+        rest = "grep -v '^cpu family' /proc/cpuinfo"  # the name has it
+        rename = f'{{ printf %s "$1"; {rest}; }} > /run/cpuinfo; mount --bind /run/cpuinfo /proc/cpuinfo'
         subprocess.run(inside(host, ["sh", "-c", rename, "sh", name]), check=True)
 
 

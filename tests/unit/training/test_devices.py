@@ -109,12 +109,16 @@ def test_a_unit_costs_the_median_of_its_passes_but_for_the_first(monkeypatch: py
     assert (cost.seconds, cost.shape, cost.dtype) == (3.0, (4, 3), torch.float32)
 
 
-def test_a_device_is_told_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("generation", "told"),
+    [("", "Fast 9: the CPU"), ("cpu family\t: 25\nmodel\t\t: 17\n", "Fast 9: the CPU (family 25, model 17)")],
+)
+def test_a_device_is_told_by_its_own_name(generation: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     assert hardware.describe(GPU) == "GPU cuda:1"
-    listed = "processor\t: 0\nvendor_id\t: X\nmodel name\t: Fast 9: the CPU\nmodel name\t: Other\n"
+    listed = f"processor\t: 0\nvendor_id\t: X\n{generation}model name\t: Fast 9: the CPU\n\nmodel name\t: Other\n"
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: listed if str(self) == "/proc/cpuinfo" else "")
-    assert hardware.describe(CPU) == "Fast 9: the CPU"
+    assert hardware.describe(CPU) == told
 
 
 @pytest.mark.parametrize(("processor", "told"), [("arm", "arm"), ("", "aarch64")])
