@@ -184,8 +184,8 @@ def accuracy_by_time(trial: Trial) -> Curve:
     return [(until[epoch], 100 * accuracy[epoch]) for epoch in epochs if epoch in accuracy]
 
 
-def by_epoch(name: str) -> Read:
-    """A metric after every epoch; a curve is empty when it was not recorded."""
+def recorded(name: str) -> Read:
+    """A metric by epoch or by step, as it counts; a curve is empty when it was not recorded."""
     return lambda trial: [(float(step), value) for step, value in sorted(aggregate.by_step(trial, name).items())]
 
 
@@ -247,20 +247,29 @@ def _accuracy_by_time(study: Study, names: Names) -> Chart | None:
 
 
 def _losses(study: Study, names: Names) -> Chart | None:
-    """The losses of those with several epochs: of many lines with one point there is nothing to see."""
+    """The losses of those with several epochs; where none has several, of the steps of the only one."""
     parts = [
         (f"{title}: {words}", drawn)
         for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss"))
-        for title, drawn in _lines(study, names, by_epoch(name), 2)
+        for title, drawn in _lines(study, names, recorded(name), 2)
     ]
     parts.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
     if not parts:
-        return None
+        return _losses_by_step(study, names)
     caption = (
         "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
         "rises while the training loss falls is overfitting."
     )
     return _chart("loss", "Loss by epoch", caption, draw.by_epoch, parts)
+
+
+def _losses_by_step(study: Study, names: Names) -> Chart | None:
+    found = _lines(study, names, recorded("train/loss"), 2)
+    if not found:
+        return None
+    caption = "Mean over the ranks of the training loss of single steps, the ones that were logged."
+    labels = ("optimizer step", "cross-entropy loss")
+    return _chart("loss", "Loss by step", caption, draw.lines, found, labels, True)
 
 
 def _confusion(study: Study) -> Chart | None:

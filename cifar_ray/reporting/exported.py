@@ -72,8 +72,9 @@ def together(studies: Sequence[Study]) -> Study:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
-    machines never share a mean; but runs that were made for their times and runs that were made for their accuracies
-    are those of one configuration, of which each tells one part. A run that several files have counts once.
+    machines never share a mean; accuracies may, where runs were made for them. Runs that were made for their times and
+    runs that were made for their accuracies are those of one configuration, of which each tells one part. A run that
+    several files have counts once.
 
     Raises:
         ConfigError: when some hold the batch per worker and others the global batch.
@@ -131,10 +132,11 @@ def _done(study: Study) -> tuple[int, bool]:
 
 
 def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
-    """The axes that all studies have, with what differs between studies; none when their axes differ."""
-    if len({tuple(study.axes) for study in studies}) > 1 or not studies[0].axes:
+    """The axes that any study has, with what differs between studies; none when one is of runs named one by one."""
+    if not all(study.axes for study in studies):
         return ()
-    axes, seen = studies[0].axes, [(study.measure, aggregate.values(study)) for study in studies]
+    axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
+    seen = [(study.measure, aggregate.values(study)) for study in studies]
     differing = {
         name
         for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)

@@ -165,14 +165,15 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
         params={**params, **data.params},
         tags=dict(data.tags),
         metrics=dict(data.metrics),
-        history={name: _history(client, info.run_id, name) for name in data.metrics if _is_followed(name)},
+        history={name: _history(client, info.run_id, name) for name in data.metrics if _is_followed(name, data.params)},
         confusion=confusion["counts"] if confusion else None,
         class_names=tuple(confusion["classes"]) if confusion else (),
     )
 
 
-def _is_followed(name: str) -> bool:
-    return name in _HISTORIES or name.startswith("system/")
+def _is_followed(name: str, params: Mapping[str, str]) -> bool:
+    of_a_rank = name.startswith("train/loss_rank") and params.get("per_rank_test") == "True"
+    return name in _HISTORIES or name.startswith("system/") or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:

@@ -166,6 +166,19 @@ def test_losses_begin_at_the_first_epoch_and_are_not_flattened_by_it() -> None:
     assert short.get_ylim()[1] > 2.0
 
 
+def test_losses_of_a_single_epoch_are_those_of_its_steps() -> None:
+    history = {
+        "train/loss": [Point(step, step, value) for step, value in ((20, 2.0), (40, 3.0), (60, 1.5))],
+        "train/epoch_loss": [Point(1, 1, 1.7)],
+        "test/loss": [Point(1, 1, 1.2)],
+    }
+    chart = made(study(dataclasses.replace(trial(), history=history)))["loss"]
+    (axes,) = chart.draw("light").axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[20, 40, 60]]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[2.0, 3.0, 1.5]]
+    assert (chart.title, axes.get_xlabel()) == ("Loss by step", "optimizer step")
+
+
 def test_phases_stack_up_to_the_whole_time() -> None:
     axes = made(study(trial()))["phases"].draw("light").axes[0]
     widths = [bar.get_width() for container in axes.containers for bar in container]

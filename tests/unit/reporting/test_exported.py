@@ -101,6 +101,25 @@ def test_seeds_of_two_files_are_one_configuration_and_machines_are_not() -> None
     assert exported.together([first]) is first
 
 
+def test_accuracies_of_two_machines_are_one_configuration_where_runs_were_made_for_them() -> None:
+    first, second = (
+        study(trial(seed=seed, tags={"cifar_ray.hardware": machine, "cifar_ray.measure": "accuracy"}))
+        for seed, machine in enumerate(("AMD EPYC", "NVIDIA H200"))
+    )
+    for axes in (first.axes, ()):  # of sweeps, and of runs named one by one
+        (one,) = aggregate.configurations(exported.together([replace(first, axes=axes), second]))
+        assert [run.seed for run in one.trials] == [0, 1]
+
+
+def test_an_axis_of_one_file_alone_is_one_of_all() -> None:
+    """A second seed of a part of a grid belongs to the cells of the grid."""
+    grid = study(trial(), trial(run_id="b", params={"lr": "0.2"}), axes=("lr", "batch_size", "topology"))
+    part = study(trial(seed=1), axes=("batch_size", "topology"))
+    merged = exported.together([grid, part])
+    assert merged.axes == ("lr", "batch_size", "topology")
+    assert [[run.seed for run in one.trials] for one in aggregate.configurations(merged)] == [[0, 1], [0]]
+
+
 def test_a_run_that_two_files_have_counts_once() -> None:
     """As the file knows it in which it has finished; a cell that had not begun gives way to its run."""
     early = study(trial(seed=0), replace(trial(seed=1), status="RUNNING"), without_run("PENDING", "", "1x2", 16))

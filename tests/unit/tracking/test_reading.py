@@ -175,6 +175,17 @@ def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
     assert [run.info.run_name for run in found] == [f"after {began}" for began in range(1, 6)]
 
 
+@pytest.mark.parametrize("per_rank_test", ["True", "False"])
+def test_losses_of_every_rank_are_read_where_a_run_was_made_for_them(per_rank_test: str, client: MlflowClient) -> None:
+    placed = {"topology": "1x2", "batch_size": "8", "global_batch_size": "16", "per_rank_test": per_rank_test}
+    run = child(client, sweep(client, []), "one", **placed, **RESNET)
+    for name, value in (("train/loss", 2.0), ("train/loss_rank0", 1.0), ("train/loss_rank1", 3.0)):
+        client.log_metric(run, name, value, 5, 20)
+    (trial,) = reading.runs(client.tracking_uri, [run]).trials
+    ranks = {"train/loss_rank0": [Point(20, 5, 1.0)], "train/loss_rank1": [Point(20, 5, 3.0)]}
+    assert trial.history == {"train/loss": [Point(20, 5, 2.0)], **(ranks if per_rank_test == "True" else {})}
+
+
 @pytest.mark.parametrize(
     ("batches", "wholes", "hold"),
     [(("8", "4"), ("16", "16"), "global_batch"), (("8", "8"), ("16", "16"), ""), (("8", "4"), ("16", "8"), "")],
