@@ -1,12 +1,12 @@
 """Whether a larger batch or more workers cost accuracy, with the learning rate scaled and warmed up.
 
-    cifar-ray sweep examples/paper_grid.yaml --seeds 3          # about eight hours on 2 cores
+    cifar-ray sweep examples/paper_grid.yaml --seeds 3          # about 13 hours on 2 slow cores
     cifar-ray export paper_grid --out paper_grid.json
     python benchmarks/batch_size.py paper_grid.json
 
 16 and 64 images per worker, at 1x1 and at 2x2, for the same epochs of real CIFAR-10: global batches from 16 to 256.
-Each run is compared with that of 16 images at 1x1 that has its seed. Several files are read as one study, in which
-``docs/studies`` has every run. No figure here is a time.
+Each run is compared with that of 16 images at 1x1 that has its seed. The runs of several files count together; those of
+docs/performance.md are in docs/studies/rangoju_katneni_2025. No figure here is a time.
 """
 
 from __future__ import annotations
@@ -27,33 +27,40 @@ Accuracies = dict[tuple[str, int], dict[int, float]]
 """Topology and images per worker -> seed -> test accuracy in %."""
 
 
-def accuracies(trials: list[Trial], model: str) -> Accuracies:
-    """The finished runs of one model."""
+def subject(trial: Trial) -> str:
+    """What a run trained and how long."""
+    shape = f" (dim {trial.params['vit.dim']}, depth {trial.params['vit.depth']})" if trial.model == "vit" else ""
+    return f"{trial.model}{shape}, {trial.params['epochs']} epochs"
+
+
+def accuracies(trials: list[Trial]) -> Accuracies:
+    """Those of the seeds that were trained with 16 images at 1x1, too."""
     found: Accuracies = {cell: {} for cell in CELLS}
     for trial in trials:
         cell = (trial.topology, trial.batch_size)
-        if trial.finished and trial.model == model and cell in found:
+        if cell in found:
             found[cell][trial.seed] = 100 * trial.metrics["test/accuracy"]
-    return found
+    return {
+        cell: {seed: value for seed, value in seeds.items() if seed in found[CELLS[0]]} for cell, seeds in found.items()
+    }
 
 
-def rows(subject: str, found: Accuracies) -> list[record.Row]:
+def rows(words: str, found: Accuracies) -> list[record.Row]:
     """A line for each cell, beside one worker with 16 images."""
     made = []
     for topology, batch in CELLS:
         here, base = found[topology, batch], found[CELLS[0]]
-        gained = [accuracy - base[seed] for seed, accuracy in here.items() if seed in base]
-        if not gained:
+        if not here:
             continue
+        gained = [accuracy - base[seed] for seed, accuracy in here.items()]
         spread = f" +- {statistics.stdev(here.values()):.2f}" if len(here) > 1 else ""
         note = f"global batch {batch * parse(topology).world_size}"
         if (topology, batch) != CELLS[0]:
-            note += (
-                f"; {statistics.mean(gained):+.2f} points ({min(gained):+.2f} to {max(gained):+.2f}) beside 16 at 1x1"
-            )
+            between = f" ({min(gained):+.2f} to {max(gained):+.2f})" if len(gained) > 1 else ""
+            note += f"; {statistics.mean(gained):+.2f} points{between} beside 16 at 1x1"
         made.append(
             record.Row(
-                f"{subject}, {topology}, {batch} per worker",
+                f"{words}, {topology}, {batch} per worker",
                 f"at most {WITHIN:g} point lost" if (topology, batch) != CELLS[0] else "",
                 f"{statistics.mean(here.values()):.2f}{spread} %",
                 len(here),
@@ -68,12 +75,23 @@ def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="studies that `cifar-ray export` has written")
     given = parser.parse_args()
-    trials = [trial for file in given.files for trial in exported.read(file).trials if trial.measure != "times"]
-    made, raw = [], []
-    for model, epochs in dict.fromkeys((trial.model, trial.params["epochs"]) for trial in trials):
-        found = accuracies(trials, model)
-        made += rows(f"{model}, {epochs} epochs", found)
-        raw += [[model, *cell, seed, value] for cell, seeds in found.items() for seed, value in seeds.items()]
+    trials = [trial for file in given.files for trial in exported.read(file).trials]
+    by_subject: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if trial.finished and trial.measure != "times":
+            by_subject.setdefault(subject(trial), []).append(trial)
+    made, raw = [], {}
+    for words, runs in by_subject.items():
+        made += rows(words, accuracies(runs))
+        raw[words] = [
+            [
+                run.name,
+                100 * run.metrics["test/accuracy"],
+                run.tags["mlflow.source.git.commit"],
+                run.tags["cifar_ray.hardware"],
+            ]
+            for run in runs
+        ]
     record.save("batch_size", "Accuracy on CIFAR-10 with larger batches and more workers", made, raw, dry=given.dry)
 
 

@@ -131,10 +131,12 @@ def save(
 def page() -> str:
     """docs/performance.md, from every file of results."""
     parts = [INTRODUCTION]
-    for path in sorted(RESULTS.glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+    results = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    titles = [found["title"] for found in results.values()]
+    for path, found in results.items():
         where, versions = found["machine"], found["versions"]
-        parts.append(f"\n## {found['title']}\n\n")
+        several = titles.count(found["title"]) > 1
+        parts.append(f"\n## {found['title']}{', ' + where['processor'] if several else ''}\n\n")
         parts.append("| what | target | measured | n | remarks |\n|---|--:|--:|--:|---|\n")
         for row in found["rows"]:
             parts.append("| {what} | {target} | {measured} | {n} | {note} |\n".format(**row))

@@ -159,7 +159,7 @@ def usual(config: TrainConfig, seconds: float, device: torch.device) -> dict[str
 
 
 def best_product(device: torch.device) -> float:
-    """Operations per second of the faster of a bfloat16 and a float32 matrix product; the best of ten."""
+    """Operations per second of a matrix product in bfloat16 or float32, whichever is faster; the best of eleven."""
     # At full size, a type that the processor has no instructions for takes minutes.
     fastest = max((torch.float32, torch.bfloat16), key=lambda dtype: _product(device, dtype, PRODUCT_SIZE // 4, 5))
     return _product(device, fastest, PRODUCT_SIZE, 11)

@@ -204,9 +204,9 @@ def values(study: Study) -> dict[tuple[str, str], dict[str, set[str]]]:
 
 
 def _value(trial: Trial, name: str) -> str:
-    if name == HARDWARE:  # which an accuracy does not depend on
-        return "" if trial.measure == "accuracy" else trial.tags.get(ORIGIN[HARDWARE], "")
-    return trial.params.get(name, "")
+    if trial.measure == "accuracy" and name in (HARDWARE, "cpus_per_worker"):  # it does not depend on them
+        return ""
+    return trial.tags.get(ORIGIN[HARDWARE], "") if name == HARDWARE else trial.params.get(name, "")
 
 
 def _known_device(trial: Trial) -> str:

@@ -133,16 +133,16 @@ def _done(study: Study) -> tuple[int, bool]:
 
 def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
     """The axes that any study has, with what differs between studies; none when one is of runs named one by one."""
-    if not all(study.axes for study in studies):
+    if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
     axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
     seen = [(study.measure, aggregate.values(study)) for study in studies]
     differing = {
         name
         for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
-        if measure == other_measure
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
+        if measure == other_measure or (name == aggregate.HARDWARE and "accuracy" not in (measure, other_measure))
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))

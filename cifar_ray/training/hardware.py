@@ -108,7 +108,11 @@ def describe(device: torch.device) -> str:
             key, _, value = line.partition(":")
             told.setdefault(key.strip(), value.strip())
     name = told.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {told['cpu family']}, model {told['model']})" if "cpu family" in told else name
+    return (
+        f"{name} (family {told['cpu family']}, model {told['model']})"
+        if {"cpu family", "model"} <= told.keys()
+        else name
+    )
 
 
 def peak_memory_mib(device: torch.device) -> float:

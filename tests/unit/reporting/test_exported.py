@@ -103,21 +103,35 @@ def test_seeds_of_two_files_are_one_configuration_and_machines_are_not() -> None
 
 def test_accuracies_of_two_machines_are_one_configuration_where_runs_were_made_for_them() -> None:
     first, second = (
-        study(trial(seed=seed, tags={"cifar_ray.hardware": machine, "cifar_ray.measure": "accuracy"}))
-        for seed, machine in enumerate(("AMD EPYC", "NVIDIA H200"))
+        study(
+            trial(
+                seed=seed,
+                params={"cpus_per_worker": cpus},
+                tags={"cifar_ray.hardware": machine, "cifar_ray.measure": "accuracy"},
+            )
+        )
+        for seed, (machine, cpus) in enumerate((("AMD EPYC", "2"), ("Xeon", "16")))
     )
-    for axes in (first.axes, ()):  # of sweeps, and of runs named one by one
-        (one,) = aggregate.configurations(exported.together([replace(first, axes=axes), second]))
+    for other in (first, replace(first, axes=(), run_id="")):  # of sweeps, and of runs named one by one
+        (one,) = aggregate.configurations(exported.together([other, second]))
         assert [run.seed for run in one.trials] == [0, 1]
+
+
+def test_times_of_two_machines_never_share_a_mean() -> None:
+    everything = study(trial(seed=0, tags={"cifar_ray.hardware": "AMD EPYC"}))
+    times = study(trial(seed=1, tags={"cifar_ray.hardware": "Xeon", "cifar_ray.measure": "times"}))
+    apart = aggregate.configurations(exported.together([everything, times]))
+    assert [len(one.trials) for one in apart] == [1, 1]
 
 
 def test_an_axis_of_one_file_alone_is_one_of_all() -> None:
     """A second seed of a part of a grid belongs to the cells of the grid."""
     grid = study(trial(), trial(run_id="b", params={"lr": "0.2"}), axes=("lr", "batch_size", "topology"))
     part = study(trial(seed=1), axes=("batch_size", "topology"))
-    merged = exported.together([grid, part])
+    one_cell = study(trial(seed=2), axes=(), run_id="sweep of one cell")
+    merged = exported.together([grid, part, one_cell])
     assert merged.axes == ("lr", "batch_size", "topology")
-    assert [[run.seed for run in one.trials] for one in aggregate.configurations(merged)] == [[0, 1], [0]]
+    assert [[run.seed for run in one.trials] for one in aggregate.configurations(merged)] == [[0, 1, 2], [0]]
 
 
 def test_a_run_that_two_files_have_counts_once() -> None:
