@@ -75,7 +75,7 @@ def main() -> None:
     parser = record.parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="studies that `cifar-ray export` has written")
     given = parser.parse_args()
-    trials = [trial for file in given.files for trial in exported.read(file).trials]
+    trials = exported.together([exported.read(file) for file in given.files]).trials
     by_subject: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.finished and trial.measure != "times":

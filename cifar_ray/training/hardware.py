@@ -108,11 +108,9 @@ def describe(device: torch.device) -> str:
             key, _, value = line.partition(":")
             told.setdefault(key.strip(), value.strip())
     name = told.get("model name") or platform.processor() or platform.machine()
-    return (
-        f"{name} (family {told['cpu family']}, model {told['model']})"
-        if {"cpu family", "model"} <= told.keys()
-        else name
-    )
+    if {"cpu family", "model"} <= told.keys():
+        name += f" (family {told['cpu family']}, model {told['model']})"
+    return name
 
 
 def peak_memory_mib(device: torch.device) -> float:
