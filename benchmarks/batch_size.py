@@ -53,7 +53,6 @@ def rows(words: str, found: Accuracies) -> list[record.Row]:
         if not here:
             continue
         gained = [accuracy - base[seed] for seed, accuracy in here.items()]
-        spread = f" +- {statistics.stdev(here.values()):.2f}" if len(here) > 1 else ""
         note = f"global batch {batch * parse(topology).world_size}"
         if (topology, batch) != CELLS[0]:
             between = f" ({min(gained):+.2f} to {max(gained):+.2f})" if len(gained) > 1 else ""
@@ -62,7 +61,7 @@ def rows(words: str, found: Accuracies) -> list[record.Row]:
             record.Row(
                 f"{words}, {topology}, {batch} per worker",
                 f"at most {WITHIN:g} point lost" if (topology, batch) != CELLS[0] else "",
-                f"{statistics.mean(here.values()):.2f}{spread} %",
+                record.percent(here.values()),
                 len(here),
                 note,
             )

@@ -15,8 +15,10 @@ import dataclasses
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -84,6 +86,12 @@ def commit() -> str:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def percent(values: Collection[float]) -> str:
+    """Their mean in %, with the standard deviation where there are several."""
+    spread = f" +- {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread} %"
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:

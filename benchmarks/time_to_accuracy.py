@@ -34,11 +34,10 @@ def main() -> None:
         print(f"seed {seed}: {100 * found['test/accuracy']:.2f} % in {found['time/training_s']:.0f} s", flush=True)
     accuracies = [100 * run["test/accuracy"] for run in runs]
     seconds = [run["time/training_s"] for run in runs]
-    spread = f" +- {statistics.stdev(accuracies):.2f}" if given.seeds > 1 else ""
     row = record.Row(
         what=f"speednet, {given.topology}, {given.epochs} epochs",
         target=f"{given.target:g} % in {given.within:g} s",
-        measured=f"{statistics.mean(accuracies):.2f}{spread} % in {statistics.mean(seconds):.0f} s",
+        measured=f"{record.percent(accuracies)} in {statistics.mean(seconds):.0f} s",
         n=given.seeds,
         note=f"{given.precision}; {min(seconds):.0f} to {max(seconds):.0f} s; "
         f"{statistics.mean(r['images_per_s'] for r in runs):,.0f} images/s",
