@@ -471,6 +471,10 @@ class TrainConfig:
     """Checkpoints that become models of the run in MLflow: the final one, the one with the highest test accuracy,
     both, or none. MLflow refers to every checkpoint in any case, with its path, step and SHA-256."""
 
+    test_images: Count | None = None
+    """Test images that an evaluation counts, spread evenly over the test set; all when not given. Few are for runs that
+    are made for their times."""
+
     per_rank_test: bool = False
     """After the last epoch, also test every rank's own replica on all test images, as the studies print it."""
 

@@ -100,6 +100,13 @@ class Dataset:
         """The same images, with the facts of :meth:`DatasetSpec.normalised`."""
         return replace(self, spec=self.spec.normalised(by))
 
+    def tested_on(self, count: int | None) -> Dataset:
+        """The same with that many of the test images, spread evenly over all; with all of them when it is None."""
+        if count is None:
+            return self
+        spread = np.arange(count) * len(self.test.labels) // count
+        return replace(self, test=Split(self.test.images[spread], self.test.labels[spread]))
+
 
 def _mapped(path: str, labels: np.ndarray) -> Split:
     try:

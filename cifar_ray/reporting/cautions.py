@@ -19,6 +19,7 @@ def cautions(study: Study) -> list[str]:
         *study.cautions,
         *_unfinished(study),
         *_left_out(study),
+        *_of_few_images(study),
         *_not_a_clusters(study),
         *_side_by_side(study),
         *_mixed(study),
@@ -54,6 +55,16 @@ def _left_out(study: Study) -> list[str]:
             those = "All" if count == len(finished) else f"{count} of {len(finished)}"
             said.append(f"{those} finished runs were made for their {what} alone: {other} left out.")
     return said
+
+
+def _of_few_images(study: Study) -> list[str]:
+    those = [trial for trial in study.trials if trial.finished and trial.measure != "times"]
+    counted = Counter(trial.params.get("test_images", "None") for trial in those)
+    return [
+        f"Accuracies of {runs} of {len(those)} finished runs are those on {images} test images, not on all."
+        for images, runs in counted.items()
+        if images != "None"
+    ]
 
 
 def _not_a_clusters(study: Study) -> list[str]:

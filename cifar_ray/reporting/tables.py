@@ -21,7 +21,7 @@ from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS
 from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Study, Trial
 
-_WHOLE_EPOCH = {"None", "0"}  # of steps_per_epoch, when it says nothing
+_ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,10 @@ def _shared(trials: Sequence[Trial]) -> str:
     """The settings in which runs agree."""
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
-    for name in ("steps_per_epoch", *names):
+    parts = ("steps_per_epoch", "test_images")
+    for name in (*parts, *names):
         values = {trial.params[name] for trial in trials if name in trial.params}
-        if len(values) == 1 and not (name == "steps_per_epoch" and values <= _WHOLE_EPOCH):
+        if len(values) == 1 and not (name in parts and values <= _ALL):
             shared.append(f"{name} {values.pop()}")
     return ", ".join(shared)
 

@@ -71,8 +71,11 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
             f"must be at most {whole}, the global batches of {resolved.images_per_step} images in {spec.name}, "
             f"got {resolved.steps_per_epoch}",
         )
-    if spec.test_size < resolved.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test image ({spec.test_size})")
+    counted = resolved.test_images or spec.test_size
+    if counted > spec.test_size:
+        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
+    if counted < resolved.world_size:
+        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
     if config.model == "vit" and spec.image_size % config.vit.patch_size:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"

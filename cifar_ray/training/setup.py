@@ -126,7 +126,7 @@ def prepare(
         model=model,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset, worker),
+        evaluator=Evaluator(dataset.tested_on(config.test_images), worker),
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),

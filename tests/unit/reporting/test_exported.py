@@ -211,6 +211,13 @@ def of_two_sweeps() -> Study:
     return exported.together([study(*timed, name="times"), study(*learned, name="accuracies", run_id="other")])
 
 
+@pytest.mark.parametrize(("measure", "said"), [("all", True), ("times", False)])
+def test_accuracies_of_a_part_of_the_test_images_are_said_to_be(measure: str, said: bool) -> None:
+    params, tags = {"test_images": "128"}, {"cifar_ray.measure": measure}
+    made = report.build(study(trial("1x1", params=params, tags=tags), trial("1x2", tags=tags)))
+    assert ("Accuracies of 1 of 2 finished runs are those on 128 test images, not on all." in made.cautions) == said
+
+
 def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
     made = report.build(of_two_sweeps(), "rangoju_katneni_2025")
     (finding,) = made.findings

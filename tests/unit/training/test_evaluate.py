@@ -62,6 +62,17 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
     assert evaluation.images == 360
 
 
+@pytest.mark.parametrize("count", [1, 7, 359, 360])
+def test_some_of_the_images_are_spread_over_the_whole_set(count: int, digits: Dataset) -> None:
+    several = digits.tested_on(count)
+    chosen = [at * 360 // count for at in range(count)]
+    assert several.test.labels.tolist() == digits.test.labels[chosen].tolist()
+    model = Noisy(digits)
+    model.logits = model.logits[chosen]
+    assert Evaluator(several, Worker())(model).images == count
+    assert digits.tested_on(None) is digits
+
+
 def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     model = Noisy(digits).train()
     before = model.norm.running_mean.clone()  # type: ignore[union-attr]
