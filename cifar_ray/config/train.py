@@ -476,7 +476,7 @@ class TrainConfig:
     are made for their times."""
 
     per_rank_test: bool = False
-    """After the last epoch, also test every rank's own replica on all test images, as the studies print it."""
+    """After the last epoch, also test every rank's own replica on the same images, as the studies print it."""
 
     log_every: Count = 20
     """Optimizer steps between two records of every rank's loss."""

@@ -265,10 +265,9 @@ def _shared(trials: Sequence[Trial]) -> str:
     """The settings in which runs agree."""
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
-    parts = ("steps_per_epoch", "test_images")
-    for name in (*parts, *names):
+    for name in ("steps_per_epoch", "test_images", *names):
         values = {trial.params[name] for trial in trials if name in trial.params}
-        if len(values) == 1 and not (name in parts and values <= _ALL):
+        if len(values) == 1 and not values <= _ALL:
             shared.append(f"{name} {values.pop()}")
     return ", ".join(shared)
 
