@@ -113,7 +113,7 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
                 *cells.columns(ACCURACY, measures.F1, measures.MEMORY),
                 *(cells.columns(measures.cost_of_run(price)) if price is not None else ()),
             ],
-            ("Accuracy and F1, a macro average, are those of the last epoch on all test images.",),
+            ("Accuracy and F1, a macro average, are those of the last epoch.",),
             every=True,
         ),
         Spec(

@@ -389,7 +389,7 @@ def test_figures_have_the_names_that_programs_read() -> None:
 def test_notes_say_what_a_reader_must_know_of_the_figures() -> None:
     assert table(grid(), "main", price=PRICE).notes == (
         "n = 1.",
-        "Accuracy and F1, a macro average, are those of the last epoch on all test images.",
+        "Accuracy and F1, a macro average, are those of the last epoch.",
         "Training is without start-up, data, evaluation and checkpoints.",
         "Images/s are in steady state.",
         "Peak memory is that of the worker that took most: of its GPU where it has one, else of its process.",
