@@ -110,16 +110,6 @@ class Configuration:
         """Its strategy; empty for a run that did not live to record it."""
         return self.trials[0].strategy
 
-    @property
-    def kind(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
-        """What two configurations must share for the one's speed to be a multiple of the other's.
-
-        The topology, the GPUs of a worker and the batch size are left to who compares them, and so is the strategy:
-        :func:`cifar_ray.reporting.scaling.may_be_base` says which another one may be held against.
-        """
-        others = tuple(pair for pair in self.others if pair[0] not in ("strategy", "gpus_per_worker", RUN))
-        return (self.model, self.dataset, self.device, others)
-
     def statistic(self, measure: Measure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
         found = [(value, trial.run_id) for trial in self.finished if (value := measure(trial)) is not None]
@@ -187,11 +177,14 @@ def _by_section(study: Study) -> dict[tuple[str, str], list[Trial]]:
 
 
 def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
-    """What else tells runs apart: a sweep's other axes, or whatever compared runs differ in."""
-    if study.axes:
-        return [name for name in study.axes if name not in _TOLD]
+    """What else tells runs of one model apart: a sweep's other axes, or whatever compared runs differ in."""
     names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
-    return [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
+    differing = [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
+    if not study.axes:
+        return differing
+    axes = [name for name in study.axes if name not in _TOLD]
+    # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
+    return [*axes, *(name for name in differing if name not in axes and name.startswith(f"{trials[0].model}."))]
 
 
 def values(study: Study) -> dict[tuple[str, str], dict[str, set[str]]]:

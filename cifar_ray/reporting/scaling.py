@@ -18,7 +18,7 @@ PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", 
 
 # They say how a strategy works.
 _OPTIONS = (
-    *("bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
+    *("accumulate", "bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
     *("push_every", "servers", "max_staleness", "staleness_weighting", "gpus_per_worker"),
 )
 
@@ -46,7 +46,7 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
 
     The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
     device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
-    worker of another strategy that trains plainly. It is its own reference.
+    worker that trains plainly, whatever its strategy and that one's options. It is its own reference.
 
     Returns:
         None when either speed was not measured.
@@ -88,8 +88,8 @@ def _by_seed(one: Configuration) -> dict[int, float]:
 
 
 def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
-    alike = one.kind == other.kind and aggregate.column(study, one) == aggregate.column(study, other)
-    return alike and may_be_base(other, one)
+    alike = aggregate.column(study, one) == aggregate.column(study, other)
+    return alike and same_work(other, one) and may_be_base(other, one)
 
 
 def single_worker(
@@ -122,7 +122,7 @@ def may_be_base(other: Configuration, one: Configuration) -> bool:
 
 def same_work(one: Configuration, other: Configuration) -> bool:
     """Whether they differ in the strategy, its options, the topology and the batch alone."""
-    return one.kind[:3] == other.kind[:3] and _essentials(one) == _essentials(other)
+    return _essentials(one) == _essentials(other)
 
 
 def _options(one: Configuration) -> list[tuple[str, str]]:
@@ -130,8 +130,9 @@ def _options(one: Configuration) -> list[tuple[str, str]]:
     return [pair for pair in one.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
 
 
-def _essentials(one: Configuration) -> list[tuple[str, str]]:
-    return [pair for pair in one.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS)]
+def _essentials(one: Configuration) -> tuple[object, ...]:
+    others = (pair for pair in one.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS))
+    return (one.model, one.dataset, one.device, *others)
 
 
 def unit(among: Sequence[Configuration]) -> str:

@@ -126,7 +126,7 @@ def _speed(group: _Group, speeds: Sequence[_Found], figure: Figure) -> str:
         for found in speeds[1:]
         if found.one.devices == 1
         and aggregate.column(group.study, found.one) == column
-        and found.one.kind == best.one.kind
+        and scaling.same_work(found.one, best.one)
         and scaling.may_be_base(found.one, best.one)
     ]
     alone.sort(key=lambda found: found.one.others != best.one.others)

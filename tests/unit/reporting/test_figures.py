@@ -42,6 +42,13 @@ def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_a
     assert others(swept) == [(("log_every", "1"),), (("log_every", "50"),)]
 
 
+def test_a_models_own_options_tell_runs_of_a_sweep_apart_where_another_axis_would_do() -> None:
+    stems = (trial("1x1", 16, params={"resnet.width": "16"}), trial("1x1", 64, params={"resnet.width": "32", "lr": "0.2"}))
+    assert others(study(*stems)) == [(("resnet.width", "16"),), (("resnet.width", "32"),)]
+    wide = trial("2x2", 16, images_per_s=4000.0, params={"resnet.width": "32"})  # no multiple of the narrow one
+    assert ratios(study(stems[0], wide))["ddp 2x2"] == ("2x2", 1.0, 100.0)
+
+
 def test_parameters_that_only_older_runs_have_tell_no_runs_apart() -> None:
     old = {"version": "2", "verbose": "False", "start_timeout_s": "900.0", "storage": "/there"}
     mixed = study(trial("1x1", params=old), trial("1x2"), axes=(), hold="")
@@ -183,6 +190,22 @@ def test_a_speed_up_is_held_against_a_worker_of_the_same_strategy_where_there_is
     assert ratios(alone)["all_reduce 1x2"] == ("1x1", 2.5, 125.0)
     pipeline = of_strategies(of_strategy("gpipe", "1x2", 0.4), of_strategy("reproducible", "1x1", 0.4))
     assert ratios(pipeline)["gpipe 1x2"] == ("1x2", 1.0, 100.0)  # a single worker that does not train plainly
+
+
+def test_a_plain_single_worker_is_the_base_of_every_option_of_a_strategy() -> None:
+    accumulating = {"accumulate": "4", "bucket_cap_mb": "1.0"}
+    runs = [
+        trial("1x1", images_per_s=100.0, params={"accumulate": "1", "bucket_cap_mb": "25.0"}),
+        trial("1x2", images_per_s=150.0, params=accumulating),
+        trial("2x2", images_per_s=300.0, params=accumulating),
+        trial("1x2", images_per_s=120.0, params={"strategy": "gather_scatter", "accumulate": "1"}),
+    ]
+    assert ratios(study(*runs, axes=("topology", "strategy", "accumulate", "bucket_cap_mb"))) == {
+        "ddp 1x1": ("1x1", 1.0, 100.0),
+        "ddp 1x2": ("1x1", 1.5, 75.0),
+        "ddp 2x2": ("1x1", 3.0, 75.0),
+        "gather_scatter 1x2": ("1x1", 1.2, 60.0),
+    }
 
 
 @pytest.mark.parametrize(
