@@ -43,7 +43,10 @@ def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_a
 
 
 def test_a_models_own_options_tell_runs_of_a_sweep_apart_where_another_axis_would_do() -> None:
-    stems = (trial("1x1", 16, params={"resnet.width": "16"}), trial("1x1", 64, params={"resnet.width": "32", "lr": "0.2"}))
+    stems = (
+        trial("1x1", 16, params={"resnet.width": "16"}),
+        trial("1x1", 64, params={"resnet.width": "32", "lr": "0.2"}),
+    )
     assert others(study(*stems)) == [(("resnet.width", "16"),), (("resnet.width", "32"),)]
     wide = trial("2x2", 16, images_per_s=4000.0, params={"resnet.width": "32"})  # no multiple of the narrow one
     assert ratios(study(stems[0], wide))["ddp 2x2"] == ("2x2", 1.0, 100.0)
