@@ -87,7 +87,7 @@ def test_the_reports_lists_are_those_of_the_program() -> None:
     classes = {name: importlib.import_module(f"cifar_ray.strategies.{name}").STRATEGY for name in strategies.NAMES}
     assert {name for name, one in classes.items() if not one.synchronous} == set(pace.ASYNCHRONOUS)
     assert set(reported.PLAIN_ALONE) < set(strategies.NAMES)
-    assert set(reported._OPTIONS) == set(STRATEGY_OPTIONS) - {"accumulate", "clip_norm", "ema"}
+    assert set(reported._OPTIONS) == set(STRATEGY_OPTIONS) - {"clip_norm", "ema"}
     assert pace.STEP_PARTS == clock.PARTS
 
 
