@@ -135,7 +135,7 @@ def report(words: Sequence[str]) -> int:
     }
     in_store = [word for word in command.sweeps if word not in of_files]
     found = of_files | _in_store(in_store, command.tracking_uri)
-    study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)])
+    study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)], command.hold)
     folder = reports.folder(command.out) if command.format == "files" else None
     whole = reports.build(study, command.baseline, price, command.target)
     if folder is None:

@@ -68,7 +68,7 @@ def read(path: Path) -> Study:
     return dataclasses.replace(study, store=path.name)
 
 
-def together(studies: Sequence[Study]) -> Study:
+def together(studies: Sequence[Study], hold: str | None = None) -> Study:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
@@ -76,15 +76,20 @@ def together(studies: Sequence[Study]) -> Study:
     runs that were made for their accuracies are those of one configuration, of which each tells one part. A run that
     several files have counts once.
 
+    Args:
+        studies: one or more.
+        hold: the batch size that a column shares, ``batch`` or ``global_batch``; None is what all studies have held.
+
     Raises:
-        ConfigError: when some hold the batch per worker and others the global batch.
+        ConfigError: when some hold the batch per worker and others the global batch, and ``hold`` is None.
     """
-    studies = _newest(studies)
+    studies = _newest([dataclasses.replace(study, hold=hold) for study in studies] if hold else studies)
     if len(studies) == 1:
         return studies[0]
     if len({study.hold for study in studies}) > 1:
         held = "; ".join(f"{study.name}: {study.hold or 'neither'}" for study in studies)
-        raise ConfigError("", f"studies in one report must hold the same batch size as workers change, got {held}")
+        problem = f"must be batch or global_batch, for all columns, since the sweeps have not held the same: {held}"
+        raise ConfigError("hold", problem)
     unfinished = [f"The sweep {one.name} {one.state}." for one in studies if one.status != "FINISHED"]
     cautions = [*unfinished, *(caution for study in studies for caution in study.cautions)]
     return Study(

@@ -187,9 +187,17 @@ def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
     assert any(line.startswith("Up to 2 runs went on at the same time") for line in said)
 
 
-def test_studies_that_hold_different_batches_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"must hold the same batch size as workers change, got .*global_batch"):
-        exported.together([study(trial(), name="a"), study(trial(), name="b", hold="global_batch")])
+def test_sweeps_that_held_different_batches_need_to_be_told_which_one_a_column_shares() -> None:
+    grown = study(trial("1x1", 16), trial("1x1", 32), trial("1x2", 32), name="grown")
+    held = study(trial("1x2", 16), name="held", hold="global_batch", run_id="other")
+    with pytest.raises(ConfigError, match=r"^hold must be .* not held the same: grown: batch; held: global_batch$"):
+        exported.together([grown, held])
+    both = exported.together([grown, held], "global_batch")
+    found = {(one.topology, one.batch_size): one for one in aggregate.configurations(both)}
+    ratio = scaling.ratio(both, found["1x2", 16], list(found.values()))
+    assert ratio is not None
+    assert ratio.reference is found["1x1", 32]  # no 1x1 has held the global batch: a single worker holds both
+    assert exported.together([grown], "global_batch").hold == "global_batch"
 
 
 def of_two_sweeps() -> Study:
