@@ -14,7 +14,7 @@ from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import Point, Study, Trial, placement
+from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial, placement
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
@@ -94,6 +94,8 @@ def sweep(uri: str, name: str) -> tuple[MlflowClient, Run]:
 def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
     children = {run.info.run_name: run for run in parent.children(client, own)}
+    told = [run.data.tags[MEASURE_TAG] for run in children.values() if MEASURE_TAG in run.data.tags]
+    purpose = {MEASURE_TAG: told[0]} if told else {}  # all runs of a sweep are made for the same
     trials = []
     held = own.data.tags.get("cifar_ray.hold", "batch")
     for cell in cells:
@@ -106,7 +108,7 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
             if status == "PENDING" and (reason or own.info.status == "FINISHED"):
                 status, reason = "FAILED", reason or "it ended without a run"
-            trials.append(Trial(cell["name"], "", status, reason, params=params))
+            trials.append(Trial(cell["name"], "", status, reason, params=params, tags=purpose))
     rest = [_trial(client, run, {}, "") for run in children.values()]
     return trials + [trial for trial in rest if all(key in trial.params for key in _NEEDED)]
 

@@ -115,6 +115,14 @@ def test_a_cell_that_cannot_be_is_placed_by_what_all_cells_share(uri: str) -> No
     assert (skipped.run_id, skipped.model, skipped.dataset, skipped.global_batch_size) == ("", "resnet", "cifar10", 128)
 
 
+def test_a_cell_without_a_run_is_for_what_its_sweep_is_for(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(address)
+    cells = [trial("1x1", 16, tags={"cifar_ray.measure": "accuracy"}), without_run("PENDING", "", "1x2", 16)]
+    sweep(client, client.create_experiment("cifar_ray"), "learning", cells, "RUNNING")
+    assert [one.measure for one in reading.study(address, "learning").trials] == ["accuracy", "accuracy"]
+
+
 def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no sweep 'scalling' in sqlite:///.*; a sweep is named by"):
         reading.study(uri, "scalling")
