@@ -184,9 +184,6 @@ class CompareCommand(ResultAsJson):
     price: str | None = None
     """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
-    hold: Literal["batch", "global_batch"] | None = None
-    """Batch size that a column shares: the one per worker, or the global one; what the sweeps held when not given."""
-
     target: Numbers = ()
     """Test accuracies, 0 to 1, for the times to them; when not given, one that all runs of a model reach."""
 
