@@ -26,7 +26,17 @@ class Lion(torch.optim.Optimizer):
                 state["steps"] += 1
                 state["average"].lerp_(parameter.grad, 1 - group["beta"])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(state["average"].sign(), alpha=group["lr"])
+                parameter.sub_(self.direction(state["average"]), alpha=group["lr"])
+
+    def direction(self, average: torch.Tensor) -> torch.Tensor:
+        return average.sign()
+
+
+class SmoothLion(Lion):
+    """Short steps where the average is near zero, whose sign depends on rounding."""
+
+    def direction(self, average: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(average / 1e-3)
 
 
 def no_optimizer(groups: Any, lr: float) -> Any:
