@@ -63,6 +63,25 @@ def test_a_copy_has_the_modules_and_what_it_was_given(
     }
 
 
+FORKING = """
+import multiprocessing, sys, torch
+child = multiprocessing.get_context("fork").Process(target=print, args=["from a child"])
+child.start()
+child.join(30)
+child.kill()
+images = torch.utils.data.TensorDataset(torch.arange(8))
+loader = torch.utils.data.DataLoader(images, num_workers=1, multiprocessing_context="fork", timeout=30)
+print(child.exitcode, sum(int(batch[0]) for batch in loader), sys.stdin.read())
+"""
+
+
+def test_multiprocessing_works_in_a_copy(python: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORKING)
+    done = subprocess.run([*python, str(script)], capture_output=True, text=True, timeout=120, input="standard input")
+    assert (done.stdout.splitlines(), done.returncode) == (["from a child", "0 28 standard input"], 0), done.stderr
+
+
 def test_a_copy_ends_with_the_process_that_stands_for_it(python: list[str], script: str) -> None:
     with subprocess.Popen([*python, script, "stay"], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None

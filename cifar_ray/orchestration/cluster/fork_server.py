@@ -102,7 +102,8 @@ def main(descriptor: int) -> None:
 
 
 def _end_with_driver() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # sys.stdin would hold its lock meanwhile, in every copy
+        pass
     os._exit(0)
 
 
@@ -139,6 +140,7 @@ def _become(request: dict[str, object], descriptors: list[int], client: socket.s
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(request["environment"])  # type: ignore[call-overload]
         os.chdir(str(request["folder"]))
