@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from cifar_ray.config import runfile
 from cifar_ray.tracking.study import Point, Study, Trial
@@ -125,7 +126,8 @@ def metric(name: str, scale: float = 1.0) -> Measure:
 
     def read(trial: Trial) -> float | None:
         value = trial.metrics.get(name)
-        return None if value is None else value * scale
+        # In decimal: 0.57 is 57 %, and 0.57 * 100 is 56.99999999999999.
+        return None if value is None else float(Decimal(str(value)) * Decimal(str(scale)))
 
     return read
 

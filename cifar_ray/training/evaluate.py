@@ -12,27 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MetricCollection, SumMetric
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-    MulticlassSpecificity,
-)
 
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
+from cifar_ray.strategies.gradients import gather
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
-
-_RATES = {
-    "precision": MulticlassPrecision,
-    "recall": MulticlassRecall,
-    "f1": MulticlassF1Score,
-    "specificity": MulticlassSpecificity,
-}
 
 
 @dataclass(frozen=True)
@@ -61,31 +46,22 @@ class Evaluator:
 
     def __init__(self, dataset: Dataset, worker: Worker) -> None:
         self._dataset, self._place = dataset, worker
-        classes = dataset.spec.num_classes
-        rates = {f"{name}_macro": metric(classes, average="macro") for name, metric in _RATES.items()}
-        rates |= {f"{name}_each": metric(classes, average="none") for name, metric in _RATES.items()}
-        self._scores = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(classes, average="micro"),
-                "confusion": MulticlassConfusionMatrix(classes),
-                **rates,
-            }
-        ).to(worker.device)
-        # A sum of 10,000 float32 losses loses digits; and a loss that is no number must show.
-        self._loss = SumMetric(nan_strategy="disable").set_dtype(torch.float64).to(worker.device)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
 
-        torchmetrics adds the counts of all ranks together; every rank returns the same figures.
+        The counts of all ranks are added together; every rank returns the same figures.
         """
-        self._scores.reset()
-        self._loss.reset()
+        classes, device = self._dataset.spec.num_classes, self._place.device
+        counts = torch.zeros(classes**2, dtype=torch.int64, device=device)
+        loss = torch.zeros((), dtype=torch.float64, device=device)  # float32 would lose digits
         for logits, labels in self._logits(model, self._place.rank, self._place.world_size):
-            self._loss.update(F.cross_entropy(logits.double(), labels, reduction="sum"))
-            self._scores.update(logits.argmax(1), labels)
-        return self._read(self._scores.compute(), self._loss.compute() / len(self._dataset.test.labels))
+            loss += F.cross_entropy(logits.double(), labels, reduction="sum")
+            counts += torch.bincount(classes * labels + logits.argmax(1), minlength=classes**2)
+        confusion = torch.stack(gather(counts)).sum(0).view(classes, classes)
+        mean_loss = torch.stack(gather(loss)).sum(0) / len(self._dataset.test.labels)
+        return _evaluation(confusion.cpu(), mean_loss.item())
 
     @torch.inference_mode()
     def alone(self, model: nn.Module) -> tuple[float, float]:
@@ -109,10 +85,25 @@ class Evaluator:
             yield logits, labels
         model.train(was_training)
 
-    def _read(self, scores: dict[str, Tensor], loss: Tensor) -> Evaluation:
-        macro = {name: float(scores[f"{name}_macro"]) for name in _RATES}
-        return Evaluation(
-            metrics={"loss": float(loss), "accuracy": float(scores["accuracy"]), **macro},
-            per_class={name: scores[f"{name}_each"].tolist() for name in _RATES},
-            confusion=scores["confusion"].tolist(),
-        )
+
+def _evaluation(confusion: Tensor, loss: float) -> Evaluation:
+    """Figures of an integer confusion matrix (classes, classes), in float64."""
+    right, images = confusion.diagonal(), confusion.sum()
+    true, predicted = confusion.sum(1), confusion.sum(0)
+
+    def share(part: Tensor, whole: Tensor) -> Tensor:
+        return torch.where(whole > 0, part.double() / whole, 0.0)
+
+    rates = {
+        "precision": share(right, predicted),
+        "recall": share(right, true),
+        "f1": share(2 * right, true + predicted),
+        "specificity": share(images - true - predicted + right, images - true),
+    }
+    there = true + predicted > 0  # a class that no image has or seems to have is left out of macro averages
+    macro = {name: rate[there].mean().item() for name, rate in rates.items()}
+    return Evaluation(
+        metrics={"loss": loss, "accuracy": right.sum().item() / images.item(), **macro},
+        per_class={name: rate.tolist() for name, rate in rates.items()},
+        confusion=confusion.tolist(),
+    )

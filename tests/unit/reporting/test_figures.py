@@ -24,6 +24,13 @@ def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
     assert alone.statistic(aggregate.metric("time/training_s", 1000)) == Statistic(10000.0, None, 1, ids[:1])
 
 
+def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
+    shares = [images / 10000 for images in range(10001)]
+    percent = [measures.ACCURACY.measure(trial(accuracies=(share,))) for share in shares]
+    assert percent == [images / 100 for images in range(10001)]
+    assert aggregate.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
+
+
 def others(of: Study) -> list[tuple[tuple[str, str], ...]]:
     return [one.others for one in aggregate.configurations(of)]
 

@@ -54,12 +54,28 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
         "specificity": specificity.mean(),
         "loss": metrics.log_loss(truth, model.logits.double().softmax(1)),
     }
-    assert evaluation.metrics == pytest.approx(expected, rel=1e-6)
+    assert evaluation.metrics == pytest.approx(expected, rel=1e-12)
     assert evaluation.confusion == confusion.tolist()
     assert evaluation.per_class["specificity"] == pytest.approx(specificity.tolist())
     each = metrics.precision_recall_fscore_support(truth, predicted)
     assert evaluation.per_class["recall"] == pytest.approx(each[1].tolist())
     assert evaluation.images == 360
+    assert evaluation.metrics["accuracy"] == confusion.trace() / 360  # to the last digit
+
+
+def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Dataset) -> None:
+    """As scikit-learn does for the labels that occur."""
+    truth = digits.test.labels % 8
+    predicted = np.where(np.arange(360) % 9 == 0, 8, truth)
+    model = Noisy(digits)
+    model.logits = nn.functional.one_hot(torch.from_numpy(predicted), 10).float()
+    split = replace(digits.test, labels=truth)
+    evaluation = Evaluator(replace(digits, test=split), Worker())(model)
+    expected = metrics.precision_recall_fscore_support(truth, predicted, average="macro", zero_division=0)
+    found = [evaluation.metrics[name] for name in ("precision", "recall", "f1")]
+    assert found == pytest.approx(expected[:3], rel=1e-12)
+    assert evaluation.metrics["specificity"] == pytest.approx((8 + 320 / 360) / 9, rel=1e-12)
+    assert evaluation.per_class["precision"][8:] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("count", [1, 7, 359, 360])
