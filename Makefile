@@ -3,8 +3,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# uv fetches several packages at a time; pip installs where uv is not on PATH and cannot be installed either.
+# constraints.txt has the exact versions that the tests have passed with.
+EXTRAS := dev
+install = export PATH="$(BIN):$$PATH" VIRTUAL_ENV=$(VENV); \
+	packages="--quiet --constraint constraints.txt --editable .[$(EXTRAS)]"; \
+	{ command -v uv >/dev/null || pip install --quiet uv; } && uv pip install $$packages || pip install $$packages
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: quickstart test test-all lint docs mutants clean
@@ -33,14 +38,14 @@ docs: $(VENV)/installed
 
 # Mistakes made on purpose, and how many of them the fast tests notice; hours for all of them. A part:
 # make mutants MUTANTS='--sample 20 config/* data/*'; Ctrl-C prints what was decided by then.
+mutants: EXTRAS := dev,mutants
 mutants: $(VENV)/installed
-	VIRTUAL_ENV=$(VENV) $(PIP) install --quiet --constraint constraints.txt --editable '.[dev,mutants]'
+	$(install)
 	set -f; $(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
-# constraints.txt has the exact versions that the tests have passed with.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	VIRTUAL_ENV=$(VENV) $(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(install)
 	touch $@
 
 clean:

@@ -14,7 +14,8 @@ highlight_language = "text"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 # Pages of the repository that pages here include, so that links to them stay on the site.
 INCLUDED = {"../CONTRIBUTING.md": "contributing.md", "../examples/bring_your_own/README.md": "ten_minutes.md"}
@@ -27,4 +28,9 @@ def setup(app: Any) -> None:
         for path, included in INCLUDED.items():
             source[0] = source[0].replace(f"]({path}", f"]({included}")
 
+    def without_fields(app: Any, what: str, name: str, value: Any, *_: Any) -> tuple[str, None] | None:
+        """Leave out the signature of a config, which its docstring describes field by field."""
+        return ("", None) if hasattr(value, "__pydantic_fields__") else None
+
     app.connect("source-read", read)
+    app.connect("autodoc-process-signature", without_fields)

@@ -111,6 +111,19 @@ def test_sweep_commands_are_read(page: Path) -> None:
             assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
 
 
+def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:
+    build = pytest.importorskip("sphinx.cmd.build", reason="needs the extra `docs`")
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text((ROOT / "docs" / "api.md").read_text())
+    assert build.build_main(["-q", "-b", "text", "-c", str(ROOT / "docs"), str(pages), str(tmp_path / "text")]) == 0
+    page = " ".join((tmp_path / "text" / "index.txt").read_text().split())
+    for name, doc in schema.docstrings(TrainConfig).items():
+        assert "." in name or f"* **{name}** -- {doc[:20].replace('  ', ' ')}" in page, name
+    assert "Annotated" not in page
+    assert "PydanticUndefined" not in page
+
+
 def test_quick_start_is_two_commands() -> None:
     block = re.search(r"## Quick start\n.*?```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert block is not None
