@@ -57,6 +57,11 @@ def test_the_page_of_performance_is_made_from_the_results(record: ModuleType) ->
     assert record.PAGE.read_text() == record.page(), "run python benchmarks/record.py"
 
 
+def lines_of(page: Path) -> str:
+    """A page with the commands that go on in the next line in one."""
+    return page.read_text().replace("\\\n", " ")
+
+
 def ours(block: str) -> list[str]:
     """The commands of this program in a block of shell, from its name on, and their flags."""
     return re.findall(r"(?:^|'|nohup )(cifar-ray [a-z].*)", block, flags=re.MULTILINE)
@@ -89,7 +94,7 @@ def test_flags_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_train_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray train`` command, as the program reads it."""
-    for line in re.findall(r"(?:^|`)cifar-ray train([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
+    for line in re.findall(r"(?:^|`)cifar-ray train([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
         words = shlex.split(line)
         if words == ["--help"]:
             continue
@@ -101,7 +106,7 @@ def test_train_commands_are_read(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
-    for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", page.read_text(), flags=re.MULTILINE):
+    for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
         given = flags.given(commands.SweepCommand, shlex.split(line), "cifar-ray sweep")
         file = given.pop("file", None)
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
