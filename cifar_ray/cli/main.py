@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from cifar_ray import IMPORTED_AT, __version__
+from cifar_ray import IMPORTED_AT, __version__, tracking
 from cifar_ray.cli import cluster, early, output
 from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
@@ -52,7 +52,8 @@ def train(words: Sequence[str]) -> int:
             if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
                 from cifar_ray.training import recipe
 
-                recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
+                with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
+                    recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
             from cifar_ray.orchestration.run.driver import train as run
 
         result = run(config, begun=IMPORTED_AT)

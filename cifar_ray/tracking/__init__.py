@@ -5,22 +5,80 @@ The only room that imports MLflow. It runs beside the driver and never stops tra
 
 import logging
 import os
+import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-# Read by MLflow when it is imported or used; what a person has set stays.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; the sink
-# tries again by itself.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; the sink
+    # tries again by itself.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+}
+"""Variables that MLflow reads when it is imported or used; what a person has set stays."""
+
+_LOGGERS = ("mlflow", "alembic", "sqlalchemy")
+_ours = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+
+
+def set_defaults() -> None:
+    """Set the variables that this program wants MLflow to read."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+set_defaults()
 
 
 def quieten(verbose: bool) -> None:
     """Silence MLflow and its database tools unless ``verbose``: they also raise what they log."""
-    for name in ("mlflow", "alembic", "sqlalchemy"):
+    for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.CRITICAL)
     if not verbose:
         # torch's own remark on how it exports a model to MLflow; it concerns nobody who trains.
         warnings.filterwarnings("ignore", module="torch.export", category=UserWarning)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Context manager: leave variables, warning filters, log levels and MLflow's address as the caller had them."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    variables = {name: value for name, value in os.environ.items() if _ours.get(name) != value}
+    set_defaults()
+    try:
+        with warnings.catch_warnings(), same_address():
+            yield
+    finally:
+        restore_variables(variables)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def same_address() -> Iterator[None]:
+    """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
+    mlflow = sys.modules.get("mlflow")
+    variables = dict(os.environ)
+    before = mlflow.get_tracking_uri() if mlflow else None
+    try:
+        yield
+    finally:
+        if mlflow := sys.modules.get("mlflow"):
+            mlflow.set_tracking_uri(None)
+            restore_variables(variables, "MLFLOW_TRACKING_URI")
+            if before is not None and mlflow.get_tracking_uri() != before:
+                mlflow.set_tracking_uri(before)
+                restore_variables(variables, "MLFLOW_TRACKING_URI")
+
+
+def restore_variables(before: Mapping[str, str], *names: str) -> None:
+    """Give environment variables, all without ``names``, the values that they had ``before``."""
+    for name in names or {*os.environ, *before}:
+        if name not in before:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]

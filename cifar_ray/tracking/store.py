@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import tempfile
@@ -19,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
@@ -268,14 +268,9 @@ def as_default(uri: str) -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on ``uri``."""
     import mlflow
 
-    variable, before = os.environ.get("MLFLOW_TRACKING_URI"), mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
+    with tracking.same_address():
+        mlflow.set_tracking_uri(uri)
         yield
-    finally:
-        mlflow.set_tracking_uri(before)
-        if variable is None:
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 def read_json(client: MlflowClient, run_id: str, name: str) -> Any:

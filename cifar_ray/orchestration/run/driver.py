@@ -36,6 +36,7 @@ from cifar_ray.training.observer import Launch, SavedCheckpoint
 __all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
 
+@tracking.unchanged()
 def train(
     config: TrainConfig,
     begun: float | None = None,
@@ -60,12 +61,13 @@ def train(
     imports.refuse_while_importing()
     if model is not None:
         config = replace(config, model=imports.path_of(model))
+    uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
     config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
-        client = store.connect(store.resolve_uri(config.tracking_uri))
-        folder, held = runs.create(config)
+        client = store.connect(uri)
+        folder, held = runs.create(config, uri)
         record = None
         try:
             with held:
@@ -82,6 +84,7 @@ def train(
                 runs.discard(folder.folder)
 
 
+@tracking.unchanged()
 def resume(
     run: str,
     changes: Mapping[str, Any] | None = None,
@@ -113,12 +116,12 @@ def resume(
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
-    known = results.find_run(run, changes.get("tracking_uri"), notes.append)
     given = changes.get("tracking_uri")
+    uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
+    known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        given = given or runs.open_existing(known.folder, known.key).config().tracking_uri
-        known = store.with_key(store.resolve_uri(given), known.key) or known
-    uri = store.resolve_uri(given)
+        uri = given or runs.open_existing(known.folder, known.key).config().tracking_uri or uri
+        known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED":
         return None
     client = store.connect(uri)

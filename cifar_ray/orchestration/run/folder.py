@@ -97,8 +97,8 @@ class RunFolder:
             return Lock(self.folder, _busy(self.name))
 
 
-def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
-    """Make the folder of a new run, and lock it.
+def create(config: TrainConfig, tracking_uri: str | None = None) -> tuple[RunFolder, Lock]:
+    """Make the folder of a new run, and lock it; the run is recorded in ``tracking_uri``, or where its config says.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
@@ -106,7 +106,7 @@ def create(config: TrainConfig) -> tuple[RunFolder, Lock]:
     above = storage.at(config.storage)
     name = config.run_name or names.new(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
-    taken = partial(names.taken, above, name, uri.resolve_uri(config.tracking_uri))
+    taken = partial(names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
     contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     with storage.refusing(above):
         return run, storage.claim(run.folder, contents, taken, _busy(name))

@@ -68,6 +68,7 @@ class SweepResult:
         return [name for name, state in self.states.items() if state == boards.FAILED]
 
 
+@tracking.unchanged()
 def sweep(config: SweepConfig, command: str = "", begun: float | None = None) -> SweepResult:
     """Train every cell of a sweep, and record all runs under one parent.
 
@@ -85,12 +86,13 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     begun = begun or time.time()
     imports.refuse_while_importing()
     config = absolute(config)
+    base = config.base
+    address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
     trials = plan(sweeps.cells(config, draw(config)))
     refuse(config, trials)
-    base = config.base
     with signals():
         tracking.quieten(base.verbose)
-        client = store.connect(store.resolve_uri(base.tracking_uri))
+        client = store.connect(address)
         folder, held = create(config, client)
         record: SweepRecord | None = None
 
@@ -108,6 +110,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
                 runs.discard(folder)
 
 
+@tracking.unchanged()
 def resume(name: str, tracking_uri: str | None = None, begun: float | None = None) -> SweepResult | None:
     """Train what is left of a sweep, under the same parent.
 
@@ -317,7 +320,7 @@ class _Sweep:
         for trial, config in self._waiting():
             if trial.folder is None:
                 placed = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder, held = runs.create(placed)
+                trial.folder, held = runs.create(placed, self._client.tracking_uri)
                 self._locks.append(held)
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs
