@@ -20,6 +20,9 @@ from cifar_ray.config.train import TrainConfig
 SUBMITTED_WITH = "CIFAR_RAY_SUBMITTED_WITH"
 """Variable that tells the command of a job which cifar_ray has read and submitted it."""
 
+SUBMITTED_BY = "CIFAR_RAY_SUBMITTED_BY"
+"""Variable with the name of the person who submitted a job: the user of its runs."""
+
 
 @dataclass(frozen=True)
 class TrainRequest:

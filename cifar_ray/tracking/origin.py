@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
 from mlflow.entities import DatasetInput, InputTag
 
+from cifar_ray.config import command_line
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.training import recipe
@@ -58,7 +60,7 @@ def origin_tags() -> dict[str, str]:
     """Tags of the origin of a run's figures: person, machine, versions, commit."""
     tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
     with suppress(KeyError, OSError):  # in a container, a person may have a number only
-        tags["mlflow.user"] = getpass.getuser()
+        tags["mlflow.user"] = os.environ.get(command_line.SUBMITTED_BY) or getpass.getuser()
     for package in ("cifar-ray", "torch", "torchvision", "ray", "mlflow"):
         tags[f"version.{package}"] = _version(package)
     tags["version.python"] = platform.python_version()

@@ -151,7 +151,8 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
 ) -> None:
     words = ["submit", "--address", tunnel, "--working-dir", str(work), "--wait", "--"]
     words += ["train", "--config", str(work / "short.yaml"), "--run-name", "short"]
-    done = resident.succeeds(*words)
+    done = resident.succeeds(*words, LOGNAME="ada", MLFLOW_TRACKING_URI="http://127.0.0.1:1")
+    assert "records go to the cluster's own store" in done.stdout
     assert f"{work} goes along without hidden files; in a git repository, only what git tracks would" in done.stdout
     assert f"follow it: cifar-ray logs short --follow --address {tunnel}" in done.stdout
     for line in ("epoch 1/2  train loss ", "epoch 2/2  train loss ", "test accuracy  "):
@@ -159,7 +160,8 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
     assert done.stdout.count("\nepoch ") == 2  # no live line without a terminal
     assert "\x1b" not in done.stdout
     assert "job short ended: SUCCEEDED" in done.stderr
-    assert resident.run_named("short").info.status == "FINISHED"
+    run = resident.run_named("short")
+    assert (run.info.status, run.data.tags["mlflow.user"]) == ("FINISHED", "ada")
     (row,) = [line for line in resident.runs("jobs").stdout.splitlines() if line.startswith("short ")]
     assert " SUCCEEDED " in row
     assert row.endswith(f"cifar-ray train --config {work}/short.yaml --run-name short")

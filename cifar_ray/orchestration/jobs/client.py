@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
+import ipaddress
 import itertools
 import logging
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -21,14 +24,15 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from cifar_ray import __version__
-from cifar_ray.config import command_line, servers
+from cifar_ray.config import addresses, command_line, servers
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
 from cifar_ray.orchestration.cluster import connection, ray_internals
 from cifar_ray.orchestration.jobs import packing, submission
 
-_COMMAND, _IDENTITY = "cifar_ray.command", "cifar_ray.identity"
+_COMMAND, _IDENTITY, _USER = "cifar_ray.command", "cifar_ray.identity", "cifar_ray.user"
+_STORE = "MLFLOW_TRACKING_URI"
 _STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
 _CONNECT_S = 20.0
 _REQUEST_S = 120.0  # a request may upload a package
@@ -116,12 +120,13 @@ def submit(asked: submission.Submission, command: SubmitCommand) -> int:
         Exit status: 0; with ``--wait``, 1 when the job failed and 130 on Ctrl-C.
 
     Raises:
-        ConfigError: the command is wrong, no server answers, versions differ, the name is taken, or the job could
-            not start; nothing is left on the cluster.
+        ConfigError: the command is wrong, no server answers, versions differ, the name is taken,
+            MLFLOW_TRACKING_URI has a secret in it, or the job could not start; nothing is left on the cluster.
         JobServerError: the server has gone.
     """
     root = packing.root(Path(command.working_dir or "."))
     entrypoint = asked.entrypoint(root)
+    passed_on, store = _store(asked.tracking_uri)
     server = JobServer(command.address)
     server.check_versions()
     jobs = server.jobs()
@@ -132,15 +137,22 @@ def submit(asked: submission.Submission, command: SubmitCommand) -> int:
         _check_same(server, name, jobs[name], asked)
         console.line(f"job {name} is already running; nothing was submitted")
     else:
-        variables = {command_line.SUBMITTED_WITH: __version__, _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S)}
+        user = _user()
+        variables = {
+            command_line.SUBMITTED_WITH: __version__,
+            command_line.SUBMITTED_BY: user,
+            _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S),
+            **passed_on,
+        }
         with packing.packed(root, asked.file, console.line) as environment:
             server.submit_job(
                 submission_id=name,
                 entrypoint=entrypoint,
                 runtime_env={"env_vars": variables, **environment},
-                metadata={_COMMAND: asked.command, _IDENTITY: asked.identity},
+                metadata={_COMMAND: asked.command, _IDENTITY: asked.identity, _USER: user},
             )
         console.line(f"job {name} submitted to {server.url}: {asked.command}")
+        console.line(f"  records go to {store}")
     console.line(f"  follow it: {server.command('logs', name, '--follow')}")
     console.line(f"  stop it:   {server.command('stop', name)}")
     try:
@@ -188,6 +200,51 @@ def stop(command: StopCommand) -> None:
         while not (job := server.job(name)).status.is_terminal():
             time.sleep(_POLL_S)
         console.line(f"job {name} ended after {duration(time.monotonic() - begin)}: {job.status.value}")
+
+
+def _store(named: str | None) -> tuple[dict[str, str], str]:
+    """Choose the MLflow store of a job.
+
+    Args:
+        named: the store that the command itself names.
+
+    Returns:
+        The variables that tell the job, and the store in words.
+
+    Raises:
+        ConfigError: when MLFLOW_TRACKING_URI has a secret in it.
+    """
+    if named is not None:
+        return {}, f"{named} (--tracking-uri)"
+    clusters = f"the cluster's own store ({_STORE} there, else ~/.cifar_ray/mlflow.db)"
+    here = os.environ.get(_STORE)
+    if not here:
+        return {}, clusters
+    addresses.check("tracking_uri", here)
+    if _is_reachable(here):
+        return {_STORE: here}, f"{here} ({_STORE})"
+    return {}, f"{clusters}, because {here} is an address on this machine; --tracking-uri after `--` names another"
+
+
+def _is_reachable(uri: str) -> bool:
+    """Whether other machines may reach a store: a server whose host is not this machine's loopback."""
+    host = re.match(r"https?://(?:\[([^]]*)\]|([^/:]*))", uri)
+    if host is None:
+        return False
+    name = host[1] or host[2]
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name != "localhost" and not name.endswith(".localhost")
+    return not (address.is_loopback or address.is_unspecified)
+
+
+def _user() -> str:
+    """The name of the person who submits; in a container, a person may have a number only."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _name(asked: submission.Submission, jobs: Mapping[str, JobDetails]) -> str:

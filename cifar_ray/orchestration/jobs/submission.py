@@ -25,6 +25,7 @@ class Submission:
         words: of the command, without ``cifar-ray``.
         identity: hash of the resolved options, the same however the command is worded.
         continued_by: command that continues this one after an interruption, without ``cifar-ray``.
+        tracking_uri: the store that the command or its file names.
         file: YAML file that the words name.
         numbered: the name needs a number at its end, since a run can be continued more than once.
     """
@@ -33,6 +34,7 @@ class Submission:
     words: tuple[str, ...]
     identity: str
     continued_by: str
+    tracking_uri: str | None = None
     file: str | None = None
     numbered: bool = False
 
@@ -77,7 +79,7 @@ def _train(words: Sequence[str], name: str | None) -> Submission:
     name = name or config.run_name or f"train-{identity[:8]}"
     named = [] if config.run_name else ["--run-name", name]
     words = ["train", *(["--config", file] if file else []), *given, *named]
-    return Submission(name, tuple(words), identity, f"resume {config.run_name or name}", file)
+    return Submission(name, tuple(words), identity, f"resume {config.run_name or name}", config.tracking_uri, file)
 
 
 def _resume(words: Sequence[str], name: str | None) -> Submission:
@@ -86,7 +88,8 @@ def _resume(words: Sequence[str], name: str | None) -> Submission:
     identity = _hash(f"resume {run} {sorted(changes.items())}")
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", run)  # MLflow takes any name, a job does not
     words = ["resume", *words]
-    return Submission(name or f"resume-{slug}", tuple(words), identity, shlex.join(words), numbered=name is None)
+    store, numbered = changes.get("tracking_uri"), name is None
+    return Submission(name or f"resume-{slug}", tuple(words), identity, shlex.join(words), store, numbered=numbered)
 
 
 def _sweep(words: Sequence[str], name: str | None) -> Submission:
@@ -98,12 +101,13 @@ def _sweep(words: Sequence[str], name: str | None) -> Submission:
     again, words = f"sweep --resume {asked.name}", ("sweep", *words)
     if asked.config is None:
         name, numbered = name or f"resume-{asked.name}", name is None
-        return Submission(name, words, _hash(again), again, numbered=numbered)
+        return Submission(name, words, _hash(again), again, asked.tracking_uri, numbered=numbered)
     _check(asked.config.base)
     from cifar_ray.orchestration.sweep import planner  # loads Ray Tune and MLflow
 
     planner.refuse(asked.config, planner.plan(sweep.cells(asked.config, planner.draw(asked.config))))
-    return Submission(name or asked.name, words, _hash(sweepfile.to_yaml(asked.config)), again, asked.file)
+    store, identity = asked.config.base.tracking_uri, _hash(sweepfile.to_yaml(asked.config))
+    return Submission(name or asked.name, words, identity, again, store, asked.file)
 
 
 def _check(config: TrainConfig) -> None:
