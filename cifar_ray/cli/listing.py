@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
 from cifar_ray.display.run import Console
 from cifar_ray.tracking.listing import Listed
 
-_HEADER = ("started", "state", "model", "topology", "accuracy", "images/s", "name")
+_HEADER = ("started", "state", "data set", "model", "topology", "accuracy", "images/s", "name")
 
 
 def show(found: Sequence[Listed], store: str) -> None:
@@ -23,5 +24,12 @@ def _cells(one: Listed) -> tuple[str, ...]:
     local = datetime.fromisoformat(one.started).astimezone()
     accuracy = "" if one.accuracy is None else f"{one.accuracy:.2%}"
     speed = "" if one.images_per_s is None else f"{one.images_per_s:,.0f}"
-    name = one.name if one.runs is None else f"{one.name} (sweep of {one.runs} run{'s' * (one.runs != 1)})"
-    return f"{local:%Y-%m-%d %H:%M}", one.state, one.model, one.topology, f"{accuracy:>8}", f"{speed:>8}", name
+    name, state = one.name, one.state
+    if one.planned is not None:
+        begun = "" if one.runs == one.planned else f"{one.runs} of "
+        name = f"{name} (sweep of {begun}{one.planned} run{'s' * (one.planned != 1)})"
+        state = f"{one.failed} of {one.planned} failed" if one.failed and state == "failed" else state
+    # The name of a folder of images is its whole path.
+    dataset = ", ".join(re.sub(r"^folder:.*/", "folder:", each) for each in one.dataset.split(", "))
+    started = f"{local:%Y-%m-%d %H:%M}"
+    return started, state, dataset, one.model, one.topology, f"{accuracy:>8}", f"{speed:>8}", name

@@ -23,25 +23,31 @@ class Listed:
         run_id: MLflow's id of it.
         kind: ``run`` or ``sweep``.
         state: ``finished``, ``failed``, ``stopped`` (interrupted, or by a sweep's scheduler), ``running`` or
-            ``waiting``.
+            ``waiting``. A sweep that has ended with failed runs is ``failed``.
+        dataset: data set; those of all runs, in a sweep.
         model: architecture; those of all runs, in a sweep.
         topology: NODESxWORKERS; those of all runs, in a sweep.
         accuracy: test accuracy of the last epoch, 0 to 1; None in a sweep, and where it was not measured.
         images_per_s: throughput in steady state; None likewise.
         started: moment of its start, ISO 8601 in UTC.
         runs: runs of a sweep so far; None for a run.
+        planned: runs that the sweep is to have; None for a run.
+        failed: runs of the sweep that have failed; None for a run.
     """
 
     name: str
     run_id: str
     kind: str
     state: str
+    dataset: str
     model: str
     topology: str
     accuracy: float | None
     images_per_s: float | None
     started: str
     runs: int | None = None
+    planned: int | None = None
+    failed: int | None = None
 
 
 def everything(uri: str) -> list[Listed]:
@@ -78,17 +84,22 @@ def of_sweep(uri: str, name: str) -> list[Listed]:
 def _listed(run: Run, children: Sequence[Run]) -> Listed:
     is_sweep = parent.KIND_TAG in run.data.tags
     members = children if is_sweep else [run]
+    tags, state = run.data.tags, _STATES.get(run.info.status, run.info.status.lower())
+    failed = sum(one.info.status == "FAILED" for one in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
     return Listed(
         name=run.info.run_name,
         run_id=run.info.run_id,
         kind="sweep" if is_sweep else "run",
-        state=_STATES.get(run.info.status, run.info.status.lower()),
+        state="failed" if is_sweep and failed and state == "finished" else state,
+        dataset=_values(members, "dataset"),
         model=_values(members, "model"),
         topology=_values(members, "topology"),
         accuracy=None if is_sweep else run.data.metrics.get("test/accuracy"),
         images_per_s=None if is_sweep else run.data.metrics.get("images_per_s"),
         started=datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds"),
         runs=len(children) if is_sweep else None,
+        planned=int(tags.get(parent.PLANNED_TAG, len(children))) if is_sweep else None,
+        failed=failed if is_sweep else None,
     )
 
 

@@ -23,6 +23,9 @@ KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 STOPPED_TAG = "cifar_ray.stopped"
 """Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
 
+PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
+"""Tags of a sweep: how many runs it is to have, and how many of them have failed before MLflow had them."""
+
 CELLS_FILE = "cells.json"
 PARENT_TAG = "mlflow.parentRunId"
 _PATIENCE_S = 30.0
@@ -113,6 +116,9 @@ class SweepRecord:
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record the list of all cells, in the grid's order."""
         self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": list(cells)}, CELLS_FILE))
+        planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
+        failed = sum(bool(cell["reason"]) for cell in planned)
+        self._sink.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})
 
     def figures(self, metrics: Mapping[str, float]) -> None:
         """Record the sweep's metrics so far."""

@@ -159,19 +159,25 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert printed(f"runs {flag}", capsys) == (f"no runs in {client.tracking_uri}\n", "")
     own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "grid"}, "grid").info.run_id
     run_id = client.create_run("0", 2, {store.KEY_TAG: "k", parent.PARENT_TAG: own}, "bs16 1x2").info.run_id
-    for name, value in {"model": "resnet", "topology": "1x2"}.items():
+    for name, value in {"dataset": "folder:/home/me/photos", "model": "resnet", "topology": "1x2"}.items():
         client.log_param(run_id, name, value)
     for name, figure in {"test/accuracy": 0.9722, "images_per_s": 9300.4}.items():
         client.log_metric(run_id, name, figure)
     client.set_terminated(run_id)
-    header = "started           state    model   topology  accuracy  images/s  name"
+    header = "started           state    data set       model   topology  accuracy  images/s  name"
     assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [
         header[17:],
-        " running  resnet  1x2                           grid (sweep of 1 run)",
+        " running  folder:photos  resnet  1x2                           grid (sweep of 1 run)",
     ]
     assert [line[17:] for line in printed(f"runs grid {flag}", capsys)[0].splitlines()] == [
-        " state     model   topology  accuracy  images/s  name",
-        " finished  resnet  1x2         97.22%     9,300  bs16 1x2",
+        " state     data set       model   topology  accuracy  images/s  name",
+        " finished  folder:photos  resnet  1x2         97.22%     9,300  bs16 1x2",
+    ]
+    for tag, number in {parent.PLANNED_TAG: "3", parent.WITHOUT_RUN_TAG: "1"}.items():
+        client.set_tag(own, tag, number)
+    client.set_terminated(own)
+    assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()][1:] == [
+        " 1 of 3 failed  folder:photos  resnet  1x2                           grid (sweep of 1 of 3 runs)",
     ]
     (listed,) = json.loads(printed(f"runs grid --json {flag}", capsys)[0])
     assert (listed["run_id"], listed["accuracy"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)

@@ -31,7 +31,7 @@ def sweep(client: MlflowClient, name: str, second: int) -> str:
 
 def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_PAGE", 2)  # there are several pages
-    early = run(client, "early", 1, accuracy=0.5, model="vit", topology="1x1")
+    early = run(client, "early", 1, accuracy=0.5, dataset="mnist", model="vit", topology="1x1")
     grid = sweep(client, "grid", 2)
     for second, (name, topology) in enumerate({"a": "1x1", "b": "1x2", "c": "1x1"}.items(), 3):
         run(client, name, second, grid, accuracy=0.25, model="resnet", topology=topology)
@@ -41,9 +41,9 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
     client.set_terminated(early, "FINISHED")
     client.set_terminated(late, "KILLED")
     assert listing.everything(client.tracking_uri) == [
-        Listed("late", late, "run", "stopped", "", "", None, None, f"{EPOCH}06+00:00"),
-        Listed("grid", grid, "sweep", "running", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", runs=3),
-        Listed("early", early, "run", "finished", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
+        Listed("late", late, "run", "stopped", "", "", "", None, None, f"{EPOCH}06+00:00"),
+        Listed("grid", grid, "sweep", "running", "", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", 3, 3, 0),
+        Listed("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
     ]
     runs = listing.of_sweep(client.tracking_uri, "grid")
     assert [(one.name, one.kind, one.topology, one.accuracy) for one in runs] == [
@@ -51,6 +51,25 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
         ("b", "run", "1x2", 0.25),
         ("a", "run", "1x1", 0.25),
     ]
+
+
+def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) -> None:
+    grid = sweep(client, "grid", 1)
+    for second, name, status in ((2, "a", "FAILED"), (3, "b", "FINISHED"), (4, "c", "RUNNING")):
+        client.set_terminated(run(client, name, second, grid, dataset="digits"), status)
+
+    def state() -> tuple[str, int | None, int | None, int | None]:
+        (one,) = listing.everything(client.tracking_uri)
+        return one.state, one.runs, one.planned, one.failed
+
+    assert state() == ("running", 3, 3, 1)
+    client.set_terminated(grid, "FINISHED")
+    assert state() == ("failed", 3, 3, 1)
+    client.set_tag(grid, parent.PLANNED_TAG, "12")
+    client.set_tag(grid, parent.WITHOUT_RUN_TAG, "2")
+    assert state() == ("failed", 3, 12, 3)
+    client.set_terminated(grid, "KILLED")
+    assert state() == ("stopped", 3, 12, 3)
 
 
 def test_a_store_without_runs_has_none_and_is_not_made(tmp_path: Path) -> None:

@@ -44,7 +44,11 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
 ) -> None:
     monkeypatch.setattr(store, "is_server", lambda uri: True)  # which has pages
     record = SweepRecord.create(client, SWEEP, "/there/s", "cifar-ray sweep x")
-    record.cells([{"name": "one"}])
+    cells = [
+        {"name": name, "state": state, "reason": reason}
+        for name, state, reason in (("one", "RUN", ""), ("two", "RUN", "no room"), ("three", "SKIPPED", "too large"))
+    ]
+    record.cells(cells)
     for seconds in (1.0, 2.0):
         record.figures({"sweep/wall_s": seconds})
     assert record.end("FINISHED")
@@ -57,12 +61,13 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
         "cifar_ray.axes": "topology", "cifar_ray.command": "cifar-ray sweep x", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray sweep",
         "mlflow.note.content": "Sweep over topology\n\n    cifar-ray sweep x",
+        "cifar_ray.runs": "2", "cifar_ray.failed_without_run": "1",
     }  # fmt: skip
     assert expected.items() <= found.data.tags.items()
     assert "version.torch" in found.data.tags
     assert files(client, record.run_id) == {"sweep.yaml", "cells.json"}
     assert text(client, record.run_id, "sweep.yaml") == sweepfile.to_yaml(SWEEP)
-    assert value(client, record.run_id, "cells.json") == {"cells": [{"name": "one"}]}
+    assert value(client, record.run_id, "cells.json") == {"cells": cells}
     assert [(name, step, figure) for name, step, _, figure in points(client, record.run_id)] == [
         ("sweep/updates", 1, 1.0), ("sweep/updates", 2, 2.0), ("sweep/wall_s", 1, 1.0), ("sweep/wall_s", 2, 2.0),
     ]  # fmt: skip
