@@ -88,7 +88,7 @@ def sweep(words: Sequence[str]) -> int:
             from cifar_ray.orchestration.sweep.runner import sweep as run
 
         if asked.config is None:
-            result = sweep_on(asked.name, asked.tracking_uri, begun=IMPORTED_AT)
+            result = sweep_on(asked.name, asked.tracking_uri, IMPORTED_AT, asked.retry_failed)
         else:
             result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
     if result is None:

@@ -50,6 +50,7 @@ class SweepRequest:
         tracking_uri: the store that has it, when it is to be continued.
         is_named: whether the name was given, and not made from the time.
         quiet: whether its result alone is printed.
+        retry_failed: whether its failed runs go on, too, when it is to be continued.
     """
 
     config: SweepConfig | None
@@ -58,6 +59,7 @@ class SweepRequest:
     tracking_uri: str | None = None
     is_named: bool = True
     quiet: bool = False
+    retry_failed: bool = False
 
 
 def greet() -> None:
@@ -126,14 +128,18 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         ConfigError: on an option or a value that there is not.
     """
     given = flags.given(SweepCommand, words, "cifar-ray sweep")
-    file, quiet = given.pop("file", None), given.pop("quiet", False)
+    file, quiet, again = given.pop("file", None), given.pop("quiet", False), given.pop("retry_failed", False)
     if "resume" in given:
         alone = ("resume", "tracking_uri")
         other = next((key for key in schema.flatten(given) if key not in alone), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
         addresses.check("tracking_uri", given.get("tracking_uri"))
-        return SweepRequest(None, given["resume"], tracking_uri=given.get("tracking_uri"), quiet=quiet)
+        return SweepRequest(
+            None, given["resume"], tracking_uri=given.get("tracking_uri"), quiet=quiet, retry_failed=again
+        )
+    if again:
+        raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
     values = sweepfile.merge(sweepfile.load(file) if file else {}, given, file)
     is_named = "name" in values
     config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})

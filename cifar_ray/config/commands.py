@@ -90,6 +90,9 @@ class SweepCommand(TrainConfig):
     resume: str | None = None
     """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""
 
+    retry_failed: Switch = False
+    """With --resume: runs that have failed go on, too, from their newest checkpoints."""
+
     seeds: Count = 1
     """Runs of every cell, with seeds counting up from --seed."""
 

@@ -40,6 +40,9 @@ class View(Protocol):
     def doing(self, text: str) -> None:
         """What is going on before the first step."""
 
+    def no_room(self, seconds: float) -> None:
+        """The workers have waited so long for room in the cluster."""
+
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """Training starts after ``step``."""
 
@@ -79,6 +82,10 @@ class Console(Display):
     def waiting(self, found: int, wanted: int, waited_s: float, limit_s: float) -> None:
         """The run waits for nodes."""
         self.doing(f"waiting for nodes: {found} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+
+    def no_room(self, seconds: float) -> None:
+        """The workers have waited so long for room in the cluster."""
+        self.doing(f"waiting for room in the cluster, {duration(seconds)} so far")
 
     @contextmanager
     def aside(self, text: str) -> Iterator[None]:
@@ -227,6 +234,8 @@ class Console(Display):
         rows += [
             ("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again") for run in failed
         ]
+        if len(failed) > 1:
+            rows.append(("try all again", f"cifar-ray sweep --resume {name} --retry-failed{store_flag}"))
         rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way)]
         self._table(rows)
 

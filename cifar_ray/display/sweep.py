@@ -30,6 +30,7 @@ class RowState:
         begun: ``time.monotonic()`` when it began.
         took_s: seconds that it took; None before its end.
         resumed: whether an earlier driver did a part of it, so that its time is no estimate for others.
+        no_room_since: ``time.monotonic()`` since when it waits for room in the cluster; None when it does not.
     """
 
     name: str
@@ -39,6 +40,7 @@ class RowState:
     begun: float = 0.0
     took_s: float | None = None
     resumed: bool = False
+    no_room_since: float | None = None
 
 
 class Board(Display):
@@ -78,13 +80,23 @@ class Board(Display):
         rest = f"; about {duration(left)} left" if left else ""
         self.line(f"{row.name}: {state}, {note} ({self._ended()} of {self._total()} runs{rest})")
 
+    def ended_before(self, index: int, state: str, note: str, took_s: float) -> None:
+        """A run has ended under an earlier driver."""
+        row = self.rows[index]
+        row.state, row.note, row.took_s, row.resumed = state, note, took_s, True
+
     def skip(self, index: int, reason: str) -> None:
         """A run is skipped."""
         self.rows[index].state, self.rows[index].note = SKIPPED, reason
         self.line(f"{self.rows[index].name}: skipped, {reason}")
 
     def left_s(self) -> float:
-        """Estimated seconds until the end, by the runs that have finished; 0 when unknown, or when none is left."""
+        """Estimated seconds until the end, by the runs that have finished; 0 when unknown, or when none is left.
+
+        While a run waits for room in the cluster, nobody knows.
+        """
+        if any(row.state == RUNNING and row.no_room_since is not None for row in self.rows):
+            return 0.0
         times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
         if not times:
             return 0.0
@@ -111,7 +123,7 @@ class Board(Display):
                 Text(row.state),
                 Text(bar),
                 Text(duration(spent) if spent else ""),
-                Text(row.note, overflow="ellipsis", no_wrap=True),
+                Text(_note(row), overflow="ellipsis", no_wrap=True),
             )
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
@@ -128,6 +140,19 @@ class Board(Display):
         return self.rows[first : first + most]
 
 
+def result(accuracy: float, times: Mapping[str, float]) -> str:
+    """A finished run's result; ``times`` are its seconds by phase, and ``images_per_s`` if known."""
+    rate = times.get("images_per_s")
+    speed = f", {rate:,.0f} images/s" if rate else ""
+    return f"accuracy {accuracy:.2%}, training {times['time/training_s']:.1f} s{speed}"
+
+
+def _note(row: RowState) -> str:
+    if row.state != RUNNING or row.no_room_since is None:
+        return row.note
+    return f"waiting for room in the cluster for {duration(time.monotonic() - row.no_room_since)}"
+
+
 class RunView:
     """One run's row of the table; a :class:`cifar_ray.display.run.View`."""
 
@@ -139,12 +164,18 @@ class RunView:
         self._board.line(f"{self._row.name}: {text}")
 
     def doing(self, text: str) -> None:
-        self._row.note = text
+        self._row.note, self._row.no_room_since = text, None
+
+    def no_room(self, seconds: float) -> None:
+        if self._row.no_room_since is None:
+            self._row.no_room_since = time.monotonic() - seconds
+            if not self._board.is_live:
+                self.line("waiting for room in the cluster")
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         self._epochs, self._total = epochs, epochs * steps_per_epoch
         self._row.share, self._row.resumed = step / self._total, step > 0
-        self._row.note = "training"
+        self._row.note, self._row.no_room_since = "training", None
 
     def loss(self, value: float) -> None:
         self._loss = f"loss {value:.3f}, "

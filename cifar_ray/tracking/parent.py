@@ -29,6 +29,7 @@ PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 CELLS_FILE = "cells.json"
 PARENT_TAG = "mlflow.parentRunId"
 _PATIENCE_S = 30.0
+_TIMES = ("time/", "images_per_s")
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,17 @@ class KnownTrial:
         run_id: its id.
         status: FINISHED, FAILED, KILLED or RUNNING.
         stopped: whether the sweep's scheduler has stopped it.
-        times: seconds by phase, ``time/PHASE_s``, as far as they are recorded.
+        times: seconds by phase, ``time/PHASE_s``, and ``images_per_s``, as far as they are recorded.
+        accuracy: on the test images after the last epoch recorded.
+        reason: why it has failed or was stopped; empty otherwise.
     """
 
     run_id: str
     status: str
     stopped: bool
     times: Mapping[str, float]
+    accuracy: float | None = None
+    reason: str = ""
 
 
 def children(client: MlflowClient, own: Run) -> list[Run]:
@@ -206,7 +211,9 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
             run.info.run_id,
             run.info.status,
             STOPPED_TAG in run.data.tags,
-            {name: value for name, value in run.data.metrics.items() if name.startswith("time/")},
+            {name: value for name, value in run.data.metrics.items() if name.startswith(_TIMES)},
+            run.data.metrics.get("test/accuracy"),
+            run.data.tags.get(store.FAILURE_TAG, ""),
         )
         for run in found
     }

@@ -187,17 +187,23 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 
 
 @pytest.mark.slow
-def test_asha_stops_the_run_that_falls_behind(person: Person) -> None:
-    # One after the other: side by side, the one that falls behind may be through before there is a better one.
-    topology = f"1x{hardware.allowed_cpus()}"
-    words = ["--topology", topology, "--epochs", "4", "--scheduler", "asha", "--grid", "lr=0.05,1e-9"]
-    person.succeeds("sweep", "--name", "race", *SMALL, *words)
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
+    """More runs than CPUs: none finds room if those that were stopped keep theirs."""
+    cpus = max(hardware.allowed_cpus() // at_once, 1)
+    words = ["--topology", f"1x{cpus}", "--max-concurrent", str(at_once), "--start-timeout-s", "60", "--epochs", "4"]
+    rates = "lr=0.05,1e-9,1e-8,1e-7" if at_once == 1 else "lr=0.05,0.04,1e-9,1e-8,1e-7,1e-6"
+    person.succeeds(
+        "sweep", "--name", "race", *SMALL, *words, "--scheduler", "asha", "--grid", rates, "cpus_per_worker=1"
+    )
     runs = children(person, "race")
-    assert runs[f"lr0.05 bs32 {topology} seed0"].info.status == "FINISHED"
-    slow = runs[f"lr1e-09 bs32 {topology} seed0"]
-    assert slow.info.status == "KILLED"
-    assert "asha" in slow.data.tags["cifar_ray.failure"]
-    assert len(person.steps(slow.info.run_name, "test/accuracy")) < 4
+    assert runs[f"lr0.05 bs32 1x{cpus} seed0"].info.status == "FINISHED"
+    stopped = [run for run in runs.values() if run.info.status == "KILLED"]
+    assert len(stopped) >= 2
+    assert {run.info.status for run in runs.values()} == {"FINISHED", "KILLED"}
+    for run in stopped:
+        assert "stopped early by ASHA: it was behind the best runs at epoch" in run.data.tags["cifar_ray.failure"]
+        assert len(person.steps(run.info.run_name, "test/accuracy")) < 4
 
 
 @pytest.mark.extended

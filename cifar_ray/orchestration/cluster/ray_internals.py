@@ -67,10 +67,13 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "WorkerHealthCheckTimeoutError": (f"{_V2}.exceptions", "a hanging worker would be reported in Ray's words"),
     "PlacementGroupCleanerCallback": (
         f"{_V2}.callbacks.placement_group_callback",
-        "a run without a dashboard would wait up to 12 s at its end",
+        "each run would start a process that frees its CPUs only where there is a dashboard",
+    ),
+    "PlacementGroupTableData": (
+        "ray.core.generated.gcs_pb2",
+        "the CPUs of a run that was killed would stay reserved until the program ends",
     ),
     "DatasetsCallback": (f"{_V2}.callbacks.datasets", "each start of the workers would start a process for no data"),
-    "get_webui_url_from_internal_kv": ("ray._private.services", "a run could not tell whether there is a dashboard"),
 }
 """Name -> its module, and what breaks without it."""
 
@@ -97,7 +100,22 @@ MEMBERS: dict[str, tuple[str, str, str]] = {
     "_create_default_callbacks": (
         "ray.train.v2.api.data_parallel_trainer",
         "DataParallelTrainer",
-        "a run without a dashboard would wait up to 12 s at its end",
+        "each run would start processes that do nothing",
+    ),
+    "abort": (
+        f"{_V2}.execution.controller.controller",
+        "TrainController",
+        "a run that is stopped would leave its workers to be killed",
+    ),
+    "actor_table": (
+        "ray._private.state",
+        "GlobalState",
+        "the CPUs of a run that was killed would stay reserved until the program ends",
+    ),
+    "_connect_and_get_accessor": (
+        "ray._private.state",
+        "GlobalState",
+        "the CPUs of a run that was killed would stay reserved until the program ends",
     ),
 }
 """Attribute or argument -> the module and class or function that has it, and what breaks without it."""
@@ -270,6 +288,20 @@ def ended_process(head: Any) -> str:
         if any(info.process.poll() is not None for info in head.all_processes.get(kind, ())):
             return str(kind)
     return ""
+
+
+def placement_groups() -> list[Any]:
+    """This job's placement groups that are not removed, as ``PlacementGroupTableData``: it names their creators."""
+    kind = find("PlacementGroupTableData")
+    table = find("state")._connect_and_get_accessor().get_placement_group_table()
+    job = importlib.import_module("ray").get_runtime_context().get_job_id()
+    groups = (kind.FromString(entry) for entry in table)
+    return [group for group in groups if group.creator_job_id.hex() == job and group.state != group.REMOVED]
+
+
+def is_dead(actor_id: str) -> bool:
+    """Whether an actor has ended. A placement group that it made just after it was killed does not say so."""
+    return bool(find("state").actor_table(actor_id).get("State") == "DEAD")
 
 
 def unanswered_since(worker_group: Any) -> dict[int, float]:

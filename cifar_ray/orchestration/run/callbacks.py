@@ -13,7 +13,7 @@ from ray.train import UserCallback
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
-from cifar_ray.orchestration.cluster import connection, ray_internals
+from cifar_ray.orchestration.cluster import connection, ray_internals, reservations
 from cifar_ray.orchestration.cluster.ray_internals import (
     ControllerCallback,
     RunningState,
@@ -21,7 +21,7 @@ from cifar_ray.orchestration.cluster.ray_internals import (
     WorkerHealthCheckFailedError,
     WorkerHealthCheckTimeoutError,
 )
-from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Silent, WorkersFailed
+from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, NoRoom, Silent, WorkersFailed
 from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError
 
@@ -74,12 +74,18 @@ class Placement(ControllerCallback):
             self._trying_since = None
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
-        self._trying_since = self._trying_since or time.monotonic()
-        if time.monotonic() - self._trying_since >= self._timeout_s:
+        if self._mailbox.cancelled():
+            raise NotPlacedError("the run was stopped before its workers had started")
+        now = time.monotonic()
+        if self._trying_since is None:
+            self._trying_since = now
+        elif now - self._trying_since >= self._timeout_s:
             raise NotPlacedError(  # Ray Train retries its own errors only
-                f"the workers of topology {self._wanted} could not be placed within {self._timeout_s:g} s; "
-                "the cluster is busy, or a node has left (--start-timeout-s)"
+                f"the workers of topology {self._wanted} could not be placed within {self._timeout_s:g} s "
+                f"(--start-timeout-s): {reservations.holders('GPU' if self._gpus else 'CPU')}"
             )
+        else:
+            self._mailbox.post(NoRoom(now - self._trying_since))
         if self._chosen is not None:
             if not set(self._chosen) <= {node.node_id for node in connection.nodes()}:
                 raise NotPlacedError(f"a node has left before the workers of topology {self._wanted} had started on it")

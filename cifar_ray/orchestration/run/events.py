@@ -17,6 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training.observer import Launch, Started
 
+_ANSWER_S = 5.0
+
 
 @dataclass(frozen=True)
 class ControllerStarted:
@@ -48,6 +50,13 @@ class Placed:
     threads: int
     device: str
     interface: str
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """The workers have waited ``seconds`` for room in the cluster, and go on waiting."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,7 @@ class _MailboxActor:
     def __init__(self, launch: Launch | None) -> None:
         self._events: list[Any] = []
         self._stop = False
+        self._cancelled = False
         self._launch = launch
         self._precision = ""
 
@@ -146,6 +156,12 @@ class _MailboxActor:
 
     def stop(self) -> None:
         self._stop = True
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     def take(self) -> list[Any]:
         events, self._events = self._events, []
@@ -185,6 +201,17 @@ class Mailbox:
     def ask_to_stop(self) -> None:
         """Tell rank 0, in the answer to its next post, that all workers should stop."""
         self.actor.stop.remote()
+
+    def cancel(self) -> None:
+        """Have the controller start no more workers."""
+        self.actor.cancel.remote()
+
+    def cancelled(self) -> bool:
+        """Whether the controller should start no more workers; False when the mailbox does not answer."""
+        try:
+            return ray.get(self.actor.cancelled.remote(), timeout=_ANSWER_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return False
 
     def launch(self) -> Launch:
         """When the current start of the workers began, for the phases of their times."""

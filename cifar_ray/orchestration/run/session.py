@@ -19,6 +19,7 @@ from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.events import (
     Moved,
     NodeLeaving,
+    NoRoom,
     Placed,
     Progress,
     RoomToGrow,
@@ -63,6 +64,7 @@ class RunSession:
     _preemptions: int = field(init=False)
     _epochs: int = 0
     _trouble_shown: bool = False
+    _had_no_room: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
@@ -132,7 +134,15 @@ class RunSession:
         self.record.system(event.timestamp_ms, event.metrics)
 
     @_on.register
+    def _(self, event: NoRoom) -> None:
+        self.view.no_room(event.seconds)
+        self._had_no_room = True
+
+    @_on.register
     def _(self, event: Placed) -> None:
+        if self._had_no_room:
+            self._had_no_room = False
+            self.view.doing("starting the workers")
         self._placed[event.rank] = event
         if len(self._placed) == self.config.world_size:
             self.record.placed([asdict(self._placed[rank]) for rank in sorted(self._placed)])

@@ -18,7 +18,6 @@ from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.cluster.ray_internals import (
     DatasetsCallback,
     PlacementGroupCleanerCallback,
-    get_webui_url_from_internal_kv,
 )
 from cifar_ray.orchestration.run.callbacks import NODE_ID_LABEL, Failures, Placement, Silence
 from cifar_ray.orchestration.run.collectives import Collectives
@@ -121,15 +120,10 @@ def _train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
 class _Trainer(TorchTrainer):
     """TorchTrainer without the processes that would do nothing.
 
-    The one for Ray Data has no data set here. The placement-group cleaner asks the dashboard whether the controller
-    is alive. A Ray started here for one run has no dashboard; where another Ray has left its address on this machine,
-    the cleaner asks that one and the run's end waits up to 12 s.
+    The one for Ray Data has no data set here. The placement-group cleaner asks the dashboard whether the controller is
+    alive; :func:`cifar_ray.orchestration.cluster.reservations.remove_abandoned` needs none.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
-        idle = (
-            (DatasetsCallback,)
-            if get_webui_url_from_internal_kv()
-            else (DatasetsCallback, PlacementGroupCleanerCallback)
-        )
+        idle = (DatasetsCallback, PlacementGroupCleanerCallback)
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, idle)]

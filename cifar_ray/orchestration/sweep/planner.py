@@ -87,10 +87,12 @@ class Trial:
         cell: its values.
         config: the resolved config; None when it cannot run.
         state: as the display names it.
-        reason: why it is skipped or has failed.
+        reason: why it is skipped, was stopped, or has failed.
         run_id: its MLflow run, if an earlier driver has made it.
         unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
-        times: seconds by phase, once it has ended.
+        times: seconds by phase, and ``images_per_s``, once it has ended.
+        accuracy: of its last epoch, if it had finished under an earlier driver.
+        epoch: the last one of this driver.
     """
 
     index: int
@@ -105,6 +107,8 @@ class Trial:
     outcome: Outcome | None = None
     recording: threading.Thread | None = None
     times: Mapping[str, float] = field(default_factory=dict)
+    accuracy: float | None = None
+    epoch: int = 0
 
     @property
     def slug(self) -> str:
@@ -147,9 +151,10 @@ class Trial:
         known = there.get(self.folder.key)
         if known is None:
             return
-        self.run_id, self.times = known.run_id, known.times
+        self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         self.state = boards.STOPPED if known.stopped else ended
+        self.accuracy = known.accuracy if self.state == boards.FINISHED else None
 
 
 def plan(cells: Sequence[Cell]) -> list[Trial]:

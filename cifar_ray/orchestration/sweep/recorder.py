@@ -54,8 +54,10 @@ class SweepRecorder:
     at_once: int
 
     def handle(self, message: TrialEvent) -> None:
-        """Display and record one event of a trial."""
-        self._on(message.event, self.trials[message.index])
+        """Display and record one event of a trial; a stopped one may still have some on their way."""
+        trial = self.trials[message.index]
+        if trial.state in (boards.WAITING, boards.RUNNING):
+            self._on(message.event, trial)
 
     @singledispatchmethod
     def _on(self, event: Any, trial: Trial) -> None:
@@ -64,6 +66,7 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: EpochRecord, trial: Trial) -> None:
+        trial.epoch = event.row.step
         before = trial.times.get("time/training_s", 0.0)  # all that is known of a run that fails or is stopped
         trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
         if trial.session is not None:
@@ -90,10 +93,7 @@ class SweepRecorder:
             self.close(trial, boards.FAILED, event.reason)
             return
         trial.outcome, trial.times = event.outcome, event.outcome.times
-        accuracy, seconds = event.outcome.metrics["test/accuracy"], event.outcome.times["time/training_s"]
-        rate = event.outcome.times.get("images_per_s")
-        note = f"accuracy {accuracy:.2%}, training {seconds:.1f} s" + (f", {rate:,.0f} images/s" if rate else "")
-        self.close(trial, boards.FINISHED, note)
+        self.close(trial, boards.FINISHED, boards.result(event.outcome.metrics["test/accuracy"], trial.times))
 
     def _open_record(self, trial: Trial, begun: float) -> RunRecord:
         """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
@@ -152,7 +152,8 @@ class SweepRecorder:
         if failed or self.config.scheduler == "none":
             self.close(trial, boards.FAILED, "the process that drove it has died")
         else:
-            self.close(trial, boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
+            when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
+            self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
 
     def end_runs(self) -> None:
         """Set the status of the runs that are interrupted with the sweep, and wait until every run's is set."""

@@ -20,7 +20,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
 from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
@@ -36,7 +36,7 @@ from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import hardware, recipe
 
-_POLL_S = 0.1
+_POLL_S, _LOOK_S = 0.1, 1.0
 _LOCKS_AT_ONCE = 64
 
 
@@ -111,15 +111,18 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
 
 
 @tracking.unchanged()
-def resume(name: str, tracking_uri: str | None = None, begun: float | None = None) -> SweepResult | None:
+def resume(
+    name: str, tracking_uri: str | None = None, begun: float | None = None, retry_failed: bool = False
+) -> SweepResult | None:
     """Train what is left of a sweep, under the same parent.
 
-    Finished runs stay, and so do failed ones; an interrupted run goes on from its newest checkpoint.
+    Finished runs stay; an interrupted run goes on from its newest checkpoint.
 
     Args:
         name: the sweep's name.
         tracking_uri: the store that has it.
         begun: as for :func:`sweep`.
+        retry_failed: whether runs that have failed go on from their newest checkpoints, too.
 
     Returns:
         None when nothing is left.
@@ -138,6 +141,8 @@ def resume(name: str, tracking_uri: str | None = None, begun: float | None = Non
         there = parent.trials(client, known)
         for trial in trials:
             trial.find_again(folder, there)
+            if retry_failed and trial.state == boards.FAILED:
+                trial.state, trial.reason = boards.WAITING, ""
         if all(trial.state != boards.WAITING for trial in trials):
             return None
         return _Sweep(config, folder, client, trials, begun - known.wall_s).run(
@@ -194,10 +199,11 @@ class _Sweep:
 
     def _stopped(self) -> str:
         """How far the sweep has come, and what continues it."""
-        finished = sum(trial.state == boards.FINISHED for trial in self._trials)
+        ended = sum(trial.state in (boards.FINISHED, boards.FAILED, boards.STOPPED) for trial in self._trials)
+        planned = sum(trial.state != boards.SKIPPED for trial in self._trials)
         store_flag = uri.flag(self._client.tracking_uri)
         return (
-            f"stopped after {finished} of {len(self._trials)} runs; "
+            f"stopped after {ended} of {planned} runs; "
             f"continue with `cifar-ray sweep --resume {self._config.name}{store_flag}`"
         )
 
@@ -283,7 +289,8 @@ class _Sweep:
             if trial.state == boards.SKIPPED:
                 board.skip(trial.index, trial.reason)
             elif trial.state != boards.WAITING:
-                board.rows[trial.index].state = trial.state
+                note = trial.reason if trial.accuracy is None else boards.result(trial.accuracy, trial.times)
+                board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
         shared = next((config for _, config in waiting if connection.shares_a_machine(config)), None)
         if shared is not None:
             board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
@@ -298,14 +305,19 @@ class _Sweep:
         notes = self._folder.disk / "ray_tune"
         tuning = Tuning(self._specs(), datasets, mailbox, notes, at_once, racing)
         self._board.start(at_once)
+        looked = time.monotonic()
         try:
             while tuning.running:
                 check()
+                if time.monotonic() - looked >= _LOOK_S:  # the process of a trial may have been killed
+                    reservations.remove_abandoned()
+                    looked = time.monotonic()
                 tuning.wait(_POLL_S)
                 recorder.catch_up(mailbox, tuning.take_ended())
             recorder.catch_up(mailbox, tuning.take_ended())
         except BaseException:
             tuning.cancel()
+            reservations.remove_abandoned()
             raise
         for trial in self._trials:
             if trial.state in (boards.WAITING, boards.RUNNING):

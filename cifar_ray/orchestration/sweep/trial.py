@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,12 +17,14 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
+from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
 _DELIVERY_S = 30
+_STOP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,36 +58,76 @@ class TrialEvent:
     event: Any
 
 
-def drive(cell: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
-    """Ray Tune's function trainable: train one run with Ray Train, and post its events to the sweep's driver.
+class _StoppedEarlyError(Exception):
+    """Ray Tune has stopped the trial, or the whole sweep."""
 
-    Args:
-        cell: ``index``, the trial's index in the sweep.
-        specs: every trial's by its index.
-        datasets: ``dataset_key`` -> reference into Ray's object store.
-        mailbox: the sweep's.
+
+class SweepTrial(ray.tune.Trainable):
+    """Ray Tune's trainable: train one run with Ray Train, and post its events to the sweep's driver.
+
+    A class and not a function, because Ray Tune calls its ``cleanup`` before it ends the process: the run's workers
+    are stopped there, and their CPUs are free.
     """
-    index = cell["index"]
-    spec = specs[index]
-    begun = time.time()
-    config = spec.config
 
-    def handle(event: Any) -> None:
-        mailbox.post(TrialEvent(index, event))
-        # A run is not to be stopped after its last epoch.
-        if isinstance(event, EpochRecord) and event.row.step < config.epochs:
-            metrics = event.row.metrics
-            ray.tune.report({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
+    def setup(
+        self, config: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox
+    ) -> None:
+        """Begin the trial's run.
 
-    handle(TrialStarted(begun))
-    try:
-        chosen = allocation.at_topology(config)
-        one = Attempt(chosen, datasets[config.dataset_key], spec.folder, Launch(begun, 0.0))
-        outcome = attempt.run(one, handle, lambda: False)
-        assert isinstance(outcome, Outcome), "trials are not asked to stop"
-        finished = TrialFinished(outcome)
-    except (RunFailedError, ConfigError) as error:
-        finished = TrialFinished(None, str(error))
-    except Exception as error:  # the sweep goes on and says why
-        finished = TrialFinished(None, f"{type(error).__name__}: {error}")
-    ray.get(mailbox.post(TrialEvent(index, finished)), timeout=_DELIVERY_S)
+        Args:
+            config: ``index``, the trial's index in the sweep.
+            specs: every trial's by its index.
+            datasets: ``dataset_key`` -> reference into Ray's object store.
+            mailbox: the sweep's.
+        """
+        self._specs, self._datasets, self._mailbox = specs, datasets, mailbox
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, int]) -> bool:
+        """Begin another trial's run in the same process; the one before has ended."""
+        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._running = Background(partial(self._drive, new_config["index"]), "trial")
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Wait for an epoch's metrics, or the end."""
+        return self._reports.get()
+
+    def cleanup(self) -> None:
+        """Stop the run, if it has not ended."""
+        self._stopping.set()
+        self._running.wait(_STOP_S)
+
+    def _drive(self, index: int) -> None:
+        begun = time.time()
+        spec = self._specs[index]
+
+        def handle(event: Any) -> None:
+            self._mailbox.post(TrialEvent(index, event))
+            # A run is not to be stopped after its last epoch.
+            if isinstance(event, EpochRecord) and event.row.step < spec.config.epochs:
+                metrics = event.row.metrics
+                self._reports.put({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
+
+        def check() -> bool:
+            if self._stopping.is_set():
+                raise _StoppedEarlyError
+            return False
+
+        try:
+            handle(TrialStarted(begun))
+            chosen = allocation.at_topology(spec.config)
+            one = Attempt(chosen, self._datasets[spec.config.dataset_key], spec.folder, Launch(begun, 0.0))
+            outcome = attempt.run(one, handle, check)
+            assert isinstance(outcome, Outcome), "trials are not asked to stop"
+            finished = TrialFinished(outcome)
+        except _StoppedEarlyError:
+            return
+        except (RunFailedError, ConfigError) as error:
+            finished = TrialFinished(None, str(error))
+        except Exception as error:  # the sweep goes on and says why
+            finished = TrialFinished(None, f"{type(error).__name__}: {error}")
+        with suppress(ray.exceptions.RayError, TimeoutError):  # the driver sees a trial that has not reported its end
+            ray.get(self._mailbox.post(TrialEvent(index, finished)), timeout=_DELIVERY_S)
+        self._reports.put({"done": True})

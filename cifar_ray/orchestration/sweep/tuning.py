@@ -18,7 +18,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
-from cifar_ray.orchestration.sweep.trial import TrialSpec, drive
+from cifar_ray.orchestration.sweep.trial import SweepTrial, TrialSpec
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200
@@ -81,7 +81,7 @@ class Tuning:
         racing: Sequence[TrainConfig] | None,
     ) -> None:
         references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-        trainable = ray.tune.with_parameters(drive, specs=dict(specs), datasets=references, mailbox=mailbox)
+        trainable = ray.tune.with_parameters(SweepTrial, specs=dict(specs), datasets=references, mailbox=mailbox)
         self._listener = _Listener()
         tuner = ray.tune.Tuner(
             ray.tune.with_resources(trainable, _HEAD),
@@ -92,13 +92,18 @@ class Tuning:
                 scheduler=None if racing is None else _asha(racing),
             ),
             run_config=ray.tune.RunConfig(
-                name=f"attempt-{time.time_ns()}", storage_path=str(folder), callbacks=[self._listener], verbose=0
+                name=f"attempt-{time.time_ns()}",
+                storage_path=str(folder),
+                callbacks=[self._listener],
+                checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+                verbose=0,
             ),
         )
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.ERROR)
         # Tune's own result files, and its table of trials in the newer style, which verbose=0 does not silence.
         os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+        os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial's last result says only that it is done
         self._fitting = Background(tuner.fit, "tuner-fit")
 
     @property

@@ -111,6 +111,10 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("sweep none.yaml", "cannot read config file none.yaml: No such file or directory"),
         ("sweep a.yaml --resume s", "--resume goes on as the sweep was begun, and takes no file beside it"),
         ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs beside it"),
+        (
+            "sweep --retry-failed --name s --grid batch_size=16",
+            "--retry-failed needs --resume NAME, the sweep whose failed runs are to go on",
+        ),
         ("report s --target 1", "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
         ("resume", "run must be given; `cifar-ray resume --help` tells what it takes"),
     ],

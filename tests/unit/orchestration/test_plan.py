@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as board
 from cifar_ray.orchestration.sweep import planner as plans
+from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 
 
@@ -115,6 +117,32 @@ def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, stat
     trial.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
     assert trial.state == state
     assert trial.folder is not None
+
+
+def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = made(grid={"batch_size": [16, 32, 64, 128, 2000]}, skip_infeasible=True)
+    trials = planned(sweep)
+    plans.refuse(sweep, trials)
+    times = {"time/training_s": 2.0, "time/wall_s": 9.0, "images_per_s": 1000.0}
+    known = {
+        "k0": KnownTrial("id", "FINISHED", False, times, 0.5),
+        "k1": KnownTrial("id", "FAILED", False, {}, None, "rank 0: it died"),
+        "k2": KnownTrial("id", "KILLED", True, {}, None, "stopped early by ASHA"),
+    }
+    for number, trial in enumerate(trials[:4]):
+        (tmp_path / trial.slug).mkdir()
+        (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": f"k{number}", "name": trial.slug}))
+        trial.find_again(storage.at(str(tmp_path)), known)
+    resumed = _Sweep(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), trials, 0.0)  # type: ignore[arg-type]
+    resumed._announce(1)
+    assert [(row.state, row.note, row.took_s) for row in resumed._board.rows[:3]] == [
+        (board.FINISHED, "accuracy 50.00%, training 2.0 s, 1,000 images/s", 9.0),
+        (board.FAILED, "rank 0: it died", 0.0),
+        (board.STOPPED, "stopped early by ASHA", 0.0),
+    ]
+    assert resumed._stopped().startswith("stopped after 3 of 4 runs; ")
 
 
 def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import Board
+from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox, Progress
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
@@ -61,7 +61,7 @@ def test_runs_end_as_they_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 DIED = (boards.FAILED, "the process that drove it has died")
-STOPPED = (boards.STOPPED, "stopped early by asha, whose best runs were ahead of it")
+STOPPED = (boards.STOPPED, "stopped early by ASHA: it was behind the best runs so far")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,41 @@ def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
     for number in (1, 2):
         made.handle(TrialEvent(1, EpochRecord(Row("epoch", number, 0, {"epoch_s": 1.5}), [], {})))
     assert made.figures()["sweep/training_s"] == 3.0
+
+
+def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_out() -> None:
+    made = recorder("asha")
+    epoch = EpochRecord(Row("epoch", 2, 0, {"epoch_s": 1.5}), [], {})
+    made.catch_up(Filled(TrialEvent(1, epoch)), [(1, False)])
+    made.handle(TrialEvent(1, TrialFinished(outcome(2.0))))
+    trial = made.trials[1]
+    assert (trial.state, trial.reason) == (
+        boards.STOPPED,
+        "stopped early by ASHA: it was behind the best runs at epoch 2",
+    )
+
+
+def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    board = Board(["one", "two", "three"], time.time())
+    board.start(1)
+    board.begin(0)
+    board.rows[0].begun -= 25
+    board.end(0, boards.FINISHED, "done")
+    board.begin(1)
+    view = RunView(board, 1)
+    assert board.left_s() > 25
+    for seconds in (30.0, 45.0):
+        view.no_room(seconds)
+    assert capsys.readouterr().out.count("two: waiting for room in the cluster") == 1
+    shown = Console(width=200)
+    with shown.capture() as captured:
+        shown.print(board._table())
+    assert "waiting for room in the cluster for 30 s" in captured.get()
+    assert "left" not in captured.get()
+    view.doing("starting the workers")
+    assert board.left_s() > 25
 
 
 def test_the_boards_clock_counts_through_all_drivers_and_does_not_start_again() -> None:

@@ -1,0 +1,124 @@
+"""The CPUs of a run that is stopped or killed are free again, in a program whose Ray lives on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from cifar_ray import data, storage
+from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import allocation
+from cifar_ray.orchestration.run import attempt
+from cifar_ray.orchestration.run.events import ControllerStarted, NoRoom, Placed, Progress
+from cifar_ray.orchestration.run.trainer import Attempt
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import Launch
+
+pytestmark = pytest.mark.fault
+BACK_S = 10.0
+
+
+class LeaveError(Exception):
+    """What ends an attempt."""
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Iterator[ray.ObjectRef]:
+    """The data set in a Ray with one CPU."""
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray.put(data.load("digits"))
+    ray.shutdown()
+
+
+def train(dataset: ray.ObjectRef, folder: Path, handle: Callable[[Any], None], check: Callable[[], bool]) -> None:
+    asked = TrainConfig(dataset="digits", model="simple_cnn", epochs=500, precision="fp32", cpus_per_worker=1)
+    config = replace(recipe.resolve(asked), start_timeout_s=60.0)
+    chosen = allocation.at_topology(config)
+    folder.mkdir()
+    attempt.run(Attempt(chosen, dataset, storage.at(str(folder)), Launch(time.time(), 0.0)), handle, check)
+
+
+def all_back() -> None:
+    end = time.monotonic() + BACK_S
+    while ray.available_resources().get("CPU", 0.0) < 1.0:
+        assert time.monotonic() < end, "the run still holds its CPU"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("event", [ControllerStarted, Placed, Progress])
+def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, tmp_path: Path) -> None:
+    """While its workers start, when they have just started, and while they train."""
+
+    def handle(seen: Any) -> None:
+        if isinstance(seen, event):
+            raise LeaveError
+
+    with pytest.raises(LeaveError):
+        train(dataset, tmp_path / "run", handle, lambda: False)
+    all_back()
+
+
+def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
+    dataset: ray.ObjectRef, tmp_path: Path
+) -> None:
+    other = placement_group([{"CPU": 1.0}])
+    assert other.wait(60)
+    shown: list[NoRoom] = []
+
+    def handle(seen: Any) -> None:
+        if isinstance(seen, NoRoom):
+            shown.append(seen)
+            raise LeaveError
+
+    with pytest.raises(LeaveError):
+        train(dataset, tmp_path / "run", handle, lambda: False)
+    assert shown[0].seconds > 0
+    remove_placement_group(other)
+    all_back()
+    time.sleep(2)  # a group left behind would be placed now
+    all_back()
+
+
+def test_a_run_whose_controller_is_killed_gives_its_cpus_back(dataset: ray.ObjectRef, tmp_path: Path) -> None:
+    controllers: list[Any] = []
+
+    def handle(seen: Any) -> None:
+        if isinstance(seen, ControllerStarted):
+            controllers.append(seen.actor)
+        elif isinstance(seen, Progress) and controllers:
+            pid = ray.get(controllers.pop().__ray_call__.remote(lambda _: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(RunFailedError, match="controller has died"):
+        train(dataset, tmp_path / "run", handle, lambda: False)
+    all_back()
+
+
+def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_path: Path) -> None:
+    own = placement_group([{"CPU": 1.0}])
+    assert own.wait(60)
+    try:
+        with pytest.raises(RunFailedError, match="of 1 CPUs, this program's own runs hold 1 and others 0"):
+            _with_timeout(dataset, tmp_path / "run", 1.0)
+    finally:
+        remove_placement_group(own)
+    all_back()
+
+
+def _with_timeout(dataset: ray.ObjectRef, folder: Path, seconds: float) -> None:
+    asked = TrainConfig(dataset="digits", model="simple_cnn", precision="fp32", cpus_per_worker=1)
+    chosen = allocation.at_topology(replace(recipe.resolve(asked), start_timeout_s=seconds))
+    folder.mkdir()
+    attempt.run(
+        Attempt(chosen, dataset, storage.at(str(folder)), Launch(time.time(), 0.0)), lambda _: None, lambda: False
+    )
