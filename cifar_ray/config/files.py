@@ -20,6 +20,22 @@ def absolute(key: str, path: str) -> Path:
         raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
 
 
+def home() -> Path:
+    """This program's folder in the home folder.
+
+    Raises:
+        ConfigError: where there is no home folder, as in a container whose user has only a number.
+    """
+    try:
+        return (Path.home() / ".cifar_ray").absolute()
+    except RuntimeError:
+        raise ConfigError(
+            "",
+            "this user has no home folder: set HOME to a folder that can be written; runs, data sets and MLflow's "
+            "database are kept there by default",
+        ) from None
+
+
 def storage(given: str | None) -> Path:
     """The folder of all runs: the one given, or one in the home folder.
 
@@ -28,7 +44,7 @@ def storage(given: str | None) -> Path:
     """
     if given is not None and "://" in given:
         raise ConfigError("storage", f"must be a folder here, on this machine or mounted, got {given!r}")
-    return absolute("storage", given or "~/.cifar_ray/runs")
+    return absolute("storage", given) if given else home() / "runs"
 
 
 def write_whole(path: Path, text: str) -> None:

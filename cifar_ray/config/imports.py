@@ -1,6 +1,6 @@
 """Functions of the user's own, by ``MODULE:FUNCTION``: found, imported, and their files known again.
 
-A module is looked for in the working folder first, as ``python -m`` does.
+A module is looked for in the working folder last, so that a file there takes no library's place.
 """
 
 from __future__ import annotations
@@ -96,6 +96,29 @@ def check_source(config: TrainConfig, key: str) -> None:
         )
 
 
+def refuse_hiding() -> None:
+    """Refuse a file in the working folder that workers, whose path begins there, would import in place of a library.
+
+    Raises:
+        ConfigError: naming the file.
+    """
+    here = Path.cwd()
+    for file in sorted([*here.glob("*.py"), *here.glob("*/__init__.py")]):
+        name = file.parent.name if file.parent != here else file.stem
+        library = getattr(sys.modules.get(name), "__file__", None) if name not in ("", "__main__", "__init__") else None
+        if library is not None and not file.samefile(library) and _is_installed(Path(library)):
+            raise ConfigError(
+                "", f"{file} has the name of a library, {name}, and workers would import it instead: rename it"
+            )
+
+
+def python(module: str, *words: str) -> list[str]:
+    """The command of ``python -m MODULE WORDS`` without the working folder on its path, for Python before 3.11, too."""
+    path = f"import sys; sys.path[:] = [*filter(None, sys.path), {str(Path(__file__).parents[2])!r}]"
+    run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", f"{path}; {run}", *words]
+
+
 def functions(config: TrainConfig) -> list[str]:
     """The import paths of the user's own that workers import."""
     return [path for key in OF_OWN if is_own(path := getattr(config, key))]
@@ -118,7 +141,7 @@ def _module(name: str, key: str) -> ModuleType:
         return sys.modules["__main__"]
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
+        sys.path.append(here)
     try:
         with _imports(name):
             return importlib.import_module(name)

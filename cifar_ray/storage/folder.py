@@ -66,7 +66,7 @@ class Folder:
         if self.local:
             return Path(self.path)
         name = hashlib.sha256(f"{self.endpoint} {self.address}".encode()).hexdigest()[:16]
-        return Path.home() / ".cifar_ray" / "copies" / name
+        return files.home() / "copies" / name
 
     def below(self, name: str) -> Folder:
         """A folder in this one, which need not exist."""

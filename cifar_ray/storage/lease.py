@@ -16,11 +16,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from cifar_ray.config import files
 from cifar_ray.storage.folder import Folder
 
 FILE, OBJECT = ".driver.lock", ".driver.json"
@@ -146,7 +146,7 @@ def claim(folder: Folder, contents: Mapping[str, str], taken: Callable[[], Excep
 
 def machine() -> str:
     """A name of this machine, or rather of this home folder, where the locked files are."""
-    home = Folder(str(Path.home() / ".cifar_ray"))
+    home = Folder(str(files.home()))
     with contextlib.suppress(FileNotFoundError):
         return home.read("machine")
     home.make()

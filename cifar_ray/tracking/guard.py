@@ -14,6 +14,8 @@ import sys
 import time
 from typing import IO
 
+from cifar_ray.config import imports
+
 _DONE, _KILLED = "done", "KILLED"
 _TRIES_S = 300.0
 _PAUSE_S = 5.0
@@ -25,7 +27,7 @@ class Guard:
     def __init__(self, uri: str, run_id: str, session: str) -> None:
         # It forks the guard and ends.
         self._starter = subprocess.Popen(
-            [sys.executable, "-m", "cifar_ray.tracking.guard", uri, run_id, session],
+            imports.python("cifar_ray.tracking.guard", uri, run_id, session),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,  # open for as long as the guard lives
             stderr=subprocess.DEVNULL,

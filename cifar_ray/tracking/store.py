@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
@@ -255,7 +256,9 @@ def _listed(sweep: str, names: list[str]) -> str:
 
 def shown(uri: str) -> str:
     """A tracking URI without the home folder's name, for reports."""
-    return uri.replace(str(Path.home().absolute()), "~", 1)
+    with suppress(ConfigError):  # without a home folder
+        return uri.replace(str(files.home().parent), "~", 1)
+    return uri
 
 
 def _known(run: Run) -> KnownRun:

@@ -11,7 +11,9 @@ import webbrowser
 from typing import IO
 
 from cifar_ray import tracking
+from cifar_ray.config import imports
 from cifar_ray.tracking import pages, store
+from cifar_ray.tracking import uri as stores
 
 _LOOK_S = 0.2
 
@@ -46,7 +48,9 @@ def serve(uri: str, port: int, browse: bool) -> None:
             os.dup2(output.fileno(), stream)
         words = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
         os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-        os.execv(sys.executable, [sys.executable, "-m", "mlflow", *words, "--uvicorn-opts", "--log-level warning"])
+        if path := stores.sqlite_path(uri):
+            os.chdir(path.parent)  # a file in the working folder may have the name of a library
+        os.execv(sys.executable, imports.python("mlflow", *words, "--uvicorn-opts", "--log-level warning"))
 
 
 def _show(page: str, browse: bool) -> None:

@@ -6,11 +6,11 @@ import os
 import re
 import shlex
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from cifar_ray.config import addresses
+from cifar_ray.config import addresses, files
 from cifar_ray.config.errors import ConfigError
 
 SWEEP_TAG = "cifar_ray.sweep"
@@ -37,13 +37,16 @@ def resolve_uri(given: str | None) -> str:
 
 
 def _at_home() -> str:
-    return f"sqlite:///{(Path.home() / '.cifar_ray' / 'mlflow.db').absolute()}"
+    return f"sqlite:///{files.home() / 'mlflow.db'}"
 
 
 def flag(uri: str) -> str:
     """The flag, after a space, with which another command finds the store; empty for the one it finds by itself."""
-    found = os.environ.get("MLFLOW_TRACKING_URI") or _at_home()
-    return "" if uri == found else f" --tracking-uri {shlex.quote(uri)}"
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    with suppress(ConfigError):  # without a home folder, the store was given
+        if uri == (given or _at_home()):
+            return ""
+    return f" --tracking-uri {shlex.quote(uri)}"
 
 
 def is_server(uri: str) -> bool:

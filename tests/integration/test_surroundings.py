@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import pwd
 import subprocess
 import sys
 
 import pytest
 
+from cifar_ray import TrainConfig, train
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import uri
 from tests.support.person import Person
 
 MEDDLER = """
@@ -59,3 +63,28 @@ def test_a_module_that_sets_mlflow_up_for_itself_does_not_move_the_run(person: P
     run = person.run_named("ours")
     assert (run.info.status, len(run.outputs.model_outputs)) == ("FINISHED", 1)
     assert person.artifact("ours", "per_class.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Person) -> None:
+    folder = person.home / (110 * "a") / "tmp"
+    address = folder / "ray" / "ray_current_cluster"  # of the head
+    address.parent.mkdir(parents=True)
+    address.write_text("10.0.0.1:6379")
+    words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--steps-per-epoch", "2"]
+    words += ["--local-nodes", "2", "--topology", "2x1", "--oversubscribe"]
+    person.succeeds("train", *words, TMPDIR=str(folder))
+    assert address.read_text() == "10.0.0.1:6379"
+
+
+def test_without_a_home_folder_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match=r"^this user has no home folder: set HOME"):
+        train(TrainConfig(dataset="digits"))
+    assert uri.flag("sqlite:////data/m.db") == " --tracking-uri sqlite:////data/m.db"

@@ -44,6 +44,10 @@ _EXACT = re.compile(r"[^=<>!~]+={2,3}[^*]+")
 _RAY = re.compile(r"(?<![\w-])ray(?:\[[\w,-]*\])?\s*[=~<>]=\s*([\w.]+)")
 _START = re.compile(r"^.*?\bray start\b", re.DOTALL)
 _LISTENER = re.compile(r"--(?:dashboard|ray-client-server)-host[= ]+[\"']?([^\s\"']+)|(?<![\d.])(0\.0\.0\.0)(?![\d./])")
+_WORLD = re.compile(r"(?<![\d.])0\.0\.0\.0/0|(?<![\w:])::/0")
+_OPENS = re.compile(r"authorize-security-group-ingress|firewall-rules (?:create|update)|ufw allow|iptables .*ACCEPT")
+_ONLY_SSH = re.compile(r"(?:--port |(?:--allow|--rules)[ =]tcp:)22(?=\s)")
+_SSH = 22
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -233,6 +237,13 @@ def _are_closed(config: dict[str, Any], commands: list[Command]) -> Iterator[str
         for host, everywhere in _LISTENER.findall(command.text):
             if (host or everywhere) not in _LOOPBACK:
                 yield f"{command.key} must listen on 127.0.0.1 and be reached through SSH, got {host or everywhere}"
+        if _OPENS.search(command.text) and _WORLD.search(command.text) and not _ONLY_SSH.search(command.text):
+            yield f"{command.key} must open nothing but SSH to all addresses (0.0.0.0/0, ::/0), or anybody may run code"
+    for place, rule in enumerate((config["provider"].get("security_group") or {}).get("IpPermissions") or []):
+        if _WORLD.search(str(rule)) and (rule.get("FromPort"), rule.get("ToPort")) != (_SSH, _SSH):
+            key = f"provider.security_group.IpPermissions[{place}]"
+            ports = f"ports {rule.get('FromPort', 'all')} to {rule.get('ToPort', 'all')}"
+            yield f"{key} must open nothing but SSH to all addresses (0.0.0.0/0, ::/0), got {ports}"
     for name, kind in _node_types(config):
         key, node = f"available_node_types.{name}.node_config", kind["node_config"]
         provider = config["provider"]["type"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import ray
 
-from cifar_ray.config import imports, servers
+from cifar_ray.config import files, imports, servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -49,6 +49,8 @@ def connected(config: TrainConfig, functions: Sequence[str] = ()) -> Iterator[Ca
         stack.enter_context(ray_internals.without_sigterm_handler())
         if not config.verbose:
             stack.enter_context(ray_internals.without_notices())
+        if not ray.is_initialized():
+            imports.refuse_hiding()
         if ray.is_initialized():
             yield str
         elif head:
@@ -91,9 +93,10 @@ def nodes() -> list[Node]:
 @contextmanager
 def token() -> Iterator[None]:
     """Context manager: give Ray the token of a cluster that is there, as ``ray start`` would."""
-    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    has_one = named or (Path.home() / ".ray" / "auth_token").is_file()
-    with ray_internals.environment({"RAY_AUTH_MODE": "token"} if has_one and "RAY_AUTH_MODE" not in os.environ else {}):
+    named: Any = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    with suppress(ConfigError):  # without a home folder
+        named = named or (files.home().parent / ".ray" / "auth_token").is_file()
+    with ray_internals.environment({"RAY_AUTH_MODE": "token"} if named and "RAY_AUTH_MODE" not in os.environ else {}):
         yield
 
 

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from cifar_ray.config import imports
+
 _PRELOADED = (
     "cifar_ray.training.loop",
     "torch._dynamo",  # torch.optim imports it at its first step
@@ -64,7 +66,7 @@ def running(folder: Path) -> Iterator[Path | None]:
     with (
         listener,
         subprocess.Popen(
-            [sys.executable, "-m", "cifar_ray.orchestration.cluster.fork_server", str(listener.fileno())],
+            imports.python("cifar_ray.orchestration.cluster.fork_server", str(listener.fileno())),
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
             stdout=subprocess.DEVNULL,
@@ -146,7 +148,7 @@ def _become(request: dict[str, object], descriptors: list[int], client: socket.s
         os.chdir(str(request["folder"]))
         threading.Thread(target=_end_with_client, args=[client], daemon=True).start()
         sys.argv = list(request["words"])  # type: ignore[call-overload]
-        sys.path[0] = str(Path(sys.argv[0]).parent)
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
     except SystemExit as stop:

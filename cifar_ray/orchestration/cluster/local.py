@@ -9,7 +9,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cifar_ray.training import hardware
 _START_S = 120  # for each part of Ray; its own 30 s are too short for a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
+_LONGEST_FOLDER = 64
 _HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 
@@ -53,10 +54,13 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
     with (
         ray_internals.environment(_environment()),
         ray_internals.on_loopback(),
-        storage.scratch(ray_internals.get_default_system_temp_dir()) as folder,
-        fork_server.running(folder) as setup_worker,
+        storage.scratch(_short()) as sockets,
+        _data_folder(sockets) as folder,
+        # Cluster writes its address in the default folder, over that of another Ray.
+        ray_internals.environment({"RAY_TMPDIR": str(folder)}),
+        fork_server.running(sockets) as setup_worker,
     ):
-        with ray_internals.patient_start(_START_S), ray_internals.lean_start(setup_worker, config.verbose):
+        with ray_internals.patient_start(_START_S), ray_internals.lean_start(setup_worker, config.verbose, sockets):
             head, stop = _start(config, sizes, folder)
 
         def ended() -> str:
@@ -72,6 +76,32 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
             else:
                 stop()
             _kill(left)  # Ray's agents end later, and would make their folders again
+
+
+def _short() -> str:
+    """A folder for sockets, whose whole path may have 107 bytes, and in Ray's code ASCII only.
+
+    Raises:
+        NotStartedError: when there is none.
+    """
+    wanted = ray_internals.get_default_system_temp_dir()
+    for folder in (wanted, "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        if len(folder) <= _LONGEST_FOLDER and folder.isascii() and Path(folder).is_absolute():
+            with suppress(OSError):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK | os.X_OK):
+                    return folder
+    raise NotStartedError(
+        f"Ray needs a folder for its sockets: TMPDIR must be an absolute path in ASCII of at most {_LONGEST_FOLDER} "
+        f"characters that can be written, got {wanted}, and neither can /tmp"
+    )
+
+
+def _data_folder(sockets: Path) -> AbstractContextManager[Path]:
+    """The folder of Ray's files: that of its sockets, unless TMPDIR is only too long for sockets."""
+    wanted = ray_internals.get_default_system_temp_dir()
+    apart = Path(wanted).is_absolute() and wanted.isascii() and Path(wanted) != sockets.parent
+    return storage.scratch(wanted) if apart else nullcontext(sockets)
 
 
 def here() -> bool:
@@ -131,7 +161,7 @@ def _try(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any,
         ray.init(address="local", **sizes, **quiet(config), _temp_dir=str(folder))
         return ray_internals._global_node, ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
-    ray_internals.try_to_create_directory(ray_internals.get_default_ray_temp_dir())  # Cluster writes its address there
+    (folder / "ray").mkdir(exist_ok=True)  # Cluster writes its address there
     cluster = ray_internals.Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
     for _ in range(config.local_nodes - 1):
         cluster.add_node(**sizes)

@@ -7,6 +7,7 @@ loads only what it needs. pyproject.toml caps Ray to the versions in which all o
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import socket
@@ -36,9 +37,7 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "start_api_server": ("ray._private.services", "a Ray for one run would start a server that nobody asks"),
     "RayParams": ("ray._private.parameter", "the agents' ports could not be chosen, and the raylet would wait"),
     "Cluster": ("ray.cluster_utils", "--local-nodes could not start several nodes on one machine"),
-    "get_default_ray_temp_dir": ("ray._common.utils", "Cluster would find no folder for its address"),
     "get_default_system_temp_dir": ("ray._common.utils", "Ray's folder would not be where Ray has its others"),
-    "try_to_create_directory": ("ray._common.utils", "Cluster would find no folder for its address"),
     # Join a Ray that is there
     "Config": ("ray._raylet", "settings made after Ray's import would be ignored"),
     "AuthenticationTokenLoader": ("ray._raylet", "a token chosen after Ray's import would be ignored"),
@@ -248,7 +247,7 @@ def patient_start(timeout_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def lean_start(setup_worker: Path | None, show_output: bool) -> Iterator[None]:
+def lean_start(setup_worker: Path | None, show_output: bool, sockets: Path) -> Iterator[None]:
     """Context manager: start only those of Ray's processes that a run on one machine needs.
 
     Left out are the autoscaler's monitor, the API server, which counts usage where there is no dashboard, the
@@ -257,6 +256,7 @@ def lean_start(setup_worker: Path | None, show_output: bool) -> Iterator[None]:
     Args:
         setup_worker: what Python runs for each of Ray's workers; Ray's own script when None.
         show_output: whether the driver shows the workers' output.
+        sockets: folder of the nodes' sockets, whose paths must be short.
     """
     params, start = find("RayParams"), find("start_ray_process")
     given: dict[str, Any] = {"no_monitor": True, "include_log_monitor": show_output}
@@ -265,13 +265,22 @@ def lean_start(setup_worker: Path | None, show_output: bool) -> Iterator[None]:
     agent = str(Path(find("RAY_PATH"), "dashboard", "agent.py"))
     stand_in = str(Path(__file__).with_name("stand_in.py"))
 
+    numbers = itertools.count()
+
+    def with_sockets(**rest: Any) -> Any:
+        if "gcs_address" in rest:  # a driver that joins a node
+            return params(**{**rest, **given})
+        number = next(numbers)
+        names = {f"{kind}_socket_name": str(sockets / f"{kind}.{number}") for kind in ("plasma_store", "raylet")}
+        return params(**{**rest, **given, **names})
+
     def start_process(command: list[str], kind: str, **rest: Any) -> Any:
         # Cluster lets the agents of its further nodes choose a port (0), and the raylet would wait to be told which.
         command = [word.replace(agent, stand_in).replace("--listen-port=0 ", "--listen-port=1 ") for word in command]
         return start(command, kind, **rest)
 
     with _replaced(
-        RayParams=lambda **rest: params(**{**rest, **given}),
+        RayParams=with_sockets,
         start_ray_process=start_process,
         start_api_server=lambda *_, **__: (None, None),
     ):

@@ -167,7 +167,18 @@ head_setup_commands += mlflow server --host 0.0.0.0 -> head_setup_commands[4] mu
 available_node_types:gpu_spot:node_config:SecurityGroupIds del -> available_node_types.gpu_spot.node_config.SecurityGroupIds must name a group of your own: Ray's lets in SSH from everywhere
 available_node_types:gpu_spot:node_config:InstanceType = t3.nano -> available_node_types.gpu_spot has no price: the machine type must be c7i.large,
 """)
-GCP = faults("""
+OPEN = "must open nothing but SSH to all addresses (0.0.0.0/0, ::/0)"
+AWS += faults(f"""
+provider:security_group = {{IpPermissions: [{{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{{CidrIp: 0.0.0.0/0}}]}}]}} -> provider.security_group.IpPermissions[0] {OPEN}, got ports 8265 to 8265
+provider:security_group = {{IpPermissions: [{{FromPort: 6000, ToPort: 7000, IpProtocol: tcp, Ipv6Ranges: [{{CidrIpv6: "::/0"}}]}}]}} -> provider.security_group.IpPermissions[0] {OPEN}, got ports 6000 to 7000
+provider:security_group = {{IpPermissions: [{{IpProtocol: "-1", IpRanges: [{{CidrIp: 0.0.0.0/0}}]}}]}} -> provider.security_group.IpPermissions[0] {OPEN}, got ports all to all
+initialization_commands = ['aws ec2 authorize-security-group-ingress --group-id sg-1 --protocol tcp --port 5000 --cidr 0.0.0.0/0'] -> initialization_commands[0] {OPEN}
+""")
+GCP = faults(f"""
+initialization_commands = ['gcloud compute firewall-rules create ray --allow tcp:6379,tcp:10001 --source-ranges 0.0.0.0/0'] -> initialization_commands[0] {OPEN}
+initialization_commands = ['gcloud compute firewall-rules create ray --rules=all --source-ranges=::/0'] -> initialization_commands[0] {OPEN}
+""")
+GCP += faults("""
 available_node_types:gpu_spot:node_config:disks:0:initializeParams:sourceImage = projects/x/global/images/family/common -> available_node_types.gpu_spot.node_config.disks must name one image, not a family that moves on, got 'projects/x/global/images/family/common'
 available_node_types:gpu_spot:node_config:networkInterfaces del -> available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: Ray's lets in SSH from everywhere
 available_node_types:gpu_spot:node_config:networkInterfaces:0:subnetwork = projects/x/regions/y/subnetworks/default -> available_node_types.gpu_spot.node_config.networkInterfaces must name a subnetwork of your own: Ray's lets in SSH from everywhere
@@ -195,6 +206,8 @@ def test_a_broken_file_is_refused_with_one_sentence(tmp_path: Path, name: str, f
         "pip install 'ray==" + OWN + "'; ~/bin/pip3 install -q --python 3.11 numpy==2.3.1 # exact",
         "pip install -r requirements.txt --constraint constraints.txt ~/cifar_ray",
         "ufw deny from 0.0.0.0/0 && pip list",
+        "gcloud compute firewall-rules create ssh --allow tcp:22 --source-ranges 0.0.0.0/0",
+        "gcloud compute firewall-rules create ray --allow tcp:8265 --source-ranges 10.0.0.0/8",
     ],
 )
 def test_a_sound_command_passes(tmp_path: Path, command: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_only_what_a_run_needs_is_started(monkeypatch: pytest.MonkeyPatch, tmp_p
     started: list[list[str]] = []
     monkeypatch.setattr(services, "start_ray_process", lambda command, kind, **rest: started.append(command))
     agent = str(Path(services.RAY_PATH) / "dashboard" / "agent.py")
-    with ray_internals.lean_start(tmp_path / "client.py", show_output=False):
+    with ray_internals.lean_start(tmp_path / "client.py", show_output=False, sockets=tmp_path):
         params = parameter.RayParams(num_cpus=2)
         assert services.start_api_server(False, False, "127.0.0.1") == (None, None)
         services.start_ray_process(["raylet", f"--dashboard_agent_command=python -u {agent} --node-id=1"], "raylet")
@@ -123,7 +124,7 @@ def test_only_what_a_run_needs_is_started(monkeypatch: pytest.MonkeyPatch, tmp_p
     ((_, command),) = started
     stand_in = command.split()[2]
     assert (Path(stand_in).name, agent in command, "--node-id=1" in command) == ("stand_in.py", False, True)
-    with ray_internals.lean_start(None, show_output=True):
+    with ray_internals.lean_start(None, show_output=True, sockets=tmp_path):
         params = parameter.RayParams()
     assert (params.include_log_monitor, params.setup_worker_path) == (True, None)
 
@@ -152,3 +153,19 @@ def test_no_preemption_is_watched_for_where_ray_was_started_here(monkeypatch: py
             trainer._set_environment(config, stoppable)
             found.append(os.environ[name])
     assert found == ["1", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sockets"), [("{}/short", "{}/short"), ("{}/é", "/tmp"), ("{}/" + 60 * "a", "/tmp"), ("here", "/tmp")]
+)
+def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", given.format(folder))
+        assert local._short() == sockets.format(folder)
+
+
+def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/" + 60 * "é")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 64 characters .*, got /é+, "):
+        local._short()
