@@ -15,7 +15,7 @@ import json
 import math
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -285,14 +285,23 @@ def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
+def flatten(
+    values: Mapping[str, Any], prefix: str = "", is_leaf: Callable[[Mapping[str, Any]], bool] = lambda _: False
+) -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; those that ``is_leaf`` picks stay as they are.
+
+    Raises:
+        ConfigError: when a key is there twice, as ``resnet.width`` and as ``width`` within ``resnet``.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        key = f"{prefix}{name}"
+        inner = (
+            flatten(value, f"{key}.", is_leaf) if isinstance(value, Mapping) and not is_leaf(value) else {key: value}
+        )
+        if twice := sorted(flat.keys() & inner.keys()):
+            raise ConfigError(twice[0], "must be given once, and is given twice")
+        flat |= inner
     return flat
 
 

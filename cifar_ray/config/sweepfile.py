@@ -103,22 +103,22 @@ def _is_list(name: str) -> bool:
     return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
 
 
-def _flat(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(axes: Mapping[str, Any]) -> dict[str, Any]:
     """One grid with dotted names, and ``{uniform: [0, 1]}`` as a :class:`Range`."""
-    flat: dict[str, Any] = {}
-    for name, values in axes.items():
-        key = f"{prefix}{name}"
-        if isinstance(values, Mapping) and len(values) == 1 and next(iter(values)) in RANGES:
-            kind, ends = next(iter(values.items()))
-            if not isinstance(ends, list) or len(ends) != 2:
-                raise ConfigError("grid", f"must have two numbers for the range of {key}, got {errors.brief(ends)}")
-            low, high = (schema.build(schema.Number, end, key) for end in ends)
-            flat[key] = Range(str(kind), low, high)
-        elif isinstance(values, Mapping):
-            flat.update(_flat(values, f"{key}."))
-        else:
-            flat[key] = values
-    return flat
+    flat = schema.flatten(axes, is_leaf=_is_range)
+    return {name: _range(name, item) if isinstance(item, Mapping) else item for name, item in flat.items()}
+
+
+def _is_range(value: Mapping[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value)) in RANGES
+
+
+def _range(name: str, value: Mapping[str, Any]) -> Range:
+    ((kind, ends),) = value.items()
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
+    low, high = (schema.build(schema.Number, end, name) for end in ends)
+    return Range(str(kind), low, high)
 
 
 def _typed(shared: Mapping[str, Any]) -> dict[str, Any]:
