@@ -327,7 +327,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         command_line.greet()
         if words[0] not in COMMANDS:
-            raise ConfigError("", f"unknown command {words[0]!r}; it may be {errors.one_of(COMMANDS)}")
+            near = errors.suggestion(words[0], COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
+            raise ConfigError("", f"unknown command {errors.brief(words[0])}{near}")
         return COMMANDS[words[0]][0](words[1:])
     except ConfigError as error:
         return _complain(error.as_flag(), 2)

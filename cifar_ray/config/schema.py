@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import math
+import os
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from pydantic_core import PydanticCustomError
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
 
 T = TypeVar("T")
+
+_LONGEST_RANGE = 100_000
 
 STRICT = ConfigDict(strict=True, extra="forbid")
 """How a dataclass is checked: no unknown keys; from Python, every value has its own type."""
@@ -114,12 +117,26 @@ def plainly(cls: type[T]) -> type[T]:
     @functools.wraps(validated)
     def init(self: T, *args: Any, **values: Any) -> None:
         try:
-            validated(self, *args, **values)
+            names = itertools.zip_longest([*inspect.signature(cls).parameters][: len(args)], args, fillvalue="")
+            fitted = {name: _fitted(cls, name, value) for name, value in values.items()}
+            validated(self, *(_fitted(cls, name, value) for name, value in names), **fitted)
         except ValidationError as error:
             raise _sentence(error, cls, "") from None
 
     cls.__init__ = init  # type: ignore[assignment, method-assign]
     return cls
+
+
+def _fitted(cls: type, name: str, value: Any) -> Any:
+    """A value from Python as the field takes it: plain, and the options of a nested dataclass as that dataclass."""
+    value, kind = plain(value), field_types(cls).get(name)
+    is_options = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if not dataclasses.is_dataclass(kind) or not is_options:
+        return value
+    try:
+        return typing.cast(type, kind)(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error.key}" if error.key else "", error.problem) from None
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
@@ -136,22 +153,19 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     return _validate(kind, TypeAdapter(kind), _without_none(value), key, strict=False)
 
 
-def field(cls: type, name: str, value: Any) -> Any:
-    """``value`` from YAML, JSON or the command line as the field ``name`` (dotted) of ``cls``.
+def field(cls: type, name: str, value: Any, strict: bool = False) -> Any:
+    """``value`` as the field ``name`` (dotted) of ``cls``.
+
+    Args:
+        cls: the dataclass.
+        name: of the field.
+        value: from YAML, JSON or the command line, or from Python if ``strict``: then no text stands for a number.
+        strict: whether the value has its own type.
 
     Raises:
         ConfigError: naming the field and what it may be.
     """
-    return _validate(cls, _field_adapter(cls, name), _without_none(value), name, strict=False)
-
-
-def check_field(cls: type, name: str, value: Any) -> None:
-    """Refuse a value from Python that the field ``name`` (dotted) of ``cls`` cannot take as it stands.
-
-    Raises:
-        ConfigError: naming the field and what it may be.
-    """
-    _validate(cls, _field_adapter(cls, name), value, name, strict=True)
+    return _validate(cls, _field_adapter(cls, name), value if strict else _without_none(value), name, strict)
 
 
 def _validate(kind: Any, adapter: TypeAdapter[Any], value: Any, key: str, strict: bool) -> Any:
@@ -270,10 +284,20 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with lists for tuples and dictionaries for mappings, which is what YAML has."""
+    """``value`` with YAML's own types for tuples, mappings, ranges, paths, and numpy's numbers and arrays.
+
+    Raises:
+        ConfigError: when a range is too long to write out.
+    """
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, range) and value[_LONGEST_RANGE:]:
+        raise ConfigError("", f"a range may have at most {_LONGEST_RANGE:,} values, got {brief(value)}")
+    if isinstance(value, tuple | list | range):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

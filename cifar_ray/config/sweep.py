@@ -7,11 +7,16 @@ several seeds, every cell is trained once with each.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import json
+import math
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, runfile, schema
@@ -24,6 +29,9 @@ OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tra
 
 RANGES = ("uniform", "loguniform")
 """Ways to draw a number between two others."""
+
+MOST_RUNS = 10_000
+"""Runs of one sweep, at most."""
 
 _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
 BATCHES = ("batch_size", "global_batch_size")
@@ -59,7 +67,104 @@ class Cell:
 
 
 Axes = Mapping[str, Any]
-"""Field -> a list of values, a :class:`Range`, or one value for all cells of this grid."""
+"""Dotted field name -> a list of values, or a :class:`Range`."""
+
+
+def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
+    """One or several grids, with the fields' own types.
+
+    Args:
+        value: a mapping of fields to their values, or a list of such. A single value is a list of one;
+            ``{"uniform": [0, 1]}`` is a :class:`Range`; fields may be nested.
+        strict: as for :func:`schema.field`.
+
+    Raises:
+        ConfigError: when it is nothing of that kind, or a value does not fit its field.
+    """
+    several = [value] if isinstance(value, Mapping) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(axes, Mapping) for axes in several):
+        raise ConfigError(
+            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(value)}"
+        )
+    return tuple(_axes(axes, strict) for axes in several)
+
+
+def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
+    made: dict[str, Any] = {}
+    for name, values in schema.flatten(axes, is_leaf=_is_range).items():
+        _check_field("grid", name)
+        if isinstance(values, Mapping):
+            values = _range(name, values)
+        if isinstance(values, Range):
+            made[name] = values
+            continue
+        is_one_list = (
+            _is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
+        )
+        several = values if isinstance(values, list) and not is_one_list else [values]
+        made[name] = [schema.field(TrainConfig, name, item, strict) for item in several]
+    return made
+
+
+def _is_list(name: str) -> bool:
+    return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
+
+
+def _is_range(value: Mapping[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value)) in RANGES
+
+
+def _range(name: str, value: Mapping[str, Any]) -> Range:
+    ((kind, ends),) = value.items()
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
+    low, high = (schema.build(schema.Number, end, name) for end in ends)
+    return Range(str(kind), low, high)
+
+
+def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
+    """What all runs share, with the fields' own types.
+
+    Args:
+        value: as for :func:`options`.
+        strict: as for :func:`schema.field`.
+
+    Raises:
+        ConfigError: when it has something that is no field of a run, or a value does not fit.
+    """
+    flat = schema.flatten(options(value))
+    for name in flat:
+        _check_field("train", name)
+    return schema.nest({name: schema.field(TrainConfig, name, item, strict) for name, item in flat.items()})
+
+
+def options(value: Any) -> Mapping[str, Any]:
+    """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing.
+
+    Raises:
+        ConfigError: when it is neither a mapping nor a ``TrainConfig``.
+    """
+    given = {} if value is None else _changed(value, TrainConfig())
+    if not isinstance(given, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(given)}")
+    return given
+
+
+def _changed(value: Any, default: Any) -> Any:
+    """A dataclass, also within a mapping, as a mapping of the fields that differ from the default one."""
+    if dataclasses.is_dataclass(default) and isinstance(value, type(default)):
+        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(default)}
+        value = {name: item for name, item in named.items() if item != getattr(default, name)}
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _changed(item, getattr(default, str(name), None)) for name, item in value.items()}
+
+
+def _check_field(key: str, name: str) -> None:
+    """Refuse what is no field of a run, naming ``key``, where it was given."""
+    if schema.type_of(TrainConfig, name) is None:
+        near = errors.suggestion(name, schema.flat_types(TrainConfig))
+        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
 
 
 @plainly
@@ -70,11 +175,13 @@ class SweepConfig:
     name: Name
     """Name of the sweep, new in its storage folder."""
 
-    grid: tuple[Axes, ...] = ()
+    grid: Annotated[tuple[Axes, ...], BeforeValidator(functools.partial(grids, strict=True))] = ()
     """One or several grids; each maps fields of a run to the values they take."""
 
-    train: Mapping[str, Any] = field(default_factory=dict)
-    """What all runs share: any fields of a run."""
+    train: Annotated[Mapping[str, Any], BeforeValidator(functools.partial(shared_by_all, strict=True))] = field(
+        default_factory=dict
+    )
+    """What all runs share: any fields of a run, or a TrainConfig, whose fields count where they are not the default."""
 
     seeds: Count = 1
     """Runs of every cell, with seeds counting up from the runs' own."""
@@ -123,15 +230,15 @@ class SweepConfig:
         fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
         varying = [name for name in fields if self._varies(name)]
         chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
-        if any(isinstance(values, Range) for axes in self.grid for values in axes.values()):
+        if _combinations(self) > MOST_RUNS:
             return tuple(varying)
         made = combinations(self)
         told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
         return tuple(chosen if len(told) == len(made) else varying)
 
     def _varies(self, name: str) -> bool:
-        lists = [listed(axes[name]) for axes in self.grid if name in axes]
-        values = {repr(value) for values in lists for value in values}
+        lists = [axes[name] for axes in self.grid if name in axes]
+        values = {repr(value) for values in lists for value in (values if isinstance(values, list) else [values])}
         return len(values) > 1 or len(lists) < len(self.grid) or any(_many(axes.get(name)) for axes in self.grid)
 
     @property
@@ -143,16 +250,15 @@ class SweepConfig:
 
 def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
     """Every combination of the grids' values, in their order; a random search draws some of them elsewhere."""
-    return [
-        dict(zip(axes, values, strict=True))
+    return [dict(zip(axes, values, strict=True)) for axes in sweep.grid for values in itertools.product(*axes.values())]
+
+
+def _combinations(sweep: SweepConfig) -> float:
+    """How many combinations there are; infinitely many with a range."""
+    return sum(
+        math.prod(math.inf if isinstance(values, Range) else len(values) for values in axes.values())
         for axes in sweep.grid
-        for values in itertools.product(*(listed(value) for value in axes.values()))
-    ]
-
-
-def listed(values: Any) -> list[Any]:
-    """The values of an axis; a single one is a list of one."""
-    return list(values) if isinstance(values, list | tuple) else [values]
+    )
 
 
 def _many(values: Any) -> bool:
@@ -173,15 +279,14 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     settings = [{**values, "seed": values.get("seed", first + turn)} for turn, values in rounds]
     names = _names(sweep, settings)
     made = [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
-    for position, cell in enumerate(made):
-        twin = next((other for other in made[:position] if _same(other, cell)), None)
-        if twin is not None:
+    known: set[str] = set()
+    for cell in made:
+        values = cell.values if cell.config is None else schema.to_plain(cell.config)
+        text = json.dumps(values, sort_keys=True)
+        if text in known:
             raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
+        known.add(text)
     return made
-
-
-def _same(one: Cell, other: Cell) -> bool:
-    return one.values == other.values if one.config is None else one.config == other.config
 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
@@ -247,8 +352,6 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("samples", "must be given for --search random, and for nothing else")
     if not sweep.grid or not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
-    for key in schema.flatten(sweep.train):
-        check_field("train", key)
     if "run_name" in sweep.train:
         raise ConfigError("train", "must not have run_name; runs are named after their cells")
     if any("elastic" in axes for axes in (sweep.train, *sweep.grid)):
@@ -257,6 +360,7 @@ def _check(sweep: SweepConfig) -> None:
         )
     for axes in sweep.grid:
         _check_axes(sweep, axes)
+    _check_number(sweep)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
@@ -270,13 +374,20 @@ def _check(sweep: SweepConfig) -> None:
     _ = sweep.base  # what all runs share is checked even where no cell can be made
 
 
+def _check_number(sweep: SweepConfig) -> None:
+    """Refuse more runs than anyone means to train, before they are written out."""
+    number = int(_combinations(sweep)) if sweep.samples is None else sweep.samples * len(sweep.grid)
+    if number * sweep.seeds > MOST_RUNS:
+        key = "seeds" if sweep.seeds > MOST_RUNS else "grid" if sweep.samples is None else "samples"
+        raise ConfigError(key, f"must make at most {MOST_RUNS:,} runs in a sweep, not {number * sweep.seeds:,}")
+
+
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
     if set(BATCHES) <= set(axes):
         raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
-        check_field("grid", name)
         if name in OWN or name in runfile.UPKEEP:
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
         if isinstance(values, Range):
@@ -285,14 +396,5 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
             if schema.bare(schema.type_of(TrainConfig, name)) is not float or not 0 < values.low < values.high:
                 raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
             continue
-        if not listed(values):
+        if not values:
             raise ConfigError("grid", f"must have at least one value for {name}")
-        for value in listed(values):
-            schema.check_field(TrainConfig, name, value)
-
-
-def check_field(key: str, name: str) -> None:
-    """Refuse what is no field of a run, naming ``key``, where it was given."""
-    if schema.type_of(TrainConfig, name) is None:
-        near = errors.suggestion(name, schema.flat_types(TrainConfig))
-        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")

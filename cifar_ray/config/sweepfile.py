@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cifar_ray.config import errors, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import BATCHES, RANGES, Axes, Range, SweepConfig, check_field
+from cifar_ray.config.sweep import BATCHES, RANGES, Range, SweepConfig, grids, options, shared_by_all
 from cifar_ray.config.train import TrainConfig
 
 
@@ -48,7 +47,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared = schema.flatten(_shared(merged))
+    shared = schema.flatten(options(merged.get("train")))
     flat = schema.flatten(flags)
     for given, other in (BATCHES, BATCHES[::-1]):
         if given in flat and other not in flat:  # the one given last counts
@@ -63,70 +62,11 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type or an impossible value.
     """
-    grids, shared = values.get("grid", {}), _shared(values)
-    grids = [grids] if isinstance(grids, Mapping) else grids
-    if not isinstance(grids, list) or not all(isinstance(axes, Mapping) for axes in grids):
-        raise ConfigError(
-            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(grids)}"
-        )
+    grid, shared = grids(values.get("grid", {}), strict=False), shared_by_all(values.get("train"), strict=False)
     if "name" not in values:
         raise ConfigError("name", "must be given")
-    typed = {"grid": tuple(_axes(axes) for axes in grids), "train": _typed(shared)}
-    sweep: SweepConfig = schema.build(SweepConfig, {**values, **typed})
+    sweep: SweepConfig = schema.build(SweepConfig, {**values, "grid": grid, "train": shared})
     return sweep
-
-
-def _shared(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What all runs share."""
-    shared = {} if values.get("train") is None else values["train"]
-    if not isinstance(shared, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(shared)}")
-    return shared
-
-
-def _axes(axes: Mapping[str, Any]) -> Axes:
-    """One grid with the values' own types."""
-    made: dict[str, Any] = {}
-    for name, values in _flat(axes).items():
-        check_field("grid", name)
-        is_one_list = _is_list(name) and isinstance(values, list) and not any(isinstance(v, list) for v in values)
-        if isinstance(values, Range):
-            made[name] = values
-        elif isinstance(values, list) and not is_one_list:
-            made[name] = [schema.field(TrainConfig, name, value) for value in values]
-        else:
-            made[name] = [schema.field(TrainConfig, name, values)]
-    return made
-
-
-def _is_list(name: str) -> bool:
-    return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
-
-
-def _flat(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """One grid with dotted names, and ``{uniform: [0, 1]}`` as a :class:`Range`."""
-    flat = schema.flatten(axes, is_leaf=_is_range)
-    return {name: _range(name, item) if isinstance(item, Mapping) else item for name, item in flat.items()}
-
-
-def _is_range(value: Mapping[str, Any]) -> bool:
-    return len(value) == 1 and next(iter(value)) in RANGES
-
-
-def _range(name: str, value: Mapping[str, Any]) -> Range:
-    ((kind, ends),) = value.items()
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
-    low, high = (schema.build(schema.Number, end, name) for end in ends)
-    return Range(str(kind), low, high)
-
-
-def _typed(shared: Mapping[str, Any]) -> dict[str, Any]:
-    """What all runs share, with the fields' own types."""
-    flat = schema.flatten(shared)
-    for name in flat:
-        check_field("train", name)
-    return schema.nest({name: schema.field(TrainConfig, name, value) for name, value in flat.items()})
 
 
 def read_axes(words: Sequence[str]) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
         wanted = len(drawn) + config.samples
         for _ in range(_MOST_DRAWS * config.samples):  # a combination is drawn once; there may be fewer than samples
             values = {name: _domain(each).sample(random_state=state.randrange(2**31)) for name, each in axes.items()}
-            if values not in drawn and len(drawn) < wanted:
+            if len(drawn) == wanted:
+                break
+            if values not in drawn:
                 drawn.append(values)
     return drawn
 
@@ -57,7 +59,7 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
 def _domain(values: Any) -> Any:
     if isinstance(values, Range):
         return getattr(ray.tune, values.kind)(values.low, values.high)
-    return ray.tune.choice(sweeps.listed(values))
+    return ray.tune.choice(values)
 
 
 def absolute(config: SweepConfig) -> SweepConfig:

@@ -236,7 +236,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"vit": ViTOptions(depth=3)}, "vit options are for --model vit only, and the model is resnet"),
         ({"model": "vit", "resnet": ResNetOptions(width=8)}, "resnet options are for --model resnet only, and the model is vit"),
         ({"model": "vit", "vit": ViTOptions(dim=10, heads=3)}, "vit.dim must be a multiple of vit.heads (3), got 10"),
-        ({"vit": {"depth": 3}}, "vit must be a ViTOptions, got {'depth': 3}"),
+        ({"model": "vit", "vit": {"depth": "3"}}, "vit.depth must be a whole number, got '3'"),
         ({"vit": None}, "vit must be a ViTOptions, got None"),
         ({"micro_batches": 2}, "micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
         ({"comm_hook": "fp16", "strategy": "fsdp"}, "comm_hook is for --strategy ddp only, and the strategy is fsdp"),

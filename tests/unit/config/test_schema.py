@@ -4,6 +4,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic.dataclasses import dataclass
 
@@ -77,7 +78,16 @@ def test_values_are_taken_over_and_the_rest_stays() -> None:
     [
         ({"rate": "1"}, "rate must be a finite number, got '1'"),
         ({"fast": "true"}, "fast must be true or false, got 'true'"),
-        ({"inner": {"depth": 1}}, "inner must be a Inner, got {'depth': 1}"),
+        ({"inner": {"depth": "1"}}, "inner.depth must be a whole number, got '1'"),
+        ({"inner": {"detph": 1}}, "unknown key 'detph'; did you mean 'depth'?"),
+        ({"inner": {1: 1}}, "inner must be a Inner, got {1: 1}"),
+        ({"inner": 1}, "inner must be a Inner, got 1"),
+        ({"count": np.float64(1.5)}, "count must be a whole number, got 1.5"),
+        ({"count": np.bool_(True)}, "count must be a whole number, got True"),
+        (
+            {"inner": {"sizes": range(10**20)}},
+            "a range may have at most 100,000 values, got range(0, 100000000000000000000)",
+        ),
         ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
     ],
 )
@@ -88,12 +98,24 @@ def test_from_python_every_value_has_its_type(values: dict[str, Any], sentence: 
     assert Outer(rate=1, inner=Inner(sizes=[3])).inner == Inner(sizes=(3,))  # type: ignore[arg-type]
 
 
+def test_from_python_whatever_fits_is_taken() -> None:
+    made = Outer(
+        name=Path("a/b"), count=np.int64(3), rate=np.float32(0.5), fast=np.bool_(True),
+        inner={"depth": np.uint8(2), "sizes": range(1, 3)},
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert made == Outer(name="a/b", count=3, rate=0.5, fast=True, inner=Inner(depth=2, sizes=(1, 2)))
+    kinds = {type(value) for value in (made.name, made.count, made.rate, made.fast, made.inner.depth)}
+    assert kinds == {str, int, float, bool}
+    assert Inner(np.int64(4)) == Inner(depth=4)
+    assert Inner(sizes=np.array([3, 4])) == Inner(sizes=(3, 4))  # type: ignore[arg-type]
+
+
 def test_a_value_is_checked_as_one_field() -> None:
     assert schema.field(Outer, "inner.sizes", ["1", 2]) == (1, 2)
     with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got 'x'$"):
         schema.field(Outer, "inner.depth", "x")
     with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got '1'$"):
-        schema.check_field(Outer, "inner.depth", "1")
+        schema.field(Outer, "inner.depth", "1", strict=True)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.config.train import TrainConfig, ViTOptions
+from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 
 
 def cells_of(**values: Any) -> list[Cell]:
@@ -252,6 +253,56 @@ def test_a_sweep_made_in_python_is_checked_too(grid: list[Any], values: dict[str
     with pytest.raises(ConfigError) as caught:
         SweepConfig(name="s", grid=tuple(grid), **values)
     assert str(caught.value) == sentence
+
+
+def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
+    """The same sweep as from a file, whatever the values' own types are."""
+    usual = sweepfile.from_mapping(
+        {
+            "name": "s",
+            "grid": {
+                "batch_size": [16, 17], "topology": ["1x1", "1x2"], "resnet.blocks": [[1, 1], [2, 2]],
+                "lr": [0.5], "dataset": ["folder:/a"], "seed": [3], "epochs": [2],
+            },
+            "train": {"data_dir": "/data", "resnet": {"width": 8}, "momentum": 0.5},
+            "search": "random",
+            "samples": 2,
+        }
+    )  # fmt: skip
+    axes = {
+        "batch_size": range(16, 18), "topology": ("1x1", "1x2"), "resnet": {"blocks": [(1, 1), [2, 2]]},
+        "lr": np.float64(0.5), "dataset": [PurePath("folder:/a")], "seed": np.array([3]), "epochs": [np.uint8(2)],
+    }  # fmt: skip
+    train = {"data_dir": PurePath("/data"), "resnet": {"width": np.int64(8)}, "momentum": np.float32(0.5)}
+    for grid in (axes, [axes], (axes,)):
+        for shared in (train, {**train, "resnet": ResNetOptions(width=8)}, TrainConfig(**train)):
+            made = SweepConfig("s", grid, shared, search="random", samples=np.int64(2))  # type: ignore[arg-type]
+            assert made == usual
+            assert sweepfile.to_yaml(made) == sweepfile.to_yaml(usual)  # YAML has no word for numpy's numbers
+    (axes,) = SweepConfig("s", {"lr": {"loguniform": (np.float64(0.5), 1)}}, search="random", samples=1).grid  # type: ignore[arg-type]
+    assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"seeds": 10**9}, "--seeds must make at most 10,000 runs in a sweep, not 2,000,000,000"),
+        ({"seeds": 5001}, "--grid must make at most 10,000 runs in a sweep, not 10,002"),
+        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}}, "--grid must make at most 10,000 runs in a sweep, not 7,988,005,999"),
+        ({"grid": {"seed": [*range(10_001)]}}, "--grid must make at most 10,000 runs in a sweep, not 10,001"),
+        ({"search": "random", "samples": 10**12}, "--samples must make at most 10,000 runs in a sweep, not 1,000,000,000,000"),
+    ],
+)  # fmt: skip
+def test_more_runs_than_anyone_means_are_refused_before_they_are_written_out(
+    values: dict[str, Any], sentence: str
+) -> None:
+    assert refusal(**{"grid": {"lr": [0.1, 0.2]}, **values}) == sentence
+
+
+def test_a_random_search_may_have_any_number_of_combinations() -> None:
+    grid = {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size", "steps_per_epoch")}
+    sweep = sweepfile.from_mapping({"name": "s", "grid": grid, "search": "random", "samples": 1})
+    assert sweep.axes == tuple(grid)
 
 
 def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
