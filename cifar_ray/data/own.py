@@ -185,7 +185,8 @@ def _classes(root: Path) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
             kinds = ", ".join(imagefiles.SUFFIXES)
             raise ConfigError("dataset", f"must have an image in every class, and {root / name} has none ({kinds})")
         found += [(path, label) for path in there]
-    return tuple(names), tuple(found)
+    readable = (os.fsencode(name).decode(errors="backslashreplace") for name in names)  # a name need not be UTF-8
+    return tuple(readable), tuple(found)
 
 
 def _images(root: Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into eac
 _MOST_CLASSES = 20
 _MARKERS_PER_LINE = 10
 _MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
+_MOST_FLATTENING = 4  # ratio of the largest loss to that of later epochs on a linear axis
 _ROW = 0.3  # height of a row in inches
 
 
@@ -173,16 +174,16 @@ def by_workers(look: Look, panels: Sequence[tuple[Panel, Sequence[Line]]], word:
 
 
 def by_epoch(look: Look, panels: Sequence[tuple[str, Sequence[Line]]]) -> Any:
-    """Losses after every epoch; where there are many, the first epoch's may leave the picture above."""
+    """Losses after every epoch; on a logarithmic axis where a first one would flatten all others."""
     shown = lines(look, panels, ("epoch", "cross-entropy loss"), share=True)
     later = [y for _, drawn in panels for line in drawn for y in line.y[1:]]
     every = [y for _, drawn in panels for line in drawn for y in line.y]
     for ax in shown.axes:
         ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.set_xlim(left=1 if later else None)
-        if later and max(len(line.y) for _, drawn in panels for line in drawn) > 2:
-            room = 0.05 * (max(later) - min(every)) or 0.1
-            ax.set_ylim(min(every) - room, max(later) + room)
+        if later and min(every) > 0 and max(every) > _MOST_FLATTENING * max(later):
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter("")
     return shown
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray.reporting.contents import Theme
+from cifar_ray.tracking import drawing
+from cifar_ray.tracking.drawing import plain
 
 # Colours of Okabe and Ito (2008), which people with any colour vision tell apart. The order is such that the
 # first ones stand out from the page: the darker ones on a light page, the lighter ones on a dark one.
@@ -70,10 +72,8 @@ def dash(index: int) -> Any:
 @contextmanager
 def settings(look: Look) -> Iterator[None]:
     """Within it, what matplotlib makes has this look, and SVG is the same every time with its text as text."""
-    import matplotlib
-
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    with matplotlib.rc_context(
+    with drawing.settings(
         {
             **dict.fromkeys(colours, look.text),
             "figure.facecolor": "none",
@@ -216,8 +216,3 @@ def line(colour: str, label: str, shape: str = "", dashes: Any = "solid") -> Any
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, label=plain(label), marker=shape, linestyle=dashes)
-
-
-def plain(text: str) -> str:
-    """``text`` such that matplotlib does not read it as a formula or as a label to leave out."""
-    return text.replace("$", r"\$") if not text.startswith("_") else " " + text.replace("$", r"\$")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelStatus, Run
 
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import store
+from cifar_ray.tracking import drawing, store
 from cifar_ray.training.classifier import Classifier
 
 _CHECKPOINTS = "checkpoints.json"
@@ -55,11 +58,24 @@ class CheckpointList:
             self._written = added
 
 
-def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> None:
-    """``confusion_matrix.png``, and the counts as ``confusion_matrix.json``."""
+def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> str:
+    """``confusion_matrix.png``, and the counts as ``confusion_matrix.json``.
+
+    Returns:
+        Why the picture cannot be drawn; empty when it is there.
+    """
     client.log_dict(run_id, {"classes": list(names), "counts": confusion}, "confusion_matrix.json")
-    figure = confusion_figure(confusion, names)
-    client.log_figure(run_id, figure, "confusion_matrix.png", save_kwargs={"bbox_inches": "tight"})
+    picture = io.BytesIO()
+    try:
+        with drawing.settings():
+            confusion_figure(confusion, names).savefig(picture, format="png", bbox_inches="tight")
+    except Exception as error:  # whatever matplotlib raises
+        return store.reason(error)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "confusion_matrix.png")
+        path.write_bytes(picture.getvalue())
+        client.log_artifact(run_id, str(path))
+    return ""
 
 
 def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
@@ -68,6 +84,7 @@ def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
 
     counts = np.array(confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    names = [drawing.plain(name) for name in names]
     few = len(names) <= _MOST_LABELS
     side = 2.5 + 0.55 * len(names) if few else 10.0
     figure = Figure(figsize=(side + 1, side), layout="constrained")

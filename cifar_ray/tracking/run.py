@@ -37,6 +37,7 @@ class RunRecord:
         uri: the tracking store.
         page: address of the run's page, when the store is a server that has pages.
         tags_before: its tags when this process took it up.
+        undrawn: why its picture cannot be drawn; empty when it can.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
@@ -46,6 +47,7 @@ class RunRecord:
         self.page = pages.run(self.uri, run)
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
+        self.undrawn = ""
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._checkpoints = artifacts.CheckpointList()
@@ -212,7 +214,11 @@ class RunRecord:
         address = self._address(Path(outcome.checkpoint))
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
-        self._sink.call(lambda client, run_id: artifacts.log_confusion(client, run_id, confusion, names))
+
+        def draw(client: MlflowClient, run_id: str) -> None:
+            self.undrawn = artifacts.log_confusion(client, run_id, confusion, names)
+
+        self._sink.call(draw)
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
 
     def model(self, which: str, load: Callable[[], tuple[Classifier, str]], dataset: Dataset, epoch: int) -> None:

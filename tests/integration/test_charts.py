@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -153,17 +156,22 @@ def test_accuracy_is_drawn_at_the_seconds_trained_until_then() -> None:
     assert list(line.get_ydata()) == [30, 50]
 
 
-def test_losses_begin_at_the_first_epoch_and_are_not_flattened_by_it() -> None:
+def test_losses_are_all_in_the_picture_and_not_flattened_by_the_first() -> None:
     steep = {
         name: [Point(n, n, value) for n, value in enumerate((90.0, 1.5, 1.0, 0.9), 1)]
         for name in ("test/loss", "train/epoch_loss")
     }
     training, test = made(study(dataclasses.replace(trial(), history=steep)))["loss"].draw("light").axes
     assert {training.get_title(), test.get_title()} == {"resnet: training loss", "resnet: test loss"}
-    assert training.get_ylim() == test.get_ylim() == pytest.approx((0.87, 1.53))
-    assert training.get_xlim()[0] == 1
-    short = made(study(trial()))["loss"].draw("light").axes[0]
-    assert short.get_ylim()[1] > 2.0
+    assert training.get_ylim() == test.get_ylim()
+    assert training.get_yscale() == test.get_yscale() == "log"
+    gentle = {name: [Point(n, n, y) for n, y in enumerate((2.3, 1.1, 1.0, 0.9), 1)] for name in steep}
+    flat = made(study(dataclasses.replace(trial(), history=gentle)))["loss"].draw("light").axes[0]
+    assert flat.get_yscale() == "linear"
+    for axes in (training, test, flat):
+        (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()
+        assert all(low < y < high for line in axes.lines for y in line.get_ydata())
+        assert left < 1 < 4 < right  # no marker is halved
 
 
 def test_losses_of_a_single_epoch_are_those_of_its_steps() -> None:
@@ -295,8 +303,36 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
     assert not set(ids["light"]) & set(ids["dark"])
 
 
-def test_names_are_no_formulas() -> None:
-    strange = dataclasses.replace(trial(), class_names=("$x", "_y $z$"))
-    text = pictures.svg(made(study(strange))["confusion"], "light")
-    assert "$x" in text
-    assert "_y $z$" in text
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    strange = dataclasses.replace(trial(), class_names=("$a^$", "_y $z$ \udce9\n"))
+    chart = made(study(strange))["confusion"]
+    text = pictures.svg(chart, "light")
+    assert "$a^$" in text
+    assert "_y $z$ \ufffd\ufffd" in text
+    pictures.save(chart, tmp_path)
+
+
+CHANGED = {"text.usetex": True, "figure.facecolor": "red", "lines.linewidth": 9, "savefig.bbox": "tight"}
+
+
+def drawn(folder: Path) -> list[bytes]:
+    folder.mkdir(exist_ok=True)
+    return [path.read_bytes() for chart in charts.charts(full(("vit",))) for path in pictures.save(chart, folder)]
+
+
+def test_what_a_user_has_set_of_matplotlib_changes_nothing(tmp_path: Path) -> None:
+    plain = drawn(tmp_path / "plain")
+    with matplotlib.rc_context(CHANGED):
+        assert drawn(tmp_path / "changed") == plain
+        assert {name: matplotlib.rcParams[name] for name in CHANGED} == CHANGED
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "matplotlibrc").write_text("\n".join(f"{name}: {value}" for name, value in CHANGED.items()))
+    program = "from tests.integration.test_charts import drawn; from pathlib import Path; drawn(Path('made'))"
+    root = Path(__file__).parents[2]
+    backend = "module://matplotlib_inline.backend_inline"  # what Jupyter exports, without the package
+    environment = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(root), "PYTHONWARNINGS": "error"}
+    program = f"from cifar_ray.tracking import drawing\nwith drawing.settings(): pass\n{program}"
+    subprocess.run([sys.executable, "-c", program], cwd=other, env=environment, check=True, timeout=120)
+    names = [path.name for path in (tmp_path / "plain").iterdir()]
+    assert all((other / "made" / one).read_bytes() == (tmp_path / "plain" / one).read_bytes() for one in names)

@@ -252,6 +252,8 @@ class RunSession:
             self.record.failed(reason)
         written = self.record.end(status)
         self._callbacks.call("end", status)
+        if self.record.undrawn:
+            self.view.line(f"the picture of the confusion matrix cannot be drawn: {self.record.undrawn}")
         if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(

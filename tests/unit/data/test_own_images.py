@@ -424,3 +424,9 @@ def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypat
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
     assert len(data.read(of(root, stream=True)).train.labels) == 100
+
+
+def test_a_class_whose_name_is_not_utf_8_has_a_name_that_can_be_written(root: Path) -> None:
+    for half in ("train", "test"):
+        (root / half / "0").rename(root / half / "caf\udce9")
+    assert "caf\\xe9" in data.read(of(root)).class_names

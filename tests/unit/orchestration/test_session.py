@@ -49,7 +49,7 @@ def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
     config = recipe.resolve(
         TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
     )
-    record: Any = Calls(**{"tags_before": {}, "trouble": "", "uri": uri.resolve_uri(None), **values})
+    record: Any = Calls(**{"tags_before": {}, "trouble": "", "undrawn": "", "uri": uri.resolve_uri(None), **values})
     view: Any = Calls()
     folder: Any = Calls(name="mine")
     made = RunSession(config, None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]

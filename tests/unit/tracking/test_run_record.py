@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import pytest
 from mlflow import MlflowClient
 
@@ -245,3 +246,20 @@ def test_a_crowded_confusion_matrix_has_colours_alone(classes: int, counts: int)
     figure = artifacts.confusion_figure([[1] * classes] * classes, [f"class {number}" for number in range(classes)])
     assert len(figure.axes[0].texts) == counts
     assert ("class 1" in [label.get_text() for label in figure.axes[0].get_xticklabels()]) == bool(counts)
+
+
+@pytest.mark.parametrize("name", ["$a^$", "caf\udce9", "_u", "\x01"])
+def test_a_class_of_any_name_is_drawn(client: MlflowClient, name: str) -> None:
+    run_id = client.create_run("0").info.run_id
+    with matplotlib.rc_context({"text.usetex": True}):
+        assert artifacts.log_confusion(client, run_id, [[1, 2], [3, 4]], [name, "b"]) == ""
+    assert {file.path for file in client.list_artifacts(run_id)} == {"confusion_matrix.json", "confusion_matrix.png"}
+
+
+def test_a_picture_that_cannot_be_drawn_is_no_refusal_of_mlflow(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "confusion_figure", lambda *_: 1 // 0)
+    run_id = client.create_run("0").info.run_id
+    assert artifacts.log_confusion(client, run_id, [[1]], ["a"]) == "integer division or modulo by zero"
+    assert [file.path for file in client.list_artifacts(run_id)] == ["confusion_matrix.json"]
