@@ -10,6 +10,7 @@ from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.style import Look
+from cifar_ray.tracking import drawing
 from cifar_ray.tracking.study import Trial
 
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
@@ -106,7 +107,7 @@ def stacked(look: Look, names: Names, panels: Sequence[Panel], parts: Mapping[st
     (unit,) = {figure.unit for figure in parts.values()}
     for number, panel in enumerate(panels):
         ax = shown.add_subplot(rows[number])
-        ax.set_title(style.plain(panel.title), loc="left")
+        ax.set_title(drawing.plain(panel.title), loc="left")
         ax.grid(axis="x")
         ends = [0.0] * len(panel.configurations)
         for at, one in enumerate(panel.configurations):
@@ -115,7 +116,7 @@ def stacked(look: Look, names: Names, panels: Sequence[Panel], parts: Mapping[st
                     ax.barh(at, found.mean, 0.7, ends[at], **fill)
                     ends[at] += found.mean
             style.value(ax, ends[at], at, f"{style.short(ends[at])}{unit}")
-        ax.set_yticks(range(len(ends)), [style.plain(names.row(one)) for one in panel.configurations])
+        ax.set_yticks(range(len(ends)), [drawing.plain(names.row(one)) for one in panel.configurations])
         ax.set_ylim(len(ends) - 0.4, -0.6)  # the first at the top
         ax.set_xlim(0, max(ends) * 1.1 or 1)
     ax.set_xlabel(whole)
@@ -195,7 +196,7 @@ def confusion(look: Look, trial: Trial) -> Any:
     counts = np.array(trial.confusion)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     few = len(counts) <= _MOST_CLASSES
-    names = [style.plain(name) for name in trial.class_names] or [str(number) for number in range(len(counts))]
+    names = [drawing.plain(name) for name in trial.class_names] or [str(number) for number in range(len(counts))]
     side = 2.6 + 0.48 * len(counts) if few else 9.0
     figure = style.sheet(side + 1.2, side)
     ax = figure.add_subplot()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cifar_ray.reporting import style
 from cifar_ray.reporting.contents import Chart, Theme
+from cifar_ray.tracking import drawing
 
 _DOTS_PER_INCH = 160
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -23,7 +24,7 @@ def save(chart: Chart, folder: Path) -> list[Path]:
     look = style.LOOKS["light"]
     paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
     with style.settings(look):
-        figure.suptitle(style.plain(chart.title), fontsize=12)
+        figure.suptitle(drawing.plain(chart.title), fontsize=12)
         figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
         figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
     return paths
