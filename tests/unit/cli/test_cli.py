@@ -92,7 +92,11 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
-            "unknown command 'trian'; it may be train, resume, sweep, report, export, runs, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
+            "unknown command 'trian'; did you mean 'train'?",
+        ),
+        (
+            "fit",
+            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",
