@@ -484,8 +484,9 @@ class TrainConfig:
     run_name: Name | None = None
     """Name of the run, new in its storage folder; made from the configuration and the time when not given."""
 
-    experiment: str = "cifar_ray"
-    """MLflow experiment that receives the run."""
+    experiment: str | None = None
+    """MLflow experiment that receives the run; cifar_ray/DATASET when not given, or cifar_ray for a sweep over several
+    data sets."""
 
     tracking_uri: str | None = None
     """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
@@ -624,7 +625,7 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
-    if not config.experiment.strip():
+    if config.experiment is not None and not config.experiment.strip():
         raise ConfigError("experiment", "must not be empty")
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")

@@ -164,6 +164,7 @@ def log_model(
                 pip_requirements=requirements,
                 serialization_format="pt2",
                 validate_serving_input=False,
+                metadata={"classes": list(dataset.class_names), "dataset": spec.name, "dataset_digest": dataset.digest},
             )
 
 

@@ -14,6 +14,7 @@ from mlflow.entities import Run
 
 from cifar_ray.config import sweepfile
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
@@ -52,12 +53,13 @@ class SweepRecord:
 
     Attributes:
         run_id: MLflow's id of the sweep's own run.
+        experiment_id: MLflow's id of the experiment that has it and all of its runs.
         uri: the tracking store.
         page: address of the run's page, when the store is a server that has pages.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
-        self.run_id = run.info.run_id
+        self.run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
         self.uri = client.tracking_uri
         self.page = pages.run(self.uri, run)
         self._guard = Guard(self.uri, self.run_id, session)
@@ -88,7 +90,7 @@ class SweepRecord:
             **origin_tags(),
         }
         with store.refusing(client.tracking_uri):
-            experiment = store.experiment_id(client, sweep.base.experiment)
+            experiment = store.experiment_id(client, store.experiment_name(sweep.base.experiment, _datasets(sweep)))
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
         text = sweepfile.to_yaml(sweep)
@@ -130,6 +132,15 @@ class SweepRecord:
     def end(self, status: str) -> bool:
         """End the sweep's run as FINISHED, FAILED or KILLED; return whether that was written."""
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
+
+
+def _datasets(sweep: SweepConfig) -> set[str]:
+    """The data sets that the runs of a sweep are on."""
+    found: set[str] = set()
+    for axes in sweep.grid or ({},):
+        values = axes.get("dataset", sweep.train.get("dataset", TrainConfig.dataset))
+        found.update([values] if isinstance(values, str) else values)
+    return found
 
 
 def attach(uri: str, run_id: str, files: Sequence[Path]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from dataclasses import dataclass
 
 from mlflow.entities import LoggedModel, Run
@@ -14,6 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
 
+_LONGEST = 4900  # MLflow takes 5,000 characters
 _ALREADY_THERE, _REFUSED = "RESOURCE_ALREADY_EXISTS", "INVALID_PARAMETER_VALUE"
 
 
@@ -37,8 +40,9 @@ class Registered:
 def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -> Registered:
     """Register a run's model as a version of a registered model, creating that if needed.
 
-    The version refers to the model that training has logged, and has as tags the run, its data set, architecture
-    and test accuracy, and the SHA-256 of the weights. The same weights of the same run are registered once.
+    The version refers to the model that training has logged. It has a description, and as tags the run, its data set
+    with the digest, the classes in the order of the model's outputs, the architecture, the test accuracy and the
+    SHA-256 of the weights. The same weights of the same run are registered once.
 
     Args:
         run: its name or MLflow id.
@@ -92,20 +96,39 @@ def _model(client: Client, run: Run) -> LoggedModel:
 
 
 def _create(client: Client, name: str, run: Run, model: LoggedModel, weights: str) -> ModelVersion:
+    best = model.tags.get(artifacts.WHICH_TAG) == "best"
+    accuracy = run.data.metrics["best/accuracy" if best else "test/accuracy"]
+    architecture, dataset = run.data.tags["model"], run.data.tags["dataset"]
+    given = run.inputs.dataset_inputs if run.inputs else []
+    digest = given[0].dataset.digest if given else ""
+    classes = (store.read_json(client, run.info.run_id, "confusion_matrix.json") or {}).get("classes", [])
+    listed = f" Classes: {', '.join(classes)}." if classes else ""
+    description = textwrap.shorten(
+        f"{architecture} on {dataset}{f' (digest {digest})' if digest else ''}: test accuracy {accuracy:.2%}, "
+        f"run {run.info.run_name}.{listed}",
+        _LONGEST,
+        placeholder=" ...",
+    )
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description)
     except MlflowException as error:
         if error.error_code != _ALREADY_THERE:
             raise
-    best = model.tags.get(artifacts.WHICH_TAG) == "best"
     tags = {
         "run": run.info.run_name,
-        "dataset": run.data.tags["dataset"],
-        "model": run.data.tags["model"],
-        "test_accuracy": f"{run.data.metrics['best/accuracy' if best else 'test/accuracy']:.4f}",
+        "dataset": dataset,
+        "model": architecture,
+        "test_accuracy": f"{accuracy:.4f}",
         artifacts.WEIGHTS_TAG: weights,
     }
+    known = {"dataset_digest": digest, "classes": json.dumps(classes) if classes else ""}
+    tags |= {key: value for key, value in known.items() if 0 < len(value) < _LONGEST}
     with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
         return client.create_model_version(
-            name, f"models:/{model.model_id}", run_id=run.info.run_id, tags=tags, model_id=model.model_id
+            name,
+            f"models:/{model.model_id}",
+            run_id=run.info.run_id,
+            tags=tags,
+            description=description,
+            model_id=model.model_id,
         )

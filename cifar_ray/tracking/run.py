@@ -67,8 +67,11 @@ class RunRecord:
         dataset: Dataset,
         begun: float,
         tags: Mapping[str, str] | None = None,
+        experiment: str | None = None,
     ) -> RunRecord:
         """Create a run that began at ``begun``, a ``time.time()``, with ``tags`` beside its own.
+
+        ``experiment`` is the id of its sweep's experiment; a run without a sweep has the one that its config names.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -76,7 +79,8 @@ class RunRecord:
         session = uuid.uuid4().hex
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         with store.refusing(client.tracking_uri):
-            experiment = store.experiment_id(client, config.experiment)
+            name_of_own = store.experiment_name(config.experiment, [config.dataset])
+            experiment = experiment or store.experiment_id(client, name_of_own)
             every = {**known, **origin.run_tags(config), store.NOTE_TAG: origin.note(config), **(tags or {})}
             try:
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)

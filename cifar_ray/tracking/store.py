@@ -7,7 +7,7 @@ import re
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import FOLDER
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
 from cifar_ray.tracking.uri import is_server as is_server
@@ -156,6 +157,14 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     if found.lifecycle_stage != "active":
         raise ConfigError("experiment", f"must not be a deleted one; restore {name!r} in MLflow, or take another")
     return found.experiment_id
+
+
+def experiment_name(given: str | None, datasets: Collection[str]) -> str:
+    """The experiment of runs: the one given, ``cifar_ray/DATASET``, or ``cifar_ray`` for several data sets."""
+    if given is not None or len(datasets) != 1:
+        return given or "cifar_ray"
+    (dataset,) = datasets
+    return f"cifar_ray/{Path(dataset.removeprefix(FOLDER)).absolute().name if dataset.startswith(FOLDER) else dataset}"
 
 
 def take_over(client: MlflowClient, run_id: str, session: str) -> None:

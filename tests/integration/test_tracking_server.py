@@ -84,6 +84,7 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
     run = person.run_named("kept")
     assert run.info.status == "FINISHED"
     assert f"{server}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in done.stdout
+    assert "View run" not in done.stdout  # MLflow's own lines
     assert run.info.artifact_uri.startswith("mlflow-artifacts:/")
     names = {file.path for file in person.mlflow.list_artifacts(run.info.run_id)}
     whole = {"config.yaml", "checkpoints.json", "placement.json", "per_class.json"}

@@ -113,9 +113,8 @@ class SweepRecorder:
             return RunRecord.reopen(self.client, trial.config, trial.run_id)
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
         dataset, folder = self.datasets[trial.config.dataset_key], trial.folder
-        return RunRecord.create(
-            self.client, trial.config, trial.cell.name, folder.key, folder.address, dataset, begun, tags
-        )
+        home, name = self.record.experiment_id, trial.cell.name
+        return RunRecord.create(self.client, trial.config, name, folder.key, folder.address, dataset, begun, tags, home)
 
     def close(self, trial: Trial, state: str, note: str) -> None:
         """Display and record a run's end; ``note`` is its result, or why it has none."""

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import quieten, registry, store
+from cifar_ray.data import Dataset
+from cifar_ray.tracking import origin, quieten, registry, store
 from tests.support import mlflow_store
 
 
@@ -129,3 +130,17 @@ def test_mlflow_and_its_databases_are_silent_unless_asked(verbose: bool, level: 
     assert [logging.getLogger(name).level for name in ("mlflow", "alembic", "sqlalchemy")] == [level] * 3
     assert len(warned) == heard
     quieten(False)
+
+
+def test_a_version_says_what_its_outputs_mean_and_what_it_has_learned_from(
+    client: MlflowClient, digits: Dataset
+) -> None:
+    run_id = finished(client)
+    client.log_inputs(run_id, datasets=[origin.dataset_input(digits)])
+    client.log_dict(run_id, {"classes": ["cat", "dog"], "counts": []}, "confusion_matrix.json")
+    log(client, run_id, "final", "f")
+    registry.register("mine", "pets", None, client.tracking_uri)
+    version = client.get_model_version("pets", "1")
+    assert (version.tags["classes"], version.tags["dataset_digest"]) == ('["cat", "dog"]', digits.digest)
+    told = f"resnet on digits (digest {digits.digest}): test accuracy 50.00%, run mine. Classes: cat, dog."
+    assert (version.description, client.get_registered_model("pets").description) == (told, told)

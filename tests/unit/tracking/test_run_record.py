@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -19,6 +20,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, run, store
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
@@ -70,7 +72,7 @@ def test_a_run_says_from_its_beginning_what_it_is(
     record.end("KILLED")
     found = only_run(client)
     assert found.info.run_name == "mine"
-    assert client.get_experiment(found.info.experiment_id).name == CONFIG.experiment
+    assert client.get_experiment(found.info.experiment_id).name == "cifar_ray/digits"
     assert found.info.start_time == 1_000_000_250
     tags = found.data.tags
     expected = {
@@ -263,3 +265,27 @@ def test_a_picture_that_cannot_be_drawn_is_no_refusal_of_mlflow(
     run_id = client.create_run("0").info.run_id
     assert artifacts.log_confusion(client, run_id, [[1]], ["a"]) == "integer division or modulo by zero"
     assert [file.path for file in client.list_artifacts(run_id)] == ["confusion_matrix.json"]
+
+
+@pytest.mark.parametrize("value", [None, "false"])
+def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
+    value: str | None, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, seen = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", []
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+
+    class Two(MlflowClient):
+        """Ends another run while it ends one."""
+
+        def set_terminated(self, run_id: str, *rest: object) -> None:
+            seen.append(os.environ.get(name))
+            if len(seen) == 1:
+                other = self.create_run("0").info.run_id
+                assert Sink(self, other).close("FINISHED", 30)
+                seen.append(os.environ.get(name))
+
+    assert Sink(Two(client.tracking_uri), client.create_run("0").info.run_id).close("FINISHED", 30)
+    assert seen == ["true"] * 3
+    assert os.environ.get(name) == value

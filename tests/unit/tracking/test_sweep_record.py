@@ -15,7 +15,7 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import pages, parent, run, store
+from cifar_ray.tracking import listing, pages, parent, run, store
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -55,7 +55,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     found = only_run(client)
     assert (found.info.run_name, found.info.status) == ("s", "FINISHED")
     experiment = client.get_experiment(found.info.experiment_id)
-    assert experiment.name == SWEEP.base.experiment
+    assert (experiment.name, experiment.experiment_id) == ("cifar_ray/digits", record.experiment_id)
     expected = {
         "cifar_ray.kind": "sweep", "cifar_ray.sweep": "s", store.FOLDER_TAG: "/there/s", "cifar_ray.hold": SWEEP.held,
         "cifar_ray.axes": "topology", "cifar_ray.command": "cifar-ray sweep x", "mlflow.source.type": "LOCAL",
@@ -181,3 +181,39 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
     assert tags["cifar_ray.earlier.cifar_ray.machine"] == "another"
     assert tags["cifar_ray.machine"] != "another"
     assert "cifar_ray.earlier.model" not in tags
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    [
+        ({"dataset": ["digits", "mnist"]}, "cifar_ray"),
+        ({"dataset": ["mnist"]}, "cifar_ray/mnist"),
+        ({"dataset": ["folder:/home/me/photos"]}, "cifar_ray/photos"),
+        ({"topology": ["1x1"]}, "cifar_ray/cifar10"),
+    ],
+)
+def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
+    grid: dict[str, list[str]], name: str, client: MlflowClient, digits: Dataset
+) -> None:
+    sweep = sweepfile.from_mapping({"name": "s", "grid": grid})
+    record = SweepRecord.create(client, sweep, "/there/s", "")
+    home, tags = record.experiment_id, record.child_tags
+    RunRecord.create(client, CONFIG, "one", "key", "/there/s/one", digits, 0.0, tags, home).end("FINISHED")
+    record.end("FINISHED")
+    assert client.get_experiment(home).name == name
+    known = parent.find(client, "s")
+    assert known is not None
+    assert list(parent.trials(client, known)) == ["key"]
+    assert store.find(client, "one").key == "key"
+
+
+@pytest.mark.usefixtures("guarded")
+def test_runs_of_older_stores_are_found_beside_new_ones(client: MlflowClient, digits: Dataset) -> None:
+    old = client.create_run(store.experiment_id(client, "cifar_ray"), tags={store.KEY_TAG: "old"}, run_name="old")
+    RunRecord.create(client, CONFIG, "new", "new", "/there/new", digits, 0.0).end("FINISHED")
+    assert {store.find(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
+    assert {one.name for one in listing.everything(client.tracking_uri)} == {"old", "new"}
+    given = RunRecord.create(client, replace(CONFIG, experiment="mine"), "given", "given", "/g", digits, 0.0)
+    given.end("FINISHED")
+    assert client.get_experiment(client.get_run(given.run_id).info.experiment_id).name == "mine"
