@@ -21,19 +21,19 @@ class ClusterCheckCommand:
 
 @dataclass(frozen=True)
 class WatchCommand:
-    """Run on a spot or preemptible node: wait for the cloud's notice and drain the node, so that runs move in time."""
+    """Run on a spot or preemptible node: wait for the cloud's notice, then drain the node so that runs move in time."""
 
     provider: Literal["aws", "gcp"] | None = None
-    """The node's cloud; both are tried when not given."""
+    """The node's cloud. Default: try both."""
 
     metadata_url: str | None = None
     """URL of the metadata service, if not the cloud's own."""
 
     address: str | None = None
-    """HOST:PORT of the Ray head; when not given, of the Ray that runs on this machine."""
+    """HOST:PORT of the Ray head. Default: the Ray that runs on this machine."""
 
     node_id: str | None = None
-    """Ray's id of the node, where several run on this machine."""
+    """Ray's id of the node, if several run on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class SubmitCommand(_JobServerCommand):
     """Print the job's output until it ends; the exit status is 0 if it succeeded, else 1."""
 
     name: str | None = None
-    """Name of the job; when not given, the run's or the sweep's, or made from the options."""
+    """Name of the job. Default: that of the run or sweep, or made from the options."""
 
     working_dir: str | None = None
-    """Folder that the job gets a copy of, as far as git tracks it; the current one when not given."""
+    """Folder to send to the job, as far as git tracks it. Default: the current folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class JobsCommand(_JobServerCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class LogsCommand(_JobServerCommand):
-    """Print what a job has printed."""
+    """Print a job's output."""
 
     job: Positional[str]
     """The job's name."""
@@ -82,25 +82,25 @@ class StopCommand(_JobServerCommand):
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """Classify the images of HTTP requests with a run's model, until Ctrl-C.
+    """Classify images sent over HTTP with a run's model, until Ctrl-C.
 
     curl --data-binary @IMAGE http://127.0.0.1:8000/predict
     """
 
     run: Positional[str]
-    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
     """The newest checkpoint, or the one with the highest test accuracy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in, and there is no password."""
+    """Address to listen on. 0.0.0.0 admits other machines; there is no password."""
 
     port: int = 8000
     """Port to listen on."""
 
     replicas: Count = 1
-    """Copies of the model that share the requests, one CPU each."""
+    """Copies of the model that share the requests, with one CPU each."""
 
     address: str | None = None
     """Ray cluster to run on, whose head then listens (RAY_ADDRESS)."""

@@ -13,7 +13,7 @@ from cifar_ray.config.train import TrainConfig, WhichCheckpoint
 
 @dataclass(frozen=True, kw_only=True)
 class ResultAsJson:
-    """The option of commands whose result another program may read."""
+    """The option of commands whose result a program may read."""
 
     json: Switch = False
     """Print the result as one JSON document on standard output; progress goes to standard error."""
@@ -32,19 +32,19 @@ class TrainCommand(ResultAsJson, TrainConfig):
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """Continue a run at the step after its newest usable checkpoint, in the same MLflow run.
+    """Continue a run after its newest usable checkpoint, in the same MLflow run.
 
-    What is learned and how stays as it was; these options say where it goes on.
+    The training itself stays as it was; these options say where it continues.
     """
 
     run: Positional[str]
-    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     topology: str | None = None
-    """NODESxWORKERS, if another than before; the global batch stays the same."""
+    """NODESxWORKERS, if it changes. The global batch stays the same."""
 
     data_dir: str | None = None
-    """Folder that holds the data set."""
+    """Where the data set is."""
 
     address: str | None = None
     """Ray cluster to join (RAY_ADDRESS)."""
@@ -53,71 +53,71 @@ class ResumeCommand:
     """Ray nodes to start on this machine."""
 
     oversubscribe: bool = False
-    """Let the Ray started here count more CPUs than the machine has, as it also does if the run was begun so."""
+    """Let the Ray started here count more CPUs than the machine has; also if the run was started with it."""
 
     max_failures: int | None = None
     """Worker failures to recover from before the run fails."""
 
     start_timeout_s: float | None = None
-    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails."""
+    """Seconds to wait for nodes, and then for room for the workers, before the run fails."""
 
     hang_timeout_s: float | None = None
-    """Seconds without an answer from a worker's process after which the workers are restarted."""
+    """Seconds without an answer from a worker's process after which all workers are restarted."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""
 
     verbose: bool = False
-    """Also show what Ray and MLflow have to say."""
+    """Also show messages of Ray and MLflow."""
 
 
 @dataclass(frozen=True)
 class SweepCommand(TrainConfig):
     """Train every combination of values, and record all runs in MLflow under one parent.
 
-    A YAML file names the grids; these options override what it says, and those of a run are shared by all runs.
+    A YAML file names the grids. These options override the file; those of a run apply to all runs.
     """
 
     file: Positional[str | None] = None
     """YAML file with the sweep."""
 
     grid: tuple[str, ...] = ()
-    """FIELD=VALUE,VALUE ...: fields of a run and the values they take; in place of the file's."""
+    """FIELD=VALUE,VALUE ...: fields of a run and the values they take, instead of the file's."""
 
     name: str | None = None
-    """Name of the sweep; when not given, that of the file, or one made from the time."""
+    """Name of the sweep. Default: that of the file, or one made from the time."""
 
     resume: str | None = None
-    """Name of a sweep to continue: what has finished stays, and the rest is trained under the same parent."""
+    """Name of a sweep to continue: finished runs stay, the rest is trained under the same parent."""
 
     retry_failed: Switch = False
     """With --resume: runs that have failed go on, too, from their newest checkpoints."""
 
     seeds: Count = 1
-    """Runs of every cell, with seeds counting up from --seed."""
+    """Runs per cell, with seeds counting up from --seed."""
 
     hold: Literal["batch", "global_batch"] | None = None
-    """What stays when the workers change: 'batch' per worker, or 'global_batch' over all of them; when not
-    given, the former where --batch-size alone is named, in the grid or for all runs, else the latter."""
+    """What to keep when the number of workers changes: the batch per worker, or the global batch. Default: the batch
+    per worker if only --batch-size is named, in the grid or for all runs; else the global batch."""
 
     measure: Literal["all", "accuracy", "times"] = "all"
-    """What the runs are made for: with 'accuracy' a report leaves out their times, such as those on a busy machine,
-    and with 'times' what they have learned, such as in a hundred steps."""
+    """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
+    steps), or all."""
 
     search: Literal["grid", "random"] = "grid"
-    """Every combination, or --samples of them drawn at random, where FIELD=loguniform:LOW:HIGH is a range."""
+    """Train every combination, or --samples random ones; FIELD=loguniform:LOW:HIGH is a range to draw from."""
 
     samples: Count | None = None
     """Combinations to draw in a random search."""
 
     scheduler: Literal["none", "asha"] = "none"
-    """'asha' stops runs early whose test accuracy falls behind that of the others."""
+    """'asha' stops runs early whose test accuracy falls behind."""
 
     skip_infeasible: bool = False
-    """Leave out cells that cannot run here, instead of refusing the sweep."""
+    """Skip cells that cannot run here, instead of refusing the sweep."""
 
     max_concurrent: Count | None = None
-    """Most runs at once; as many as the cluster holds when not given."""
+    """Most runs at once. Default: as many as the cluster holds."""
 
     quiet: Switch = False
     """Print one line, the result."""
@@ -128,25 +128,26 @@ class ReportCommand:
     """Write a sweep's results as a page, charts and data, from the tracking store or from exported files alone."""
 
     sweeps: Positional[tuple[str, ...]]
-    """Name of the sweep, or a .json file of cifar-ray export; several make one report."""
+    """Names of sweeps, or .json files of cifar-ray export; several make one report."""
 
     out: str = "report"
-    """Folder that receives report.html, report.md, runs.csv, figures.csv and charts/."""
+    """Folder for report.html, report.md, runs.csv, figures.csv and charts/."""
 
     format: Literal["files", "json"] = "files"
-    """Files in a folder, or all figures as JSON on the terminal."""
+    """Files in a folder, or all figures as JSON on standard output."""
 
     baseline: str | None = None
-    """Published study to lay beside it, such as rangoju_katneni_2025."""
+    """Published study to show beside the results, such as rangoju_katneni_2025."""
 
     price: str | None = None
-    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+    """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
     hold: Literal["batch", "global_batch"] | None = None
-    """Batch size that a column shares: the one per worker, or the global one; what the sweeps held when not given."""
+    """Group results by batch per worker or by global batch. Default: what the sweeps kept fixed."""
 
     target: Numbers = ()
-    """Test accuracies, 0 to 1, for the times to them; when not given, one that all runs of a model reach."""
+    """Test accuracies, 0 to 1, for which to show the time to reach them. Default: one that all runs of a model
+    reach."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the sweep."""
@@ -154,7 +155,8 @@ class ReportCommand:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a sweep with its runs as one file, from which anyone can make its report; no weights are in it."""
+    """Write the figures of a sweep's runs to one file, from which anyone can make its report; it contains no
+    weights."""
 
     sweep: Positional[str]
     """The sweep's name."""
@@ -168,10 +170,10 @@ class ExportCommand:
 
 @dataclass(frozen=True)
 class RunsCommand(ResultAsJson):
-    """List the sweeps of the tracking store, and the runs that belong to none, newest first."""
+    """List sweeps, and runs that belong to none, newest first."""
 
     sweep: Positional[str | None] = None
-    """A sweep, to list its runs."""
+    """Sweep whose runs to list. Default: all sweeps and single runs."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has them."""
@@ -185,13 +187,14 @@ class CompareCommand(ResultAsJson):
     """Names or MLflow ids of two or more runs."""
 
     price: str | None = None
-    """What a node costs: a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+    """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
     target: Numbers = ()
-    """Test accuracies, 0 to 1, for the times to them; when not given, one that all runs of a model reach."""
+    """Test accuracies, 0 to 1, for which to show the time to reach them. Default: one that all runs of a model
+    reach."""
 
     full: Switch = False
-    """Show every table of a report, not the main figures alone."""
+    """Show every table of a report, not only the main figures."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the runs."""
@@ -202,13 +205,13 @@ class EvaluateCommand(ResultAsJson):
     """Evaluate a run's model on every test image."""
 
     run: Positional[str]
-    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
     """The newest checkpoint, or the one with the highest test accuracy."""
 
     data_dir: str | None = None
-    """Folder that holds the data set."""
+    """Where the data set is."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""
@@ -219,7 +222,7 @@ class PredictCommand(ResultAsJson):
     """Classify image files with a run's model."""
 
     run: Positional[str]
-    """The run's name or MLflow id; its folder, where MLflow has lost it."""
+    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     images: Positional[tuple[Path, ...]]
     """Image files of any size and common format."""
@@ -228,7 +231,7 @@ class PredictCommand(ResultAsJson):
     """The newest checkpoint, or the one with the highest test accuracy."""
 
     top: Count = 3
-    """Classes to show for each image, likeliest first."""
+    """Classes to show per image, most likely first."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""
@@ -236,12 +239,12 @@ class PredictCommand(ResultAsJson):
 
 @dataclass(frozen=True)
 class StrategiesCommand:
-    """List the ways of keeping replicas in step: what each promises, where it comes from, and what it sends."""
+    """List the strategies that keep replicas in step: promise, source, and cost per step."""
 
 
 @dataclass(frozen=True)
 class UiCommand:
-    """Open MLflow's pages on the tracking store, for this machine only."""
+    """Open MLflow's pages of the tracking store, on this machine only."""
 
     tracking_uri: str | None = None
     """MLflow tracking store to show."""
@@ -255,10 +258,10 @@ class UiCommand:
 
 @dataclass(frozen=True)
 class DoctorCommand(ResultAsJson):
-    """Look at what this machine offers to a run, and what would stop one."""
+    """Check what this machine offers to a run, and what would stop one."""
 
     data_dir: str | None = None
-    """Folder that holds the data sets."""
+    """Where data sets are."""
 
     storage: str | None = None
     """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
@@ -272,7 +275,7 @@ class DoctorCommand(ResultAsJson):
 
 @dataclass(frozen=True)
 class CompletionCommand:
-    """Print the script by which a shell completes the words of cifar-ray."""
+    """Print the script that completes cifar-ray's words in a shell."""
 
     shell: Positional[Literal["bash", "zsh"]]
-    """The shell that reads it."""
+    """The shell."""

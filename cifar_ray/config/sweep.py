@@ -181,34 +181,34 @@ class SweepConfig:
     train: Annotated[Mapping[str, Any], BeforeValidator(functools.partial(shared_by_all, strict=True))] = field(
         default_factory=dict
     )
-    """What all runs share: any fields of a run, or a TrainConfig, whose fields count where they are not the default."""
+    """Fields of a run that all runs share, or a TrainConfig, of which fields that differ from their default count."""
 
     seeds: Count = 1
-    """Runs of every cell, with seeds counting up from the runs' own."""
+    """Runs per cell, with seeds counting up from the runs' own."""
 
     hold: Literal["batch", "global_batch"] | None = None
-    """What stays when the workers change: 'batch' per worker, so that the global batch grows with them, or
-    'global_batch', for which batch_size is that of a single worker. When not given: the former where batch_size alone
-    is named, in the grid or for all runs, else the latter."""
+    """What to keep when the number of workers changes: 'batch' per worker, so that the global batch grows, or
+    'global_batch', for which batch_size is that of a single worker. Default: 'batch' if only batch_size is named, in
+    the grid or for all runs; else 'global_batch'."""
 
     measure: Literal["all", "accuracy", "times"] = "all"
-    """What the runs are made for. With 'accuracy' a report leaves out their times, such as those of runs on a busy
-    machine; with 'times' it leaves out what they have learned, such as in a hundred steps."""
+    """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
+    steps), or all."""
 
     search: Literal["grid", "random"] = "grid"
-    """Every combination, or --samples combinations drawn at random."""
+    """Train every combination, or --samples random ones."""
 
     samples: Count | None = None
     """Combinations to draw from each grid in a random search."""
 
     scheduler: Literal["none", "asha"] = "none"
-    """'asha' stops runs early whose test accuracy falls behind that of the others."""
+    """'asha' stops runs early whose test accuracy falls behind."""
 
     skip_infeasible: bool = False
-    """Leave out cells that cannot run here, instead of refusing the sweep."""
+    """Skip cells that cannot run here, instead of refusing the sweep."""
 
     max_concurrent: Count | None = None
-    """Most runs at once; as many as the cluster holds when not given."""
+    """Most runs at once. Default: as many as the cluster holds."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -112,7 +112,7 @@ RangeText = Annotated[str, AfterValidator(_range)]
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class Images:
-    """What is in a data set of the user's own. It is recorded, and a run goes on with the same images only."""
+    """Contents of a data set of your own. Recorded; a run continues with the same images only."""
 
     classes: Whole = 0
     """Classes."""
@@ -130,10 +130,10 @@ class Images:
     """Mean of the training pixels per channel, on a scale of 0 to 1; known once they have been read."""
 
     std: Numbers = ()
-    """Standard deviation of the training pixels per channel, on the same scale; likewise."""
+    """Standard deviation of the training pixels per channel, on the same scale; known once they have been read."""
 
     digest: str | None = None
-    """First 16 hex digits of the SHA-256 over all images and labels; likewise."""
+    """First 16 hex digits of the SHA-256 over all images and labels; known once they have been read."""
 
 
 @plainly
@@ -142,7 +142,7 @@ class ResNetOptions:
     """Only with ``--model resnet``."""
 
     blocks: Counts = (1, 1, 1, 1)
-    """BasicBlocks in each stage; every stage after the first halves the image and doubles the filters."""
+    """BasicBlocks in each stage. Every stage after the first halves the image and doubles the filters."""
 
     width: Count = 16
     """Filters of the stem and of the first stage."""
@@ -154,9 +154,8 @@ class ResNet50Options:
     """Only with ``--model resnet50``."""
 
     stem: Literal["imagenet", "cifar"] = "imagenet"
-    """'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool, which leaves 8x8 of a
-    32x32 image before the first block; 'cifar' is a 3x3 stride-1 convolution and no pool, which keeps
-    all 32x32 and costs about 16 times the arithmetic."""
+    """'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 before the first
+    block. 'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 times the arithmetic."""
 
 
 @plainly
@@ -183,7 +182,7 @@ class ViTOptions:
     """Share of activations dropped after the embedding, in attention and in the MLP."""
 
     stochastic_depth: Share = 0.1
-    """Chance of skipping the last block for a sample; earlier blocks rise to it linearly from 0."""
+    """Probability of skipping the last block for a sample; it rises linearly from 0 at the first block."""
 
 
 MODEL_OPTIONS: dict[str, str] = {"resnet": "resnet", "resnet50": "resnet50", "vit": "vit"}
@@ -258,45 +257,44 @@ class TrainConfig:
 
     # Data
     dataset: DatasetText = "cifar10"
-    """Images to learn: a data set of this package ('digits' comes with scikit-learn and needs no network), folder:PATH,
-    a folder that has one of images for each class, or MODULE:FUNCTION, a function of your own that returns arrays."""
+    """Data set: one of this package ('digits' comes with scikit-learn and needs no network); folder:PATH, a folder with
+    one subfolder of images per class; or MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = None
-    """Folder that holds the data set, or receives it, also what folder:PATH is decoded to (CIFAR_RAY_DATA_DIR, else
-    ~/.cache/cifar_ray)."""
+    """Where data sets are read from, downloaded to, and where decoded copies of folder:PATH are cached
+    (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
 
     image_size: Count = 32
-    """Side in pixels to which the images of folder:PATH are brought: the shorter side is resized to it, and the centre
-    cut out."""
+    """Side in pixels of the images of folder:PATH: the shorter side is resized to it, and the centre is cropped."""
 
     test_share: Share = 0.0
-    """Share of each class's images of folder:PATH that is kept for the test, where the folder has no test/ or val/."""
+    """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
 
     stream: bool = False
-    """Leave the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them
-    ahead of the steps: for folders that are larger than the memory."""
+    """Keep the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them ahead
+    of the steps. For folders larger than memory."""
 
     images: Images = field(default_factory=Images, metadata={"recorded": True})
-    """What is in a data set of your own."""
+    """Contents of a data set of your own."""
 
     augment: AugmentName | None = None
-    """How training images vary: crop is a random crop after 4 pixels of padding, crop_flip also mirrors half of them;
-    when not given, crop_flip, but crop for mnist and digits, whose classes a mirror image does not show. The others
-    come after that one: randaugment and trivialaugment change shapes and colours, mixup and cutmix mix two images."""
+    """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
+    them. The others follow that crop: 'randaugment' and 'trivialaugment' change shapes and colours, 'mixup' and
+    'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror images are wrong."""
 
     normalise: Literal["dataset", "half"] = "dataset"
-    """Mean and standard deviation by which pixels are normalised: those of the training images, or 0.5 and 0.5."""
+    """Normalise pixels by the mean and standard deviation of the training images, or by 0.5 and 0.5."""
 
     # Model
     model: ModelText = "resnet"
-    """Architecture: one of this package, or MODULE:FUNCTION, a function of your own that is called as
-    build(image_size, channels, classes) and returns an nn.Module."""
+    """Architecture: one of this package, or MODULE:FUNCTION, a function of your own that is called as build(image_size,
+    channels, classes) and returns an nn.Module."""
 
     model_options: Options = field(default_factory=dict)
-    """Keyword arguments of that function: --model-options.depth 4."""
+    """Keyword arguments of your own function, such as --model-options.depth 4."""
 
     model_source: str | None = field(default=None, metadata={"recorded": True})
-    """SHA-256 of the file that defines that function."""
+    """SHA-256 of the file that defines your own function."""
 
     resnet: ResNetOptions = field(default_factory=ResNetOptions)
     """Shape of --model resnet."""
@@ -312,98 +310,95 @@ class TrainConfig:
     """Passes over the training images."""
 
     steps_per_epoch: Count | None = None
-    """Optimizer steps in an epoch; all whole global batches when not given."""
+    """Optimizer steps per epoch. Default: all whole global batches."""
 
     seed: Whole = 0
-    """Start of every random choice: initial weights, order, augmentation, dropout."""
+    """Seed of every random choice: initial weights, order, augmentation, dropout."""
 
     optimizer: OptimizerText | None = None
-    """Optimizer: sgd, adamw, or MODULE:FUNCTION, called as torch.optim's classes are, such as torch.optim:RMSprop; the
-    model's own when not given. What is not given below is the model's recipe for it; where it has none, --lr and
-    --weight-decay are needed."""
+    """Optimizer: sgd, adamw, or MODULE:FUNCTION, called as the classes of torch.optim are, such as torch.optim:RMSprop.
+    Default: the model's own. Options not given follow the model's recipe for the optimizer; if it has none, --lr and
+    --weight-decay are required."""
 
     optimizer_options: Options = field(default_factory=dict)
-    """Keyword arguments of that function or class, beside parameters and learning rate: --optimizer-options.alpha
-    0.9."""
+    """Further keyword arguments of your own optimizer, such as --optimizer-options.alpha 0.9."""
 
     optimizer_source: str | None = field(default=None, metadata={"recorded": True})
     """SHA-256 of the file that defines it."""
 
     lr: Positive | None = None
-    """Peak learning rate at --base-batch images per step; the model's own when not given."""
+    """Peak learning rate at --base-batch images per step. Default: the model's own."""
 
     momentum: Share | None = None
-    """Momentum of sgd; the model's own when not given."""
+    """Momentum of sgd. Default: the model's own."""
 
     nesterov: bool = True
-    """Nesterov's form of that momentum."""
+    """Use Nesterov momentum."""
 
     weight_decay: NotNegative | None = None
-    """Weight decay, but for biases and normalisation weights (speednet: its norms' biases, too); the model's own when
-    not given."""
+    """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
+    Default: the model's own."""
 
     clip_norm: Positive | None = None
-    """Euclidean length to which a step's gradient over all weights is shortened where it is longer; not at all when not
-    given."""
+    """Clip the global gradient norm to this value. Default: no clipping."""
 
     ema: Share | None = None
-    """Share that a moving average of the weights keeps of itself in every step, such as 0.999; evaluations, checkpoints
-    and models then have the average. There is no such average when not given."""
+    """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
+    exported. Default: no average."""
 
     schedule: ScheduleText | None = None
-    """Course of the learning rate after the warm-up: one of these, or MODULE:FUNCTION, a function of the share of that
-    course which is done, from 0 to 1, that returns the share of the peak; the model's own when not given."""
+    """Learning-rate schedule after the warm-up, or MODULE:FUNCTION, a function from progress (0 to 1) to the share of
+    the peak rate. Default: the model's own."""
 
     schedule_source: str | None = field(default=None, metadata={"recorded": True})
-    """SHA-256 of the file that defines that function."""
+    """SHA-256 of the file that defines your own schedule."""
 
     warmup_epochs: NotNegative | None = None
-    """Epochs over which the learning rate rises linearly (from 0; a triangle from a fifth), --epochs at most; when not
-    given, the model's own, but a quarter of the run at most."""
+    """Epochs of linear warm-up of the learning rate from 0 (triangle: from a fifth of the peak), at most --epochs.
+    Default: the model's own, at most a quarter of the run."""
 
     label_smoothing: Share | None = None
-    """Share of the target spread evenly over all classes; the model's own when not given."""
+    """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows the global batch, as a power of global batch / base batch."""
+    """Scale the learning rate with global batch / base batch: linearly, by its square root, or not at all."""
 
     base_batch: Count | None = None
-    """Global batch for which --lr is meant; the model's own when not given."""
+    """Global batch for which --lr is meant. Default: the model's own."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the forward and backward pass. 'auto' times a few passes of both and takes bf16 where it is at
-    least 15 % faster, once for a run or for each model of a sweep; with --strategy reproducible it is fp32."""
+    """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,
+    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible."""
 
     # Batch
     batch_size: Count | None = None
-    """Images per worker and micro-batch; when not given, each worker's share of --global-batch-size. In a pipeline,
-    all of whose workers see every image, it is the global batch divided by the workers."""
+    """Images per worker and micro-batch. Default: the worker's share of --global-batch-size. In a pipeline, where all
+    workers see every image, the global batch divided by the workers."""
 
     global_batch_size: Count | None = None
-    """Images per optimizer step over all workers, in place of --batch-size; when neither is given, 128, and 1,024 for
+    """Images per optimizer step over all workers, in place of --batch-size. Default without either: 128; 1,024 for
     speednet."""
 
     accumulate: Count = 1
-    """Micro-batches whose gradients are added up on each worker before one exchange and one optimizer step."""
+    """Micro-batches per optimizer step on each worker (gradient accumulation)."""
 
     # Where it runs
     topology: TopologyText = "1x1"
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
     elastic: RangeText | None = None
-    """MIN:MAX in place of --topology, such as 1x1:2x2: the run takes the most workers that there is room for, and
-    grows or shrinks between two steps when nodes come or go. The global batch stays that of MAX."""
+    """MIN:MAX in place of --topology, such as 1x1:2x2: use as many workers as there is room for, and grow or shrink
+    between two steps when nodes come or go. The global batch stays that of MAX."""
 
     cpus_per_worker: Count | None = None
-    """CPUs that each worker reserves, and threads that it computes with; when not given, an equal share of what its
-    node has, and of what all runs at once leave in a sweep. 1 with --strategy reproducible."""
+    """CPUs that each worker reserves, and its threads. Default: an equal share of the node's CPUs, in a sweep of what
+    its concurrent runs leave; 1 with --strategy reproducible."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """'auto' gives each worker one GPU where the cluster has enough of them, else CPUs only; where it has too few, the
-    run says so."""
+    """'auto' gives each worker one GPU if the cluster has enough, else CPUs only; with too few GPUs the run says so."""
 
     address: str | None = None
-    """Ray cluster to join (RAY_ADDRESS); without one, Ray is started on this machine."""
+    """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = 1
     """Ray nodes to start on this machine, to try several nodes. Times are not a cluster's."""
@@ -415,74 +410,73 @@ class TrainConfig:
     """Worker failures to recover from before the run fails."""
 
     start_timeout_s: Positive = 900.0
-    """Seconds to wait for nodes, and then for the workers to be placed on them, before the run fails; a GPU machine
-    in a cloud takes 3 to 10 minutes from the request to its first worker."""
+    """Seconds to wait for nodes, and then for room for the workers, before the run fails. A GPU machine in a cloud
+    takes 3 to 10 minutes from the request to its first worker."""
 
     hang_timeout_s: Positive = 300.0
-    """Seconds without an answer from a worker's process after which the workers are restarted, as after any failure.
-    Workers wait for one another twice as long."""
+    """Seconds without an answer from a worker's process after which all workers are restarted, as after any failure.
+    Workers wait for each other twice as long."""
 
     # Strategy
     strategy: StrategyName = "ddp"
-    """How the replicas are kept in step; `cifar-ray strategies` tells what each does."""
+    """How to keep the replicas in step; `cifar-ray strategies` describes each."""
 
     bucket_cap_mb: Positive = 25.0
     """Size of DDP's gradient buckets in MiB."""
 
     comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How DDP compresses gradients before it sends them."""
+    """Compression of gradients by DDP before it sends them."""
 
     sync_every: Count = 8
-    """Optimizer steps between two averages of weights and momentum in local_sgd; checkpoints wait for an average."""
+    """Optimizer steps between averages of weights and momentum in local_sgd. Checkpoints are made at an average."""
 
     gpus_per_worker: Count = 1
-    """GPUs of the one process of data_parallel."""
+    """GPUs of the single process of data_parallel."""
 
     micro_batches: Count = 4
-    """Parts of a global batch that follow each other through the stages of gpipe and one_f_one_b."""
+    """Micro-batches per global batch in gpipe and one_f_one_b."""
 
     push_every: Count = 1
-    """Optimizer steps between two pushes and pulls of a worker of parameter_server, which moves its own copy of the
-    weights in between."""
+    """Local optimizer steps between a worker's pushes and pulls in parameter_server."""
 
     servers: Count = 1
-    """Servers of parameter_server, each with some of the parameters, on the workers' nodes in turn."""
+    """Parameter servers, each with some of the parameters, on the workers' nodes in turn."""
 
     max_staleness: Whole | None = None
-    """Pushes that the fastest worker of parameter_server may be ahead of the slowest; any number when not given."""
+    """Pushes that the fastest worker of parameter_server may be ahead of the slowest. Default: no limit."""
 
     staleness_weighting: Literal["none", "inverse"] = "none"
-    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + the updates by others since its weights)."""
+    """Weight of a gradient in parameter_server: 'inverse' is 1 / (1 + updates by others since its weights were
+    pulled)."""
 
     shards: Count = 4
-    """Parts, a power of two, that a global batch is cut into in reproducible, at any number of workers."""
+    """Shards of a global batch in reproducible, at any number of workers; a power of two."""
 
     sync_batchnorm: bool = False
-    """Compute batch-norm statistics over all workers' images; needs GPUs."""
+    """Compute batch-norm statistics over all workers' images. Needs GPUs."""
 
     # Tracking
     checkpoint_every: Whole = 0
-    """Optimizer steps between checkpoints, beside the one at the end of every epoch (0: only those)."""
+    """Optimizer steps between checkpoints, in addition to one after every epoch (0: only those)."""
 
     keep_checkpoints: Count = 2
-    """Latest checkpoints to keep, beside the best one."""
+    """Newest checkpoints to keep, in addition to the best one."""
 
     log_models: Literal["final", "best", "all", "none"] = "final"
-    """Checkpoints that become models of the run in MLflow: the final one, the one with the highest test accuracy,
-    both, or none. MLflow refers to every checkpoint in any case, with its path, step and SHA-256."""
+    """Checkpoints to log to MLflow as models: the final one, the one with the highest test accuracy, both, or none.
+    Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = None
-    """Test images that an evaluation counts, spread evenly over the test set; all when not given. Few are for runs that
-    are made for their times."""
+    """Test images per evaluation, spread evenly over the test set. Default: all. For runs made for their times."""
 
     per_rank_test: bool = False
-    """After the last epoch, also test every rank's own replica on the same images, as the studies print it."""
+    """After the last epoch, also test every rank's own replica on the same images."""
 
     log_every: Count = 20
     """Optimizer steps between two records of every rank's loss."""
 
     run_name: Name | None = None
-    """Name of the run, new in its storage folder; made from the configuration and the time when not given."""
+    """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
 
     experiment: str | None = None
     """MLflow experiment that receives the run; cifar_ray/DATASET when not given, or cifar_ray for a sweep over several
@@ -493,11 +487,11 @@ class TrainConfig:
     ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = None
-    """Where runs and their checkpoints are kept: a folder, which all nodes share, s3://BUCKET/PREFIX or
-    gs://BUCKET/PREFIX; ~/.cifar_ray/runs when not given."""
+    """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
+    Default: ~/.cifar_ray/runs."""
 
     verbose: bool = False
-    """Also show what Ray and MLflow have to say."""
+    """Also show messages of Ray and MLflow."""
 
     def __post_init__(self) -> None:
         _check(self)
