@@ -160,7 +160,7 @@ def test_an_option_without_a_default_says_what_happens_without_it(capsys: pytest
         if one.default is None and not one.metadata.get("recorded"):
             flag = f"--{one.name.replace('_', '-')} "
             (doc,) = (" ".join(part.split()) for part in said if part.startswith(flag))
-            assert re.search(r"not given|neither is given|, else |without one|in place of", doc), doc
+            assert re.search(r"Default: |Default without either: |, else |in place of", doc), doc
 
 
 def test_a_switch_has_no_opposite() -> None:
