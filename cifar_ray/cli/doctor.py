@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cifar_ray import data, storage
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.display.run import Finding
@@ -129,4 +129,4 @@ def _ray(config: TrainConfig) -> str:
     with connection.connected(config):
         nodes = connection.nodes()
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-    return f"{head} answers: {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"
+    return f"{head} answers: {counted(len(nodes), 'node')}, {counted(int(cpus), 'CPU')}, {counted(int(gpus), 'GPU')}"

@@ -29,7 +29,7 @@ from cifar_ray.config.commands import (
     TrainCommand,
     UiCommand,
 )
-from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError
+from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
@@ -183,7 +183,7 @@ def export(words: Sequence[str]) -> int:
         files.write_whole(out, exported.text(study))
     except OSError as error:
         raise ConfigError("out", f"must be a file that can be written, and {out} is not ({error.strerror})") from None
-    print(f"{out}: {len(study.trials)} runs; `cifar-ray report {shlex.quote(given)}` reads it")
+    print(f"{out}: {counted(len(study.trials), 'run')}; `cifar-ray report {shlex.quote(given)}` reads it")
     return 0
 
 

@@ -92,6 +92,11 @@ def one_of(options: Iterable[Any]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 epoch``, ``1,024 images``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
     near = difflib.get_close_matches(word[:LONGEST], list(known), n=1, cutoff=0.6)

@@ -613,7 +613,8 @@ def _check(config: TrainConfig) -> None:
     """Refuse values that do not go together, each in a sentence that names a field and what it may be."""
     if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
         raise ConfigError(
-            "warmup_epochs", f"must be at most the run's {config.epochs} epochs, got {config.warmup_epochs:g}"
+            "warmup_epochs",
+            f"must be at most epochs ({config.epochs}), got {config.warmup_epochs:g}",
         )
     if config.vit.dim % config.vit.heads:
         raise ConfigError("vit.dim", f"must be a multiple of vit.heads ({config.vit.heads}), got {config.vit.dim}")

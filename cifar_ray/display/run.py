@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cifar_ray.display.terminal import Display
+from cifar_ray.config.errors import counted
+from cifar_ray.display.terminal import Display, tilde
 
 if TYPE_CHECKING:
     from cifar_ray.strategies import About
@@ -42,6 +43,9 @@ class View(Protocol):
 
     def no_room(self, seconds: float) -> None:
         """The workers have waited so long for room in the cluster."""
+
+    def started(self, text: str) -> None:
+        """On what the run trains."""
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """Training starts after ``step``."""
@@ -98,6 +102,10 @@ class Console(Display):
         finally:
             if self.is_live:
                 self.live.start()
+
+    def started(self, text: str) -> None:
+        """On what the run trains."""
+        self.line(text)
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         """Training starts after ``step``."""
@@ -174,7 +182,7 @@ class Console(Display):
         self, metrics: Mapping[str, float], images: int, checkpoint: str, recorded_accuracy: float | None
     ) -> None:
         """A checkpoint's evaluation, with the accuracy recorded when it was written."""
-        rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", checkpoint)]
+        rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", tilde(checkpoint))]
         if recorded_accuracy is not None:
             rows.append(("accuracy when written", f"{recorded_accuracy:.2%}"))
         self._table(rows)
@@ -245,19 +253,19 @@ class Console(Display):
         self.line(f"sweep {name}: {counts}, {duration(figures['sweep/wall_s'])}; cifar-ray report {name}{store_flag}")
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A table; the last column may be long and is not wrapped."""
+        """A table, whose last column may be long."""
         lines = [header, *rows]
         widths = [max(len(line[at]) for line in lines) for at in range(len(header) - 1)]
         for line in lines:
             cells = [f"{cell:<{width}}" for cell, width in zip(line, widths)]
-            self.line("  ".join([*cells, line[-1]]))
+            self.line("  ".join([*cells, line[-1]]), indent=4)
 
     def _table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Two columns; a long value is not wrapped, so that it can be copied."""
+        """Two columns."""
         rows = list(rows)
         width = max(len(label) for label, _ in rows)
         for label, value in rows:
-            self.line(f"{label:<{width}}  {value}".rstrip())
+            self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
 
 def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -275,11 +283,9 @@ def cpu_note(reason: str) -> str:
 
 def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
     """A note on a run whose nodes or CPUs do not exist."""
-    return (
-        f"note: {local_nodes} Ray node(s) on this one machine"
-        + (", counting more CPUs than it has" if oversubscribe else "")
-        + "; its times are not those of a cluster"
-    )
+    nodes = f"{counted(local_nodes, 'Ray node')} on this machine"
+    crowded = ", counting more CPUs than it has" * oversubscribe
+    return f"note: {nodes}{crowded}; do not read the times as a cluster's"
 
 
 def duration(seconds: float) -> str:

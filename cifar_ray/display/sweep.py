@@ -53,11 +53,18 @@ class Board(Display):
         self._at_once = 1
         self._begun = begun
         self._doing = ""
+        self._said: set[str] = set()
         self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
     def show_doing(self, text: str) -> None:
         """Have the last line of the table say what is going on."""
         self._doing = text
+
+    def line_once(self, text: str) -> None:
+        """A line that several runs would repeat."""
+        if text not in self._said:
+            self._said.add(text)
+            self.line(text)
 
     def start(self, at_once: int) -> None:
         """Runs start, at most ``at_once`` at a time."""
@@ -171,6 +178,9 @@ class RunView:
             self._row.no_room_since = time.monotonic() - seconds
             if not self._board.is_live:
                 self.line("waiting for room in the cluster")
+
+    def started(self, text: str) -> None:
+        self._board.line_once(text)
 
     def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
         self._epochs, self._total = epochs, epochs * steps_per_epoch

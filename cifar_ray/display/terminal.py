@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
 _LIVE_S, _LINES_S = 0.2, 10.0
 """Seconds between two reports of the images that have been decoded: on a screen, and in plain lines."""
+
+
+def wrapped(line: str, width: int, indent: int = 0) -> str:
+    """``line`` in lines of ``width`` characters; words, such as paths, stay whole and can be copied."""
+    kept = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, **kept)  # type: ignore[arg-type]
+
+
+def tilde(path: str) -> str:
+    """``path`` with ``~`` for the home folder."""
+    home = Path("~").expanduser()
+    return f"~/{Path(path).relative_to(home)}" if home in Path(path).parents else path
 
 
 class Output(Terminal):
@@ -62,8 +76,15 @@ class Display(ABC):
             self.live.stop()
             self.is_live = False
 
-    def line(self, text: str) -> None:
-        """A plain line, above the live part if there is one."""
+    def line(self, text: str, indent: int = 0) -> None:
+        """A plain line, above the live part if there is one; on a screen it breaks between words.
+
+        Args:
+            text: one or several lines.
+            indent: spaces before what does not fit into the first line.
+        """
+        if self.terminal.is_terminal:
+            text = "\n".join(wrapped(line, self.terminal.width, indent) for line in text.split("\n"))
         self.terminal.print(text, markup=False)
 
     def doing(self, text: str) -> None:

@@ -18,6 +18,7 @@ from mlflow.entities import Dataset as DatasetEntity
 from mlflow.entities import DatasetInput, InputTag
 
 from cifar_ray.config import command_line
+from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.training import recipe
@@ -51,7 +52,8 @@ def note(config: ResolvedConfig) -> str:
     """What a run is, in Markdown: MLflow shows it as the run's description."""
     return (
         f"{config.model} on {config.dataset}: topology {config.topology}, {config.images_per_step} images per step "
-        f"({config.batch_size} per worker), {config.strategy}, {config.epochs} epochs, seed {config.seed}\n\n"
+        f"({config.batch_size} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
+        f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )
 

@@ -110,7 +110,7 @@ def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torc
     if config.device == "cuda":
         raise errors.ConfigError(
             "device",
-            f"must be cpu or auto here: {local_world_size} worker(s) need {needed} GPU(s), and there are {gpus}",
+            f"must be cpu or auto here: {errors.counted(needed, 'GPU')} needed, {gpus} found",
         )
     return torch.device("cpu")
 

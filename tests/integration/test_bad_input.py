@@ -132,7 +132,7 @@ def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> N
     [
         ("--topology 1x2", "--topology is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"),
         ("--tracking-uri http://x", "--tracking-uri is for `cifar-ray train`; "),
-        ("--device cuda", "--device must be cpu or auto here: 1 worker(s) need 1 GPU(s), and there are 0"),
+        ("--device cuda", "--device must be cpu or auto here: 1 GPU needed, 0 found"),
         ("--dataset digits --storage /proc/none", "checkpoints cannot be written to /proc/none/"),
         ("--dataset digits --storage s3://runs", "--storage must be a folder here, on this machine or mounted"),
     ],

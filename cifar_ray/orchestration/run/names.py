@@ -6,7 +6,7 @@ import json
 import time
 
 from cifar_ray import storage
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.storage import Folder
 from cifar_ray.tracking import uri
@@ -48,7 +48,7 @@ def taken(above: Folder, name: str, store: str) -> ConfigError:
         )
     epochs = _all_epochs(folder.below(CHECKPOINTS))
     if epochs:
-        return ConfigError("run_name", f"{there}, trained to the end ({epochs} epochs); give another name")
+        return ConfigError("run_name", f"{there}, trained to the end ({counted(epochs, 'epoch')}); give another name")
     return ConfigError("run_name", f"{there}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import storage
+from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import View, cpu_note, made_up_note
+from cifar_ray.display.terminal import tilde
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.events import (
     Moved,
@@ -163,10 +165,9 @@ class RunSession:
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
-        measured = f" ({event.precision_measured})" if event.precision_measured else ""
-        where = f"{event.hardware}, {config.precision}{measured}, {config.cpus_per_worker} CPU thread(s) per worker"
+        threads = counted(config.cpus_reserved, "CPU thread")
         origin = f"continuing after step {event.step}" if event.resumed_from else "training"
-        self.view.line(f"{origin} on {where}")
+        self.view.started(f"{origin} on {event.hardware}, {config.precision}, {threads} per worker")
         self.view.training(config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)
 
@@ -286,7 +287,7 @@ class RunSession:
         return [
             *several,
             ("run", f"{result.name} (MLflow id {result.run_id})"),
-            ("folder", result.folder),
+            ("folder", tilde(result.folder)),
             ("weights sha256", result.weights_sha256),
             ("open in MLflow", pages.way(self.record.uri, self.record.page)),
         ]

@@ -13,7 +13,7 @@ from functools import partial
 from cifar_ray import data, storage, tracking
 from cifar_ray.config import imports, topology
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
+from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset
@@ -344,7 +344,7 @@ class _Sweep:
         """
         if not folders:
             return
-        self._board.doing(f"taking over {len(folders)} run(s) of an earlier driver")
+        self._board.doing(f"taking over {counted(len(folders), 'run')} of an earlier driver")
         with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
             list(pool.map(lambda folder: self._locks.append(folder.lock()), folders))
 

@@ -106,7 +106,7 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
         ("auto", 3, 2, "cpu"),
         ("cpu", 2, 1, "cpu"),
         ("cuda", 2, 1, "cuda:1"),
-        ("cuda", 1, 1, "must be cpu or auto here: 2 worker(s) need 2 GPU(s), and there are 1"),
+        ("cuda", 1, 1, "must be cpu or auto here: 2 GPUs needed, 1 found"),
     ],
 )
 def test_every_worker_of_a_node_has_a_gpu_or_none_has(

@@ -1,0 +1,60 @@
+"""How lines are shown on a screen."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config.errors import counted
+from cifar_ray.display.run import Console, made_up_note
+from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.display.terminal import Output, tilde
+
+TEXT = "run mine: simple_cnn on cifar10, topology 2x2, 128 images per step (32 per worker), gather_scatter"
+
+
+def shown(text: str, is_screen: bool) -> list[str]:
+    console = Console()
+    screen = io.StringIO()
+    console.terminal = Output(
+        file=screen, width=80, force_terminal=is_screen, highlight=False, soft_wrap=True, color_system=None
+    )
+    console.line(text)
+    return screen.getvalue().splitlines()
+
+
+def test_lines_break_between_words_on_a_screen_and_nowhere_else() -> None:
+    assert [len(line) <= 80 for line in shown(TEXT, is_screen=True)] == [True, True]
+    assert " ".join(shown(TEXT, is_screen=True)) == TEXT
+    assert shown(TEXT, is_screen=False) == [TEXT]
+
+
+def test_a_long_path_stays_whole() -> None:
+    path = "/a" * 60
+    assert shown(f"folder  {path}", is_screen=True) == ["folder", path]
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [("HOME/.cifar_ray/runs/a", "~/.cifar_ray/runs/a"), ("HOMEs/a", "HOMEs/a"), ("s3://b/runs/a", "s3://b/runs/a")],
+)
+def test_the_home_folder_is_a_tilde(path: str, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tilde(path.replace("HOME", str(tmp_path))) == short.replace("HOME", str(tmp_path))
+
+
+def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixture[str]) -> None:
+    board = Board(["a", "b"], time.time())
+    for index, text in enumerate(["training on this machine", "training on this machine"]):
+        RunView(board, index).started(text)
+    RunView(board, 1).started("continuing after step 3 on this machine")
+    assert capsys.readouterr().out == "training on this machine\ncontinuing after step 3 on this machine\n"
+
+
+def test_one_is_singular() -> None:
+    assert [counted(number, "epoch") for number in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
+    assert made_up_note(1, oversubscribe=True).startswith("note: 1 Ray node on this machine, counting more CPUs")
+    assert made_up_note(2, oversubscribe=False).startswith("note: 2 Ray nodes on this machine; ")
