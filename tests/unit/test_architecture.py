@@ -20,7 +20,7 @@ BELOW = {
     "storage": {"config"},
     "tracking": {"config", "data", "training"},
     "reporting": {"config", "tracking"},
-    "display": {"strategies"},
+    "display": {"config", "strategies"},
     "orchestration.cluster": {*DOMAIN, "storage"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
     "orchestration.sweep": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "storage", "tracking"},
