@@ -138,7 +138,7 @@ def report(words: Sequence[str]) -> int:
     found = of_files | _in_store(in_store, command.tracking_uri)
     study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)], command.hold)
     folder = reports.folder(command.out) if command.format == "files" else None
-    whole = reports.build(study, command.baseline, price, command.target)
+    whole = reports.build(study, command.baseline, price, command.target, command.title)
     if folder is None:
         output.show(data.whole(whole), as_json=True)
         return 0

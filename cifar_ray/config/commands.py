@@ -142,6 +142,9 @@ class ReportCommand:
     price: str | None = None
     """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
+    title: str | None = None
+    """Heading of the report; when not given, the names of one or two sweeps, or the models and data sets of more."""
+
     hold: Literal["batch", "global_batch"] | None = None
     """Group results by batch per worker or by global batch. Default: what the sweeps kept fixed."""
 

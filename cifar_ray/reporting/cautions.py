@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections import Counter
 
 from cifar_ray.reporting import aggregate, audit, peers, scaling
+from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
 _MOST_LISTED = 5
+_HELD = 4
+"""Factor in the global batch from which a learning rate that stays is a caution."""
 _ONE_RUN = 0.05
 """What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
 
 
-def cautions(study: Study) -> list[str]:
-    """What a reader must know before believing a figure."""
+def cautions(study: Study, price: Price | None = None) -> list[str]:
+    """What a reader must know before believing a figure.
+
+    Args:
+        study: the runs.
+        price: of one node, if costs are shown.
+    """
     return [
         *study.cautions,
         *_unfinished(study),
         *_left_out(study),
         *_of_few_images(study),
+        *_of_another_machine(study, price),
+        *_held_rate(study),
         *_not_a_clusters(study),
         *_side_by_side(study),
         *_mixed(study),
@@ -61,10 +71,46 @@ def _of_few_images(study: Study) -> list[str]:
     those = [trial for trial in study.trials if trial.finished and trial.measure != "times"]
     counted = Counter(trial.params.get("test_images", "None") for trial in those)
     return [
-        f"Accuracies of {runs} of {len(those)} finished runs are those on {images} test images, not on all."
+        f"{runs} of {len(those)} finished runs were evaluated on {images} test images only."
         for images, runs in counted.items()
         if images != "None"
     ]
+
+
+def _of_another_machine(study: Study, price: Price | None) -> list[str]:
+    """A price of a GPU machine on seconds of CPUs, or the other way round."""
+    if price is None:
+        return []
+    finished = [trial for trial in study.trials if trial.finished]
+    others = sum(trial.params.get("device") not in (price.device, None) for trial in finished)
+    if not others:
+        return []
+    has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
+    return [
+        f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
+        f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
+    ]
+
+
+def _held_rate(study: Study) -> list[str]:
+    """Learning rates that did not follow the global batch."""
+    found: dict[tuple[str, ...], dict[int, set[str]]] = {}
+    for trial in study.trials:
+        if trial.finished and trial.measure != "times" and trial.params.get("lr_scaling", "none") == "none":
+            rates = found.setdefault((trial.model, trial.dataset, trial.strategy), {})
+            rates.setdefault(trial.global_batch_size, set()).add(trial.params.get("lr", ""))
+    said = []
+    for (model, dataset, _), by_batch in found.items():
+        for rate in sorted(set.union(*by_batch.values()) - {""}):
+            sizes = sorted(size for size, rates in by_batch.items() if rate in rates)
+            searched = min(len(by_batch[sizes[0]]), len(by_batch[sizes[-1]])) > 1
+            if sizes[-1] >= _HELD * sizes[0] and not searched:
+                said.append(
+                    f"{model} on {dataset}: the learning rate {rate} was the same for global batches of {sizes[0]} to "
+                    f"{sizes[-1]}, so accuracies may differ by the rate that suits each. With --lr-scaling sqrt or "
+                    "linear, the rate follows the batch."
+                )
+    return list(dict.fromkeys(said))
 
 
 def _not_a_clusters(study: Study) -> list[str]:
@@ -73,18 +119,15 @@ def _not_a_clusters(study: Study) -> list[str]:
     if not those:
         return []
     finished = len(timed)
-    share = "All times" if len(those) == finished else f"Times of {len(those)} of {finished} finished runs"
-    return [
-        f"{share} are not a cluster's: nodes or CPUs were only counted on one machine, "
-        "so workers shared what they would each have had."
-    ]
+    share = "All runs" if len(those) == finished else f"{len(those)} of {finished} runs"
+    return [f"{share} shared the cores of one machine. Their times say nothing about a cluster."]
 
 
 def _side_by_side(study: Study) -> list[str]:
     at_once = study.metrics.get("sweep/concurrency", 1.0)
     if at_once <= 1:
         return []
-    return [f"Up to {at_once:.0f} runs went on at the same time and may have slowed each other down."]
+    return [f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."]
 
 
 def _mixed(study: Study) -> list[str]:
@@ -116,7 +159,9 @@ def _impossible(study: Study) -> list[str]:
     claims = []
     for trial in (trial for trial in study.trials if trial.finished):
         figures = {name: [trial.metrics[f"test/{name}"]] for name in names if f"test/{name}" in trial.metrics}
-        claims.append(audit.Claim(trial.name, trial.dataset, figures))
+        # Of some test images, classes need not have as many each.
+        whole = trial.params.get("test_images", "None") in ("None", "0")
+        claims.append(audit.Claim(trial.name, trial.dataset if whole else "", figures))
     among = aggregate.configurations(study)
     for one in among:
         compared = scaling.ratio(study, one, among)
@@ -129,15 +174,14 @@ def _impossible(study: Study) -> list[str]:
 
 
 def _outliers(study: Study) -> list[str]:
-    found = peers.outliers(study.trials)
+    found = peers.outliers(aggregate.configurations(study))
     said = [
         f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
-        f"{one.peers} runs of {one.trial.model} on {one.trial.dataset} that trained as much: look at its "
-        "settings and its loss curve, and train more seeds."
+        f"{one.peers} runs of its configuration: look at its loss curve, and train more seeds."
         for one in found[:_MOST_LISTED]
     ]
     if (more := len(found) - _MOST_LISTED) > 0:
-        said.append(f"{more} more runs ended at an accuracy far below the median of theirs.")
+        said.append(f"{more} more runs ended far below the median accuracy of their configuration.")
     return said
 
 
@@ -146,5 +190,6 @@ def _single(study: Study) -> list[str]:
     single = sum(1 in one.counts for one in among)
     if not single:
         return []
-    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations were"
-    return [f"{share} run once (n=1): small differences may be chance, and there is no standard deviation."]
+    verb = "was" if single == 1 else "were"
+    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations {verb}"
+    return [f"{share} run once (n=1): differences may be chance, and there is no standard deviation."]

@@ -31,6 +31,7 @@ class Price:
         region: where that is the price.
         date: month in which the price was noted.
         source: the provider's page with its prices, or both where a GPU has one of its own.
+        gpu: its GPUs, such as ``4 T4``; empty when it has none.
     """
 
     machine: str
@@ -40,6 +41,12 @@ class Price:
     region: str
     date: str
     source: str
+    gpu: str = ""
+
+    @property
+    def device(self) -> str:
+        """What runs on it are computed on, ``cpu`` or ``cuda``."""
+        return "cuda" if self.gpu else "cpu"
 
     @property
     def words(self) -> str:
@@ -115,8 +122,8 @@ def per_thousand_images(price: Price, target: float) -> Measure:
 def assumption(price: Price) -> str:
     """What a figure in dollars rests on."""
     return (
-        f"One machine of that type for each node of the topology, paid by the second: {price.words}. "
-        "The times were measured on the hardware named with the runs, which need not be that machine's."
+        f"Cost: one such machine per node, paid by the second: {price.words}. "
+        "The times are those of the hardware above, which may be slower or faster than that machine."
     )
 
 
@@ -147,6 +154,7 @@ def _look_up(machine: str, spot: bool) -> Price:
         region=listed["regions"][provider],
         date=listed["date"],
         source=" and ".join(pages),
+        gpu=str(entry.get("gpu", "")),
     )
 
 

@@ -93,7 +93,7 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
     unfinished = [f"The sweep {one.name} {one.state}." for one in studies if one.status != "FINISHED"]
     cautions = [*unfinished, *(caution for study in studies for caution in study.cautions)]
     return Study(
-        name=", ".join(dict.fromkeys(study.name for study in studies)),
+        name=_name(studies),
         trials=_each_once([trial for study in studies for trial in study.trials]),
         store=", ".join(dict.fromkeys(study.store for study in studies)),
         command="\n".join(dict.fromkeys(filter(None, (study.command for study in studies)))),
@@ -103,6 +103,16 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
         metrics={_AT_ONCE: max(study.metrics.get(_AT_ONCE, 1.0) for study in studies)},
         cautions=tuple(dict.fromkeys(cautions)),
     )
+
+
+def _name(studies: Sequence[Study]) -> str:
+    """The names of one or two sweeps; of more, their models and data sets."""
+    names = list(dict.fromkeys(study.name for study in studies))
+    if len(names) < 3:
+        return " and ".join(names)
+    kinds = [(trial.model, trial.dataset) for study in studies for trial in study.trials]
+    models, datasets = (", ".join(dict.fromkeys(values)) for values in zip(*kinds))
+    return f"{models} on {datasets}: {len(names)} sweeps"
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:

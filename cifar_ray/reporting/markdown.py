@@ -27,7 +27,7 @@ def text(report: Report) -> str:
                 for one in finding.highlights
             )
             parts.append("\n".join(f"- {line}" for line in shown))
-        parts += [_plain(" ".join(finding.sentences))] if finding.sentences else []
+        parts += [_bullets(finding.sentences)] if finding.sentences else []
     parts += ["## Before you rely on it", _bullets(report.cautions)] if report.cautions else []
     for chart in report.charts:
         parts += [f"## {_plain(chart.title)}", f"![{_plain(chart.title)}](charts/{chart.key}.png)", chart.caption]

@@ -123,7 +123,7 @@ MEMORY = Figure(
     0,
     "low",
     "device",
-    "Peak memory is that of the worker that took most: of its GPU where it has one, else of its process.",
+    "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
     _first_gpu,
 )
 EPOCH_TIME = Figure("epoch_s", "Epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", "work")
@@ -216,7 +216,7 @@ def to_target(target: float) -> tuple[Figure, Figure]:
 
 def cost_of_run(price: Price) -> Figure:
     """What a run costs."""
-    note = f"{cost.assumption(price)} Counted is the run's wall time; in a sweep, it begins when the run is taken up."
+    note = f"{cost.assumption(price)} Cost uses wall time, counted in a sweep from the start of each run."
     return Figure("cost_usd", "Cost (USD)", cost.of_run(price), " USD a run", None, "low", "work", note)
 
 

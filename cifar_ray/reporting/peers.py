@@ -1,4 +1,4 @@
-"""Which runs can be held against each other: those of equal work, and the outliers among them."""
+"""Which runs can be compared: those of equal work; which differences are more than chance; and outliers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Configuration, Statistic
-from cifar_ray.reporting.measures import ACCURACY, Figure
+from cifar_ray.reporting.measures import ACCURACY, F1, PRECISION, RECALL, Figure
 from cifar_ray.tracking.study import Trial
 
 _SAME = 0.02
@@ -20,16 +20,21 @@ _FAR = 3.5
 Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
 it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
 
-_CHANCE = 0.05
+CHANCE = 0.05
 """Probability of a difference by chance below which two means are called distinct."""
+
+SHARES = (ACCURACY, PRECISION, RECALL, F1)
+"""Figures that are shares of the test images, or nearly so; how many images there are limits how exact they are."""
 
 _LEAST_POINTS = 5.0
 """Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
 
+_TEST_IMAGES = aggregate.metric("test/images")
+
 
 @dataclass(frozen=True)
 class Outlier:
-    """A run whose accuracy is far below that of the runs of its model that did as much work.
+    """A run whose accuracy is far below that of the other seeds of its configuration.
 
     Attributes:
         trial: the run.
@@ -77,8 +82,8 @@ def better(figure: Figure, among: Sequence[Configuration]) -> str:
     return figure.better if fair[figure.alike] else ""
 
 
-def distinct(one: Statistic, other: Statistic, images: float | None = None) -> bool | None:
-    """Whether the means of a figure differ by more than chance; None with one run of either.
+def visible(one: Statistic, other: Statistic, images: float | None = None) -> float | None:
+    """The smallest difference of two means that is more than chance; None with one run of either.
 
     By Student's t-test over the seeds, at 5 %. It takes one deviation for both: of two or three seeds, Welch's with one
     for each hardly tells anything apart. Shares of so many test ``images``, in percent, must also differ by more than
@@ -86,35 +91,51 @@ def distinct(one: Statistic, other: Statistic, images: float | None = None) -> b
     """
     if one.std is None or other.std is None:
         return None
-    if images:
-        share = (one.mean + other.mean) / 200
-        if abs(one.mean - other.mean) <= 200 * math.sqrt(max(2 * share * (1 - share), 0.0) / images):
-            return False
-    if one.std == other.std == 0:
-        return one.mean != other.mean
+    freedom = one.n + other.n - 2
+    variance = ((one.n - 1) * one.std**2 + (other.n - 1) * other.std**2) / freedom
+    of_seeds = quantile(freedom) * math.sqrt(variance * (1 / one.n + 1 / other.n))
+    return max(of_seeds, of_images((one.mean + other.mean) / 2, images))
+
+
+def quantile(freedom: int) -> float:
+    """Standard errors from which a difference is more than chance, with so many degrees of freedom (Student's t)."""
     from scipy import stats  # takes long to import
 
-    test = stats.ttest_ind_from_stats(one.mean, one.std, one.n, other.mean, other.std, other.n)
-    return bool(test.pvalue < _CHANCE)
+    return float(stats.t.ppf(1 - CHANCE / 2, freedom))
 
 
-def outliers(trials: Sequence[Trial]) -> list[Outlier]:
-    """The finished runs whose accuracy is far below their group's, which are those of equal work, in their order."""
-    known = [(trial, found) for trial in trials if trial.finished and (found := ACCURACY.measure(trial)) is not None]
-    outliers = []
-    for trial, accuracy in known:
-        group = [
-            other_accuracy
-            for other, other_accuracy in known
-            if (other.model, other.dataset) == (trial.model, trial.dataset)
-            and (other is trial or equal_work((trial, other)))
-        ]
-        median = statistics.median(group)
-        deviation = statistics.median(abs(one - median) for one in group)
-        below = median - accuracy
-        if below >= _LEAST_POINTS and 0.6745 * below > _FAR * deviation:
-            outliers.append(Outlier(trial, accuracy, below, len(group)))
-    return outliers
+def of_images(percent: float, images: float | None) -> float:
+    """Two standard errors of the difference between two shares, in percent, of so many test images."""
+    share = min(max(percent / 100, 0.0), 1.0)
+    return 200 * math.sqrt(2 * share * (1 - share) / images) if images else 0.0
+
+
+def test_images(among: Iterable[Configuration]) -> float | None:
+    """The fewest test images that any of the finished runs was evaluated on."""
+    known = [images for trial in _finished(among) if (images := _TEST_IMAGES(trial)) is not None]
+    return min(known, default=None)
+
+
+def distinct(one: Statistic, other: Statistic, images: float | None = None) -> bool | None:
+    """Whether the means of a figure differ by more than chance, see :func:`visible`; None with one run of either."""
+    least = visible(one, other, images)
+    return None if least is None else abs(one.mean - other.mean) > least
+
+
+def outliers(among: Iterable[Configuration]) -> list[Outlier]:
+    """The finished runs whose accuracy is far below that of their configuration's other seeds."""
+    found = []
+    for one in among:
+        known = [(trial, value) for trial in one.finished if (value := ACCURACY.measure(trial)) is not None]
+        if not known:
+            continue
+        median = statistics.median(value for _, value in known)
+        deviation = statistics.median(abs(value - median) for _, value in known)
+        for trial, accuracy in known:
+            below = median - accuracy
+            if below >= _LEAST_POINTS and 0.6745 * below > _FAR * deviation:
+                found.append(Outlier(trial, accuracy, below, len(known)))
+    return found
 
 
 def _finished(among: Iterable[Configuration]) -> list[Trial]:

@@ -25,7 +25,11 @@ Note = Callable[[str], None]
 
 
 def build(
-    study: Study, baseline: str | None = None, price: Price | None = None, targets: Sequence[float] = ()
+    study: Study,
+    baseline: str | None = None,
+    price: Price | None = None,
+    targets: Sequence[float] = (),
+    title: str | None = None,
 ) -> Report:
     """Everything that the report of a study says.
 
@@ -34,17 +38,18 @@ def build(
         baseline: a published study to lay beside it, by its key in ``papers.yaml``.
         price: of one node, for what the runs would cost.
         targets: test accuracies, 0 to 1, for the times to them; by default one that all runs of a model reach.
+        title: heading of the report; the study's name when not given.
 
     Raises:
         ConfigError: when the baseline is not known.
     """
     from cifar_ray.reporting import charts  # matplotlib takes seconds to import
 
-    study = replace(study, trials=[trial.meant for trial in study.trials])
+    study = replace(study, name=title or study.name, trials=[trial.meant for trial in study.trials])
     return Report(
         study=study,
         findings=words.findings(study, price),
-        cautions=cautions.cautions(study),
+        cautions=cautions.cautions(study, price),
         sections=tables.sections(study, targets, price),
         runs=tables.runs_table(study),
         comparison=papers.comparison(study, baseline) if baseline is not None else None,

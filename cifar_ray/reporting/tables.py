@@ -13,11 +13,11 @@ from functools import partial
 from typing import NamedTuple
 
 from cifar_ray.reporting import aggregate, cells, measures, peers, scaling
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.cells import Column, Group
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS
+from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS, Figure
 from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Study, Trial
 
@@ -111,7 +111,7 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
                 Column(cells.SPEED_UP, partial(cells.ratio, cells.SPEED_UP)),
                 Column(cells.EFFICIENCY, partial(cells.ratio, cells.EFFICIENCY)),
                 *cells.columns(ACCURACY, measures.F1, measures.MEMORY),
-                *(cells.columns(measures.cost_of_run(price)) if price is not None else ()),
+                *(cells.columns(_comparable(group, measures.cost_of_run(price), price)) if price is not None else ()),
             ],
             ("Accuracy and F1, a macro average, are those of the last epoch.",),
             every=True,
@@ -151,7 +151,9 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
         ),
     ]
     for goal in goals:
-        figures = [*measures.to_target(goal), *([measures.cost_to_target(price, goal)] if price is not None else [])]
+        figures = [*measures.to_target(goal)]
+        if price is not None:
+            figures.append(_comparable(group, measures.cost_to_target(price, goal), price))
         key, title = measures.key_of_target(goal), f"To {goal * 100:.4g} % test accuracy"
         specs.append(Spec(key, title, cells.columns(*figures, why=cells.unreached(goal)), every=True))
     return [
@@ -181,25 +183,43 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
     ]
 
 
+def _comparable(group: Group, cost: Figure, price: Price) -> Figure:
+    """A cost of which none is marked as the best where runs used another kind of device than the machine has."""
+    alike = all(one.device == price.device for one in group.among if one.finished)
+    return cost if alike else replace(cost, better="")
+
+
 def _marked(
     columns: Sequence[Column], rows: Sequence[tuple[Configuration, Sequence[Entry]]]
 ) -> list[tuple[Configuration, list[Entry]]]:
-    """The rows with the best entry of every column marked, where there is one.
+    """The rows with the best entry of every column marked, if it is better than all others by more than chance.
 
-    A mean over the lucky part of the runs is no candidate, and of equal values none is the best.
+    A mean over only some of the runs is no candidate.
     """
     found = [(one, list(entries)) for one, entries in rows]
     for at, column in enumerate(columns):
-        measured = [(one, entries[at]) for one, entries in rows if entries[at].value is not None]
+        measured = [(one, entries) for one, entries in found if entries[at].value is not None]
         better = peers.better(column.figure, [one for one, _ in measured])
-        values = [entry.value for _, entry in measured if entry.value is not None and not entry.partial]
-        if not better or len(set(values)) < 2:
+        ranked = [(entries[at].value or 0.0, entries) for _, entries in measured if not entries[at].partial]
+        if not better or len(ranked) < 2:
             continue
-        top = min(values) if better == "low" else max(values)
-        for _, entries in found:
-            if entries[at].value == top and not entries[at].partial:
-                entries[at] = replace(entries[at], best=True)
+        images = peers.test_images(one for one, _ in measured) if column.figure in peers.SHARES else None
+        ranked.sort(key=lambda pair: pair[0], reverse=better == "high")
+        (_, top), *others = ranked
+        if all(_better(column.figure, top[at], entries[at], images) for _, entries in others):
+            top[at] = replace(top[at], best=True)
     return found
+
+
+def _better(figure: Figure, top: Entry, other: Entry, images: float | None) -> bool:
+    """Whether two entries differ by more than chance, and as the table shows them."""
+
+    def statistic(entry: Entry) -> Statistic:
+        exact = entry.std is None and entry.n > 1  # the reference of a ratio
+        return Statistic(entry.value or 0.0, 0.0 if exact else entry.std, entry.n, ())
+
+    one, rival = statistic(top), statistic(other)
+    return figure.number(one.mean) != figure.number(rival.mean) and peers.distinct(one, rival, images) is True
 
 
 def _table(group: Group, one: Filled) -> Table:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, measures, peers, scaling
+from cifar_ray.reporting import aggregate, cells, effects, measures, peers, scaling
 from cifar_ray.reporting.aggregate import Configuration, Statistic
 from cifar_ray.reporting.contents import Finding, Highlight
 from cifar_ray.reporting.cost import Price
@@ -14,10 +14,10 @@ from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME,
 from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tracking.study import Study
 
-_TEST_IMAGES = aggregate.metric("test/images")
 _PARTS = (*measures.STEP_PARTS, measures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
 _MOST_NAMED = 3
+_ONCE = "In one run of each"
 
 
 class _Found(NamedTuple):
@@ -67,38 +67,111 @@ def findings(study: Study, price: Price | None) -> list[Finding]:
     return found
 
 
+class _Question(NamedTuple):
+    """What a figure answers: the titles of its tile, as far as chance lets it be answered."""
+
+    best: str
+    single: str
+    alone: str
+    what: str
+
+
+class _Ranking(NamedTuple):
+    """Configurations by one figure, the best first, and those that chance does not tell from the best."""
+
+    figure: Figure
+    found: Sequence[_Found]
+    ties: Sequence[_Found]
+    images: float | None
+
+    @property
+    def single(self) -> bool:
+        """Whether there is no test, for want of a second run."""
+        return bool(self.ties) and (self.found[0].value.std is None or all(one.value.std is None for one in self.ties))
+
+
+def _ranking(figure: Figure, found: Sequence[_Found]) -> _Ranking:
+    images = peers.test_images(one.one for one in found) if figure in peers.SHARES else None
+    ties = [other for other in found[1:] if peers.distinct(found[0].value, other.value, images) is not True]
+    return _Ranking(figure, found, ties, images)
+
+
+_SPEEDS = {
+    TRAINING_TIME: _Question("Fastest", "Shortest training", "Training time", "speed"),
+    IMAGES_PER_S: _Question("Fastest", "Most images/s", "Images per second", "speed"),
+}
+_ACCURACIES = _Question("Most accurate", "Highest accuracy", "Test accuracy", "accuracy")
+_GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
+
+
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     unequal, apart = (peers.difference(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
     speed = IMAGES_PER_S if unequal else TRAINING_TIME
-    speeds = group.found(speed)
-    fastest = speeds[0].one if speeds else None
-    accuracies = _leading(group.found(ACCURACY), fastest)
-    if not speeds and not accuracies:
+    speeds = _ranking(speed, group.found(speed))
+    fastest = speeds.found[0].one if speeds.found else None
+    accuracies = _ranking(ACCURACY, _leading(group.found(ACCURACY), fastest))
+    if not speeds.found and not accuracies.found:
         return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
     ratios = _ratios(group)
-
-    def highlight(title: str, found: _Found, figure: Figure) -> Highlight:
-        return Highlight(title, figure.text(found.value.mean), group.name(found.one))
-
-    shown = [highlight("Fastest", found, speed) for found in speeds[:1]]
-    shown += [highlight("Most accurate", found, ACCURACY) for found in accuracies[:1]]
-    if ratios:
-        one, ratio = max(ratios, key=lambda pair: pair[1].efficiency.mean)
-        times = f"{ratio.speed_up.mean:.2f} times"
-        shown.append(Highlight("Best speed-up for its workers", times, group.name(one)))
-    if price is not None:
+    shown = [*_tile(group, speeds, _SPEEDS[speed])]
+    if apart and len(accuracies.found) > 1:
+        best = accuracies.found[0]
+        words = (ACCURACY.text(best.value.mean), group.name(best.one))
+        shown.append(Highlight("Highest accuracy, unequal training", *words))
+    else:
+        shown += _tile(group, accuracies, _ACCURACIES)
+    shown += _gain(group, ratios)
+    if price is not None and all(one.device == price.device for one in group.among):
         cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
-        shown += [highlight(f"Cheapest on {price.machine}", found, cost) for found in group.found(cost)[:1]]
+        on = f"on {price.machine}"
+        question = _Question(f"Cheapest {on}", f"Lowest cost {on}", f"Cost {on}", "cost")
+        shown += _tile(group, _ranking(cost, group.found(cost)), question)
 
     said = []
     if unequal:
         cause = ", and a difference in accuracy may come from the amount of training" if apart else ""
         said.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
-    if len(speeds) > 1:
-        said.append(_speed(group, speeds, speed))
-    if fastest is not None and len(accuracies) > 1 and not apart:
-        said += _trade(group, fastest, accuracies)
+    if len(speeds.found) > 1:
+        said.append(_speed(group, speeds))
+    if len(accuracies.found) > 1 and not apart:
+        said += _accuracy(group, fastest, accuracies)
+    said += effects.sentences(group.study, group.among, speed)
     return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
+
+
+def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = "") -> Iterator[Highlight]:
+    """The best, called the best only where the test tells it from all others."""
+    if not ranking.found:
+        return
+    best, ties = ranking.found[0], len(ranking.ties)
+    figure, name = shown or ranking.figure.text(best.value.mean), group.name(best.one)
+    if len(ranking.found) == 1:
+        yield Highlight(question.alone, figure, name)
+    elif not ties:
+        yield Highlight(question.best, figure, name)
+    elif ranking.single:
+        yield Highlight(f"{question.single} (n = 1)", figure, name)
+    elif ties == len(ranking.found) - 1 and not shown:
+        text = _span(ranking)
+        yield Highlight(f"No measurable difference in {question.what}", text, f"{ties + 1} configurations")
+    else:
+        others = f"{ties} other{'s' if ties > 1 else ''}"
+        yield Highlight(f"{question.single}, not alone", figure, f"{name}; not distinguishable from {others}")
+
+
+def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
+    """The best speed-up for its workers, or that more workers brought none."""
+    gains = [(one, ratio) for one, ratio in ratios if ratio.speed_up.mean > 1]
+    if ratios and not gains:
+        one, ratio = max(ratios, key=lambda pair: pair[1].speed_up.mean)
+        which = "second" if ratio.reference.devices == 1 else "further"
+        title = f"No {which} {scaling.unit(group.among)[:-1]} paid off here"
+        yield Highlight(title, f"{ratio.speed_up.mean:.2f} times", f"{group.name(one)}, the best of several")
+    elif gains:
+        found = [_Found(one, ratio.efficiency) for one, ratio in gains]
+        found.sort(key=lambda one: one.value.mean, reverse=True)
+        times = next(ratio.speed_up.mean for one, ratio in gains if one is found[0].one)
+        yield from _tile(group, _ranking(cells.EFFICIENCY, found), _GAIN, f"{times:.2f} times")
 
 
 def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str]:
@@ -117,24 +190,50 @@ def _leading(accuracies: Sequence[_Found], fastest: Configuration | None) -> lis
     return sorted(accuracies, key=lambda found: (found not in equal, found.one is not fastest))
 
 
-def _speed(group: _Group, speeds: Sequence[_Found], figure: Figure) -> str:
-    """The fastest beside a single worker with the same batch, else beside the slowest."""
-    best = speeds[0]
+def _speed(group: _Group, speeds: _Ranking) -> str:
+    """The fastest beside a single worker with the same batch, else beside the slowest that is told from it."""
+    figure, (best, *rest) = speeds.figure, speeds.found
     column = aggregate.column(group.study, best.one)
     alone = [
         found
-        for found in speeds[1:]
+        for found in rest
         if found.one.devices == 1
         and aggregate.column(group.study, found.one) == column
         and scaling.same_work(found.one, best.one)
         and scaling.may_be_base(found.one, best.one)
     ]
     alone.sort(key=lambda found: found.one.others != best.one.others)
-    other = alone[0] if alone else speeds[-1]
+    others = [found for found in (*alone, *reversed(rest)) if peers.distinct(best.value, found.value) is not False]
+    if not others:
+        return _no_difference(speeds, "No configuration is measurably faster")
+    other = others[0]
     figures = f"{figure.number(best.value.mean)} against {figure.text(other.value.mean)}"
-    sentence = f"{group.name(best.one)} is {_times(best, other)} {group.name(other.one)} ({figures})."
-    ties = [found for found in speeds[1:] if peers.distinct(best.value, found.value) is False]
-    return f"{sentence} {_tied(group, ties, 'speed')}".rstrip()
+    single = peers.distinct(best.value, other.value) is None
+    verb = f"{_ONCE}, {group.name(best.one)} was" if single else f"{group.name(best.one)} is"
+    sentence = f"{verb} {_times(best, other)} {group.name(other.one)} ({figures})."
+    ties = [found for found in speeds.ties if peers.distinct(best.value, found.value) is False]
+    return f"{sentence} {_tied(group, best, ties, figure, 'speed')}".rstrip()
+
+
+def _span(ranking: _Ranking) -> str:
+    low, *_, high = sorted(found.value.mean for found in ranking.found)
+    return f"{ranking.figure.number(low)} to {ranking.figure.text(high)}"
+
+
+def _no_difference(ranking: _Ranking, claim: str) -> str:
+    figure, (best, *rest) = ranking.figure, ranking.found
+    return f"{claim}: {_span(ranking)} in {len(rest) + 1} configurations ({_test(best, rest, figure, ranking.images)})."
+
+
+def _test(best: _Found, others: Sequence[_Found], figure: Figure, images: float | None = None) -> str:
+    """The test that did not tell these apart, and how large a difference it would have seen."""
+    against = "the seeds and the size of the test set" if images else "the seeds"
+    least = [peers.visible(best.value, other.value, images) for other in others]
+    known = max((one for one in least if one is not None), default=0.0)
+    counts = sorted({best.value.n, *(other.value.n for other in others)})
+    runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
+    shown = f"{known:.1f} points" if figure.unit == " %" else figure.text(known)
+    return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
 
 
 def _times(fast: _Found, slow: _Found) -> str:
@@ -143,41 +242,55 @@ def _times(fast: _Found, slow: _Found) -> str:
     return "as fast as" if times == "1.00" else f"{times} times as fast as"
 
 
-def _tied(group: _Group, ties: Sequence[_Found], what: str) -> str:
+def _tied(
+    group: _Group, best: _Found, ties: Sequence[_Found], figure: Figure, what: str, images: float | None = None
+) -> str:
     """Names the configurations that chance does not tell from the best."""
     if not ties:
         return ""
     more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
     listed = "; ".join(group.name(found.one) for found in ties[:_MOST_NAMED])
-    return f"Its {what} is not distinguishable from that of {listed}{more} (Student's t-test over the seeds, 5 %)."
+    return f"Its {what} is not distinguishable from that of {listed}{more} ({_test(best, ties, figure, images)})."
 
 
-def _trade(group: _Group, fastest: Configuration, accuracies: Sequence[_Found]) -> list[str]:
-    """What the fastest gave up in accuracy, and whether that can be told from chance; the most accurate come first."""
-    top = accuracies[0]
-    own = next((found for found in accuracies if found.one is fastest), None)
+def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> list[str]:
+    """How accurate the fastest is beside the most accurate; without times, what the most accurate is told from."""
+    top, images = accuracies.found[0], accuracies.images
+    own = next((found for found in accuracies.found if found.one is fastest), None)
     if own is None:
-        return []
-    if top.one is fastest:
-        return ["No other is more accurate."]
+        return [_most_accurate(group, accuracies)]
+    if own is top:
+        if accuracies.single:
+            return [f"{_ONCE}, no other was more accurate."]
+        return ["No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."]
     figures = f"{ACCURACY.number(own.value.mean)} against {ACCURACY.text(top.value.mean)}"
-    distinct = peers.distinct(own.value, top.value, _test_images((own.one, top.one)))
+    distinct = peers.distinct(own.value, top.value, images)
     if distinct is False:
         return [
-            f"Its accuracy is not distinguishable from the best, that of {group.name(top.one)}: {figures} "
-            "(Student's t-test over the seeds and the size of the test set, 5 %)."
+            f"Its accuracy is not distinguishable from the highest, that of {group.name(top.one)}: {figures} "
+            f"({_test(top, [own], ACCURACY, images)})."
         ]
     lost = top.value.mean - own.value.mean
     chance = "" if distinct else " One run of each (n = 1) cannot tell that from chance."
     sizes = ""
     if own.one.global_batch_size != top.one.global_batch_size:
-        sizes = f" The global batch is {own.one.global_batch_size} there and {top.one.global_batch_size} here."
-    return [f"It loses {lost:.1f} points of accuracy against {group.name(top.one)}: {figures}.{chance}{sizes}"]
+        sizes = f" Its global batch is {own.one.global_batch_size}, against {top.one.global_batch_size}."
+    verb = "It loses" if distinct else "Its run had"
+    what = f"{lost:.1f} points of accuracy" if distinct else f"{lost:.1f} points less accuracy"
+    return [f"{verb} {what} {'against' if distinct else 'than'} {group.name(top.one)}: {figures}.{chance}{sizes}"]
 
 
-def _test_images(among: Sequence[Configuration]) -> float | None:
-    known = [images for one in among for trial in one.finished if (images := _TEST_IMAGES(trial)) is not None]
-    return min(known, default=None)
+def _most_accurate(group: _Group, accuracies: _Ranking) -> str:
+    top, *rest = accuracies.found
+    value = ACCURACY.text(top.value.mean)
+    if accuracies.single:
+        return f"{_ONCE}, {group.name(top.one)} had the highest accuracy, {value}."
+    if len(accuracies.ties) == len(rest):
+        return _no_difference(accuracies, "No configuration is measurably more accurate")
+    if not accuracies.ties:
+        return f"{group.name(top.one)} is the most accurate, {value}."
+    tied = _tied(group, top, accuracies.ties, ACCURACY, "accuracy", accuracies.images)
+    return f"{group.name(top.one)} has an accuracy of {value}. {tied}"
 
 
 def _ratios(group: _Group) -> list[tuple[Configuration, scaling.Ratio]]:
@@ -229,12 +342,24 @@ def _rivals(group: _Group, times: Sequence[_Found]) -> str:
         remark = ITERATION_TIME.remarks(found.one.finished)
         return f"{ITERATION_TIME.text(found.value.mean)}{f', {remark}' if remark else ''}"
 
-    sentence = f"{group.name(best.one)} has the shortest iteration ({told(best)}), "
-    sentence += f"{_times(best, after)} {group.name(after.one)} ({told(after)})"
-    if slowest is not after:
-        sentence += f" and {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
-    tied = _tied(group, [found for found in times[1:] if peers.distinct(best.value, found.value) is False], "time")
-    return " ".join(filter(None, (f"{sentence}.", tied, _why(group, best.one, slowest.one))))
+    ties = [found for found in times[1:] if peers.distinct(best.value, found.value) is False]
+    if len(ties) == len(times) - 1:
+        return _no_difference(_Ranking(ITERATION_TIME, times, ties, None), "no strategy is measurably faster")
+    single = peers.distinct(best.value, after.value) is None
+    name = f"{group.name(best.one)} {'had, in one run of each,' if single else 'has'}"
+    if after in ties:
+        sentence = f"{name} an iteration of {told(best)}"
+        sentence += f", {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
+        if slowest in ties:
+            sentence = f"{name} an iteration of {told(best)}"
+    else:
+        sentence = f"{name} the shortest iteration ({told(best)}), "
+        sentence += f"{_times(best, after)} {group.name(after.one)} ({told(after)})"
+        if slowest is not after:
+            sentence += f" and {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
+    tied = _tied(group, best, ties, ITERATION_TIME, "time")
+    why = "" if slowest in ties else _why(group, best.one, slowest.one)
+    return " ".join(filter(None, (f"{sentence}.", tied, why)))
 
 
 def _why(group: _Group, best: Configuration, slowest: Configuration) -> str:

@@ -111,6 +111,15 @@ def grid() -> Study:
     )
 
 
+def twice(of: Study) -> Study:
+    """A study with a second seed of every run, whose figures are the same."""
+    again = [
+        replace(one, run_id=f"{one.run_id}-again", params={**one.params, "seed": str(one.seed + 100)})
+        for one in of.trials
+    ]
+    return replace(of, trials=(*of.trials, *again))
+
+
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 
 

@@ -55,6 +55,8 @@ def test_what_published_figures_cannot_be() -> None:
 def test_our_own_figures_are_looked_at_as_well() -> None:
     right = trial(accuracies=(0.55,))
     assert not [line for line in cautions.cautions(study(right)) if "cannot be right" in line]
+    some = replace(right, params={**right.params, "test_images": "500"}, metrics={**right.metrics, "test/recall": 0.56})
+    assert not [line for line in cautions.cautions(study(some)) if "cannot be right" in line]
     wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5, "test/f1": 0.5})
     (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
     impossible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=900.0))

@@ -316,11 +316,12 @@ def test_cells_have_the_spread_in_the_means_digits_and_the_count_where_runs_lack
 
 def outliers(*accuracies: float, images: int = 50000) -> list[str]:
     runs = [trial(seed=seed, accuracies=(one,), images=images) for seed, one in enumerate(accuracies)]
-    return [one.trial.name for one in peers.outliers(runs)]
+    return [one.trial.name for one in peers.outliers(aggregate.configurations(study(*runs)))]
 
 
 def test_an_outlier_is_far_below_a_group_that_is_close_together() -> None:
-    (found,) = peers.outliers([trial(seed=n, accuracies=(a,)) for n, a in enumerate((0.6, 0.59, 0.58, 0.4))])
+    runs = study(*(trial(seed=n, accuracies=(a,)) for n, a in enumerate((0.6, 0.59, 0.58, 0.4))))
+    (found,) = peers.outliers(aggregate.configurations(runs))
     assert (found.trial.seed, found.peers) == (3, 4)
     assert (found.accuracy, found.below) == (pytest.approx(40.0), pytest.approx(18.5))
     assert outliers(0.6, 0.59, 0.58, 0.56) == []
@@ -330,14 +331,14 @@ def test_an_outlier_is_far_below_a_group_that_is_close_together() -> None:
     assert outliers(0.6, 0.5, 0.4, 0.3) == []  # wide apart as they are
 
 
-def test_an_outlier_is_one_of_runs_that_did_as_much() -> None:
+def test_an_outlier_is_one_of_the_seeds_of_its_configuration() -> None:
     alike = [trial(seed=seed, accuracies=(0.6,)) for seed in range(4)]
     strange = [
         trial("1x2", accuracies=(0.3,), images=5000),
         trial("1x2", seed=1, accuracies=(0.3,), params={"model": "vit"}),
         replace(trial("1x2", seed=2, accuracies=(0.3,)), status="FAILED"),
     ]
-    assert peers.outliers([*alike, *strange]) == []
+    assert peers.outliers(aggregate.configurations(study(*alike, *strange))) == []
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from cifar_ray.reporting import compare, cost, data, markdown, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.tracking.study import Point, Study
-from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, without_run
+from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, twice, without_run
 
-PRICE = cost.find("g4dn.xlarge")
+PRICE = cost.find("c7i.xlarge")
 
 
 def section(of: Study, targets: Sequence[float] = (), price: cost.Price | None = None) -> Section:
@@ -66,9 +66,10 @@ def test_the_main_table_has_a_row_for_every_configuration() -> None:
     ]
     rows = {label: [entry.text for entry in entries] for label, entries in found.rows}
     assert list(rows) == [f"{top}, batch {size}" for top in ("1x1", "1x2", "2x2") for size in (16, 64)]
-    assert rows["2x2, batch 64"] == ["256", "60.00", "640.0", "3.20", "80.0", "65.00", "65.00", "512", "0.0292"]
+    assert rows["2x2, batch 64"] == ["256", "60.00", "640.0", "3.20", "80.0", "65.00", "65.00", "512", "0.00992"]
     first, batch = "1x1, batch 16", "2x2, batch 64"
-    assert best(found) == {
+    assert best(found) == {}  # one run of each
+    assert best(table(twice(grid()), "main", price=PRICE)) == {
         **{"Training (s)": [batch], "Images/s": [batch], "Speed-up (times)": [batch]},
         **{"Accuracy (%)": [first], "F1 (%)": [first], "Cost (USD)": ["1x2, batch 64"]},
     }
@@ -77,7 +78,7 @@ def test_the_main_table_has_a_row_for_every_configuration() -> None:
 
 
 def test_figures_that_were_reckoned_by_hand() -> None:
-    """768 images an epoch, for two epochs, beside 40 s of all else, on machines for 0.526 USD an hour.
+    """768 images an epoch, for two epochs, beside 40 s of all else, on machines for 0.1785 USD an hour.
 
     An iteration of 32 images on 1x1 takes 0.5 s, one of 64 on 1x2 takes 0.6 s, and one of 128 on 2x2 takes 0.8 s.
     """
@@ -95,15 +96,16 @@ def test_figures_that_were_reckoned_by_hand() -> None:
     assert list(texts(phases, "Epoch (s)").values()) == ["12.000", "7.200", "4.800"]
     assert list(texts(phases, "Total (s)").values()) == ["64.00", "54.40", "49.60"]
     # 64 s, 54.4 s, and twice 49.6 s of a machine.
-    assert list(texts(main, "Cost (USD)").values()) == ["0.00935", "0.00795", "0.0145"]
+    assert list(texts(main, "Cost (USD)").values()) == ["0.00317", "0.00270", "0.00492"]
     # Of the training alone, for 1,536 images.
-    assert list(texts(way, "Cost per 1,000 images (USD)").values()) == ["0.00228", "0.00137", "0.00183"]
+    assert list(texts(way, "Cost per 1,000 images (USD)").values()) == ["0.000775", "0.000465", "0.000620"]
     assert list(texts(way, "Epochs").values()) == ["2.0"] * 3
     assert list(texts(way, "Training (s)").values()) == ["24.00", "14.40", "9.60"]
 
 
 def test_a_best_of_what_grows_with_the_work_is_among_equal_work() -> None:
     less = replace(grid(), trials=[*grid().trials[:5], trial("2x2", 64, training_s=20.0, accuracies=(0.9,))])
+    less = twice(less)
     assert set(best(table(less, "main", price=PRICE))) == {"Images/s", "Speed-up (times)"}
     assert set(best(table(less, "to_30_percent", [0.3], PRICE))) == {"Training (s)", "Cost per 1,000 images (USD)"}
     sentence = (
@@ -120,7 +122,27 @@ def test_a_best_is_of_several_values_and_of_like_devices() -> None:
     little = {**trial().metrics, "peak_memory_mib": 5.0}
     for device, memory in (("cuda", []), ("cpu", ["1x1"])):
         runs = study(trial(metrics=little), trial("1x2", params={"device": device}))
-        assert best(table(runs, "main")).get("Peak memory (MiB)", []) == memory
+        assert best(table(twice(runs), "main")).get("Peak memory (MiB)", []) == memory
+
+
+def test_no_best_is_marked_where_chance_or_the_shown_digits_tell_no_difference() -> None:
+    def marked(*memory: tuple[str, float]) -> list[str]:
+        runs = [
+            replace(one, metrics={**one.metrics, "peak_memory_mib": mib})
+            for seed, (top, mib) in enumerate(memory)
+            for one in [trial(top, seed=seed)]
+        ]
+        return best(table(study(*runs), "main")).get("Peak memory (MiB)", [])
+
+    assert marked(("1x1", 856.0), ("1x1", 858.0), ("1x2", 857.0), ("1x2", 857.0)) == []  # 857 +- 1 and 857 +- 0
+    assert marked(("1x1", 856.9), ("1x1", 856.9), ("1x2", 857.1), ("1x2", 857.1)) == []
+    assert marked(("1x1", 800.0), ("1x1", 801.0), ("1x2", 857.0), ("1x2", 857.0)) == ["1x1"]
+
+
+def test_costs_of_another_kind_of_machine_have_no_best() -> None:
+    marks = best(table(twice(grid()), "main", price=cost.find("g4dn.xlarge")))
+    assert "Cost (USD)" not in marks
+    assert "Training (s)" in marks
 
 
 def test_seeds_become_mean_deviation_and_count() -> None:
@@ -179,8 +201,9 @@ def test_the_way_to_every_target_has_a_table_and_figures_of_its_own() -> None:
 def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
     lucky = [trial("1x1", seed=n, training_s=30.0, accuracies=(best,)) for n, best in enumerate((0.7, 0.5, 0.5))]
     rest = [trial("1x2", training_s=60.0, accuracies=(0.7,)), trial("2x2", training_s=90.0, accuracies=(0.7,))]
-    found = table(study(*lucky, *rest), "to_70_percent", [0.7])
-    assert texts(found, "Training (s)") == {"1x1": "30.00 (n=1 of 3)", "1x2": "60.00", "2x2": "90.00"}
+    again = twice(study(*rest)).trials
+    found = table(study(*lucky, *again), "to_70_percent", [0.7])
+    assert texts(found, "Training (s)") == {"1x1": "30.00 (n=1 of 3)", "1x2": "60.00 ± 0.00", "2x2": "90.00 ± 0.00"}
     assert best(found) == {"Training (s)": ["1x2"]}
     assert column(found, "Training (s)")["1x1"].note.startswith("2 of 3 finished runs do not have it")
 
@@ -234,7 +257,7 @@ def test_strategies_are_an_axis_like_any_other() -> None:
         **{"gather_scatter, 1x1": "402", "ddp, 1x1": "400", "gpipe, 1x1 (SKIPPED)": ""},
         **{"gather_scatter, 1x2": "410", "ddp, 1x2": "260", "gpipe, 1x2": "300"},
     }
-    assert best(found)["Iteration (ms)"] == ["ddp, 1x2"]
+    assert best(table(twice(small()), "main"))["Iteration (ms)"] == ["ddp, 1x2"]
     other = study(*small().trials, trial("1x1", 64, params={"model": "vgg11"}), axes=("strategy", "topology"))
     assert "Iteration (ms)" not in best(table(other, "main"))  # iterations of different sizes
     assert column(found, "Speed-up (times)")["gpipe, 1x2"].note == "against gather_scatter, 1x1"
@@ -341,7 +364,7 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
         ("id-bs16-1x2-seed0", "0", "7.5", "c" * 40),
     ]
     assert [row["global_batch_size"] for row in read] == ["16", "16", "32"]
-    assert float(read[0]["cost_usd"]) == pytest.approx(50 / 3600 * 0.526)
+    assert float(read[0]["cost_usd"]) == pytest.approx(50 / 3600 * 0.1785)
     assert "lr" not in read[0]  # the same in all
     skipped = data.runs(study(trial(), without_run("SKIPPED", "no room", "2x2", 16)), [], None)[1]
     assert (skipped["status"], skipped["reason"], skipped["run_id"]) == ("SKIPPED", "no room", "")
@@ -392,8 +415,8 @@ def test_notes_say_what_a_reader_must_know_of_the_figures() -> None:
         "Accuracy and F1, a macro average, are those of the last epoch.",
         "Training is without start-up, data, evaluation and checkpoints.",
         "Images/s are in steady state.",
-        "Peak memory is that of the worker that took most: of its GPU where it has one, else of its process.",
-        f"{cost.assumption(PRICE)} Counted is the run's wall time; in a sweep, it begins when the run is taken up.",
+        "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
+        f"{cost.assumption(PRICE)} Cost uses wall time, counted in a sweep from the start of each run.",
     )
     assert table(grid(), "to_65_percent", price=PRICE).notes[1:] == (
         "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone.",
@@ -423,15 +446,14 @@ def test_everything_of_a_report_as_plain_values() -> None:
             {
                 "title": "resnet",
                 "highlights": [
-                    {"title": "Fastest", "figure": "100.00 s", "configuration": "1x1"},
-                    {"title": "Most accurate", "figure": "60.00 %", "configuration": "1x1"},
+                    {"title": "Training time", "figure": "100.00 s", "configuration": "1x1"},
+                    {"title": "Test accuracy", "figure": "60.00 %", "configuration": "1x1"},
                 ],
                 "sentences": [],
             }
         ],
         "cautions": [
-            "Every configuration was run once (n=1): small differences may be chance, and there is no standard "
-            "deviation."
+            "Every configuration was run once (n=1): differences may be chance, and there is no standard deviation."
         ],
     }
     assert found["runs"] == data.runs(one, [], None)
@@ -451,10 +473,10 @@ def test_a_strategy_that_was_not_recorded_is_said() -> None:
 
 
 def test_a_terminals_lines_are_aligned() -> None:
-    title, head, rule, *rows = markdown.lines(table(grid(), "main"))
+    title, head, rule, *rows = markdown.lines(table(twice(grid()), "main"))
     assert title == "Time, speed and accuracy"
     assert {len(head), *map(len, rows)} == {len(rule)}
-    assert "60.00*" in rows[5]
+    assert "60.00 ± 0.00*" in rows[5]
 
 
 def test_compared_runs_are_columns_and_what_differs_comes_first() -> None:
@@ -463,7 +485,7 @@ def test_compared_runs_are_columns_and_what_differs_comes_first() -> None:
     rows = {line[:20].strip(): line[20:].split() for line in lines[lines.index("Side by side") + 3 :]}
     assert list(rows)[:3] == ["topology", "lr", "hardware"]
     assert rows["lr"] == ["0.1", "0.2"]
-    assert rows["Training (s)"] == ["100.00", "50.00*"]
+    assert rows["Training (s)"] == ["100.00", "50.00"]
     assert rows["Precision (%)"] == ["60.00", "60.00"]
     assert len(lines) < 30
     full = list(compare.terminal(study(trial(), other, axes=(), hold=""), None, [], full=True))

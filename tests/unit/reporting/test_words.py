@@ -8,7 +8,7 @@ import pytest
 
 from cifar_ray.reporting import cautions, compare, cost, html, report, words
 from cifar_ray.tracking.study import Study
-from tests.support.studies import grid, of_strategies, of_strategy, study, trial, without_run
+from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
 from tests.unit.reporting.test_tables import small
 
 PRICE = cost.find("c7i.xlarge")
@@ -25,19 +25,127 @@ def highlights(of: Study, price: cost.Price | None = None) -> list[tuple[str, st
 
 
 def test_what_a_study_comes_to() -> None:
-    assert said(grid()) == [
+    assert said(twice(grid())) == [
         "2x2 with batch 64 is 3.33 times as fast as 1x1 with batch 64 (60.00 against 200.00 s).",
-        "It loses 15.0 points of accuracy against 1x1 with batch 16: 65.00 against 80.00 %. One run of each (n = 1) "
-        "cannot tell that from chance. The global batch is 256 there and 16 here.",
+        "It loses 15.0 points of accuracy against 1x1 with batch 16: 65.00 against 80.00 %. Its global batch is 256, "
+        "against 16.",
+        "Batch per worker: 64 is 1.88 times as fast as 16 (95 % interval 1.88 to 1.88), from 1.75 with topology 2x2 to "
+        "2.00 with topology 1x1.",
+        "Batch per worker: 16 is 3.3 points more accurate than 64 (95 % interval 3.3 to 3.3), from 2.0 with topology "
+        "1x1 to 5.0 with topology 2x2.",
+        "Topology: 2x2 is 3.56 times as fast as 1x1 (95 % interval 3.56 to 3.56), from 3.33 with batch per worker 64 "
+        "to 3.81 with batch per worker 16.",
+        "Topology: 1x1 is 11.5 points more accurate than 2x2 (95 % interval 11.5 to 11.5), from 10.0 with batch per "
+        "worker 16 to 13.0 with batch per worker 64; the global batch differs, too.",
         "With 2 workers the efficiency is 90 %, with 4 it is 75 to 80 %.",
     ]
     # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
-    assert highlights(grid(), PRICE) == [
+    assert highlights(twice(grid()), PRICE) == [
         ("Fastest", "60.00 s", "2x2 with batch 64"),
         ("Most accurate", "80.00 %", "1x1 with batch 16"),
-        ("Best speed-up for its workers", "1.80 times", "1x2 with batch 16"),
+        (
+            "Highest speed-up for its workers, not alone",
+            "1.80 times",
+            "1x2 with batch 16; not distinguishable from 1 other",
+        ),
         ("Cheapest on c7i.xlarge", "0.00744 USD a run", "1x2 with batch 64"),
     ]
+
+
+def test_one_run_of_each_makes_nothing_the_best() -> None:
+    first, second, third, *_ = said(grid())
+    assert first.startswith("In one run of each, 2x2 with batch 64 was 3.33 times as fast as")
+    assert second.startswith("Its run had 15.0 points less accuracy than 1x1 with batch 16: 65.00 against 80.00 %.")
+    assert third.endswith("in one run of each, so without an interval.")
+    assert [title for title, *_ in highlights(grid(), PRICE)] == [
+        *("Shortest training (n = 1)", "Highest accuracy (n = 1)", "Highest speed-up for its workers (n = 1)"),
+        "Lowest cost on c7i.xlarge (n = 1)",
+    ]
+
+
+def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
+    """Two seeds of each, as in a small study on a busy machine."""
+    runs = [
+        trial(top, seed=seed, training_s=s + 8 * seed, accuracies=(a + 0.01 * seed,), images_per_s=speed - 9 * seed)
+        for top, s, a, speed in (("1x1", 30.0, 0.556, 100.0), ("1x2", 32.0, 0.554, 83.0), ("2x2", 33.0, 0.555, 70.0))
+        for seed in (0, 1)
+    ]
+    assert highlights(study(*runs)) == [
+        ("No measurable difference in speed", "34.00 to 37.00 s", "3 configurations"),
+        ("No measurable difference in accuracy", "55.90 to 56.10 %", "3 configurations"),
+        ("No second worker paid off here", "0.82 times", "1x2, the best of several"),
+    ]
+    assert said(study(*runs))[0] == (
+        "No configuration is measurably faster: 34.00 to 37.00 s in 3 configurations (Student's t-test over the seeds, "
+        "5 %; with n = 2 it sees differences above 24.34 s)."
+    )
+    one_ahead = [*runs, *(trial("1x4", seed=seed, training_s=1000.0 + seed, accuracies=(0.3,)) for seed in (0, 1))]
+    assert highlights(study(*one_ahead))[0] == (
+        "Shortest training, not alone",
+        "34.00 s",
+        "1x1; not distinguishable from 2 others",
+    )
+    assert said(study(*one_ahead))[0].startswith("1x1 is 29.43 times as fast as 1x4 (34.00 against 1,000.50 s). Its")
+
+
+def two_axes(low: float) -> Study:
+    """Batch 16 and 64 on one worker and two, whose accuracies differ by batch on one worker alone."""
+    known = {("1x1", 16): low, ("1x1", 64): 0.55, ("1x2", 16): 0.55, ("1x2", 64): 0.55}
+    return study(
+        *(
+            trial(top, batch, seed=seed, accuracies=(accuracy + 0.004 * seed,))
+            for (top, batch), accuracy in known.items()
+            for seed in (0, 1)
+        )
+    )
+
+
+def test_the_effect_of_an_axis_has_an_interval_and_says_where_it_depends_on_another() -> None:
+    (line,) = (line for line in said(two_axes(0.41)) if line.startswith("Batch per worker") and "accura" in line)
+    # s = 0.283 points with 4 degrees of freedom, and 2 cells of 2 runs each: 2.776 * 0.283 * sqrt(2 / 4).
+    assert line == (
+        "Batch per worker: 64 is 7.0 points more accurate than 16 (95 % interval 6.4 to 7.6), from 0.0 with topology "
+        "1x2 to 14.0 with topology 1x1."
+    )
+    (line,) = (line for line in said(two_axes(0.55)) if line.startswith("Batch per worker") and "accura" in line)
+    assert line.startswith("Batch per worker: no measurable effect on accuracy (")
+    rates = [
+        trial(seed=seed, accuracies=(a + 0.01 * seed,), params={"lr": lr})
+        for lr, a in (("0.01", 0.3), ("0.1", 0.5), ("1.0", 0.1))
+        for seed in (0, 1)
+    ]
+    (line,) = (line for line in said(study(*rates, axes=("lr",))) if line.startswith("lr: ") and "accura" in line)
+    # Tukey's range of three values, 5.91 with 3 degrees of freedom, over the root of two: 4.18 * 0.707.
+    assert line == "lr: 0.1 is 40.0 points more accurate than 1.0 (95 % interval 37.0 to 43.0)."
+
+
+def test_a_learning_rate_that_stays_while_the_batch_grows_is_a_caution_with_the_flag() -> None:
+    def about(*given: tuple[str, int, dict[str, str]]) -> list[str]:
+        runs = study(*(trial(top, batch, params=params) for top, batch, params in given))
+        return [line for line in cautions.cautions(runs) if "--lr-scaling" in line]
+
+    (told,) = about(("1x1", 16, {}), ("1x2", 16, {}), ("1x1", 64, {}), ("1x2", 64, {}))  # as README's sweep
+    assert told.startswith("resnet on cifar10: the learning rate 0.1 was the same for global batches of 16 to 128")
+    assert about(("1x1", 16, {}), ("1x2", 16, {})) == []
+    assert about(("1x1", 16, {"lr_scaling": "sqrt"}), ("1x1", 64, {"lr_scaling": "sqrt"})) == []
+    assert about(("1x1", 16, {}), ("1x1", 64, {"lr": "0.2"})) == []
+    searched = [("1x1", batch, {"lr": lr}) for batch in (16, 64) for lr in ("0.1", "0.2")]
+    assert about(*searched) == []
+
+
+def test_a_price_of_another_kind_of_machine_is_a_caution_and_no_headline() -> None:
+    gpu = cost.find("g4dn.xlarge")
+    assert not [title for title, *_ in highlights(twice(grid()), gpu) if "g4dn" in title]
+    (told,) = (line for line in cautions.cautions(grid(), gpu) if "g4dn" in line)
+    assert told == (
+        "g4dn.xlarge has a GPU, but 6 of 6 runs were computed on CPUs: their costs at 0.526 USD per hour are not what "
+        "the runs would cost there."
+    )
+    assert not [line for line in cautions.cautions(grid(), PRICE) if "USD" in line]
+    cuda = twice(
+        study(*(trial(t, training_s=s, params={"device": "cuda"}) for t, s in (("1x1", 100.0), ("1x2", 50.0))))
+    )
+    assert [title for title, *_ in highlights(cuda, gpu) if "g4dn" in title]
 
 
 def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
@@ -56,21 +164,21 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
     [
         (
             pair(0.005),
-            "Its accuracy is not distinguishable from the best, that of 1x1: 60.50 against 61.00 % "
-            "(Student's t-test over the seeds and the size of the test set, 5 %).",
+            "Its accuracy is not distinguishable from the highest, that of 1x1: 60.50 against 61.00 % "
+            "(Student's t-test over the seeds, 5 %; with n = 3 it sees differences above 2.3 points).",
         ),
         (
             pair(0.05),
-            "It loses 5.0 points of accuracy against 1x1: 56.00 against 61.00 %. The global batch is 32 there and 16 "
-            "here.",
+            "It loses 5.0 points of accuracy against 1x1: 56.00 against 61.00 %. Its global batch is 32, against 16.",
         ),
         (
             pair(0.05, images=500),
-            "Its accuracy is not distinguishable from the best, that of 1x1: 56.00 against 61.00 % "
-            "(Student's t-test over the seeds and the size of the test set, 5 %).",
+            "Its accuracy is not distinguishable from the highest, that of 1x1: 56.00 against 61.00 % "
+            "(Student's t-test over the seeds and the size of the test set, 5 %; with n = 3 it sees differences above "
+            "6.2 points).",
         ),
-        (pair(-0.1), "No other is more accurate."),
-        (pair(0.0), "No other is more accurate."),
+        (pair(-0.1), "It is also the most accurate."),
+        (pair(0.0), "No other is measurably more accurate."),
     ],
 )
 def test_what_speed_costs_is_told_from_chance(of: Study, sentence: str) -> None:
@@ -82,8 +190,8 @@ def test_speeds_that_chance_does_not_tell_apart_are_no_finding() -> None:
         trial(top, seed=seed, training_s=s + 5 * seed) for top, s in (("1x1", 101.0), ("1x2", 100.0)) for seed in (0, 1)
     ]
     assert said(study(*runs))[0] == (
-        "1x2 is 1.01 times as fast as 1x1 (102.50 against 103.50 s). Its speed is not distinguishable from that of "
-        "1x1 (Student's t-test over the seeds, 5 %)."
+        "No configuration is measurably faster: 102.50 to 103.50 s in 2 configurations (Student's t-test over the "
+        "seeds, 5 %; with n = 2 it sees differences above 15.21 s)."
     )
 
 
@@ -97,16 +205,17 @@ def unequal() -> Study:
 
 
 def test_unequal_work_is_ranked_by_images_per_second() -> None:
-    assert said(unequal()) == [
+    assert said(twice(unequal())) == [
         "The runs trained on different numbers of images (4,800 to 19,200), so they are ranked by images/s, and a "
         "difference in accuracy may come from the amount of training.",
         "2x2 is 2.67 times as fast as 1x1 (320.0 against 120.0 images/s).",
+        "Topology: 2x2 is 2.67 times as fast as 1x1 (95 % interval 2.67 to 2.67).",
         "With 2 workers the efficiency is 83 %, with 4 it is 67 %.",
     ]
     # 80 s for 4,800 images, 90 s for 9,600, and twice 100 s for 19,200, at 0.1785 USD an hour: 0.000465 USD for 9.4 s.
-    assert highlights(unequal(), PRICE) == [
+    assert highlights(twice(unequal()), PRICE) == [
         ("Fastest", "320.0 images/s", "2x2"),
-        ("Most accurate", "40.00 %", "2x2"),
+        ("Highest accuracy, unequal training", "40.00 %", "2x2"),
         ("Best speed-up for its workers", "1.67 times", "1x2"),
         ("Cheapest on c7i.xlarge", "0.000465 USD per 1,000 images", "1x2"),
     ]
@@ -114,7 +223,7 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
 
 def test_of_equally_accurate_ones_the_fastest_is_named() -> None:
     runs = study(trial("1x1", training_s=100.0), trial("1x2", training_s=50.0))
-    assert highlights(runs)[1] == ("Most accurate", "60.00 %", "1x2")
+    assert highlights(runs)[1] == ("Highest accuracy (n = 1)", "60.00 %", "1x2")
 
 
 def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
@@ -140,15 +249,15 @@ def test_each_device_and_data_set_has_findings_of_its_own() -> None:
     runs += [trial(top, training_s=s, params=gpu) for top, s in (("1x1", 10.0), ("1x2", 4.0))]
     found = words.findings(study(*runs, without_run("SKIPPED", "needs 4 GPUs", "1x4", 16)), None)
     assert [(one.title, one.sentences[0]) for one in found] == [
-        ("resnet, cpu", "1x2 is 2.00 times as fast as 1x1 (50.00 against 100.00 s)."),
-        ("resnet, cuda", "1x2 is 2.50 times as fast as 1x1 (4.00 against 10.00 s)."),
+        ("resnet, cpu", "In one run of each, 1x2 was 2.00 times as fast as 1x1 (50.00 against 100.00 s)."),
+        ("resnet, cuda", "In one run of each, 1x2 was 2.50 times as fast as 1x1 (4.00 against 10.00 s)."),
     ]
     sets = [trial(params={"dataset": name}) for name in ("cifar10", "mnist")]
     assert [one.title for one in words.findings(study(*sets), None)] == ["resnet on cifar10", "resnet on mnist"]
 
 
 def test_the_fastest_strategy_is_named_and_where_the_others_lose_their_time() -> None:
-    *_, line = said(small())
+    *_, line = said(twice(small()))
     assert line == (
         "With 2 workers, ddp on 1x2 has the shortest iteration (260 ms), 1.15 times as fast as gpipe on 1x2 (300 ms) "
         "and 1.58 times as fast as the slowest, gather_scatter on 1x2 (410 ms). Exposed communication takes 150 ms "
@@ -172,9 +281,10 @@ def test_iterations_of_different_sizes_are_no_rivals_and_asynchronous_ones_say_w
     both = [of_strategy(name, "1x2", s) for name, s in (("ddp", 0.3), ("hogwild", 0.2))]
     wide = [trial("1x2", 64, params={"model": "vgg11", "strategy": name}) for name in ("ddp", "all_reduce")]
     lines = [line for line in said(of_strategies(*both, *wide)) if "shortest" in line]
-    assert lines[0].startswith("With 2 workers and global batch 128, ddp on 1x2 with global batch 128 has")
+    assert lines[0].startswith("With 2 workers and global batch 128, ddp on 1x2 with global batch 128 had")
     assert (
-        "hogwild on 1x2 with global batch 256 has the shortest iteration (200 ms, by images/s of all ranks" in lines[1]
+        "hogwild on 1x2 with global batch 256 had, in one run of each, the shortest iteration (200 ms, by images/s of"
+        in lines[1]
     )
     one = of_strategies(*(of_strategy(name, "1x1") for name in ("ddp", "all_reduce")))
     assert not [line for line in said(one) if "shortest" in line]
@@ -186,8 +296,9 @@ def warned(of: Study, about: str) -> str:
 
 
 def test_a_whole_study_has_one_reservation() -> None:
-    assert cautions.cautions(grid()) == [
-        "Every configuration was run once (n=1): small differences may be chance, and there is no standard deviation."
+    scaled = [replace(one, params={**one.params, "lr_scaling": "sqrt"}) for one in grid().trials]
+    assert cautions.cautions(study(*scaled)) == [
+        "Every configuration was run once (n=1): differences may be chance, and there is no standard deviation."
     ]
     assert cautions.cautions(pair(0.1, 2)) == []
     assert warned(study(trial(), *(trial("1x2", seed=n) for n in (0, 1))), "n=1").startswith("1 of 2 configurations")
@@ -217,10 +328,8 @@ def test_a_sweep_that_has_not_ended_well() -> None:
 
 def test_times_that_are_not_what_they_seem() -> None:
     counted = trial("2x1", tags={"times_are_a_clusters": "false"})
-    assert warned(study(counted), "cluster").startswith("All times are not a cluster's: nodes or CPUs were only")
-    assert warned(study(counted, trial("1x1")), "cluster").startswith(
-        "Times of 1 of 2 finished runs are not a cluster's"
-    )
+    assert warned(study(counted), "cluster").startswith("All runs shared the cores of one machine. Their times say")
+    assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 runs shared the cores of one machine.")
     assert warned(study(trial(), metrics={"sweep/concurrency": 2.0}), "same time").startswith("Up to 2 runs")
     moved = trial("1x1", tags={"cifar_ray.earlier.topology": "2x2"})
     assert "bs16 1x1 seed0" in warned(study(moved), "another topology")
@@ -234,14 +343,23 @@ def test_figures_of_different_programs_and_machines_side_by_side() -> None:
     assert warned(mixed, "(-dirty)")
 
 
-def test_outliers_are_named_and_of_many_the_first() -> None:
-    """Six runs of a small model, of which one ended far below the others, as was once measured."""
-    right = {"16 1x1": 0.5826, "16 1x2": 0.5859, "16 2x2": 0.5831, "64 1x1": 0.5869, "64 1x2": 0.5932, "64 2x2": 0.417}
-    runs = [trial(name[3:], int(name[:2]), accuracies=(accuracy,)) for name, accuracy in right.items()]
-    assert warned(study(*runs), "below the median") == (
-        "bs64 2x2 seed0 ended at 41.7 % test accuracy, 17 points below the median of the 6 runs of resnet on cifar10 "
-        "that trained as much: look at its settings and its loss curve, and train more seeds."
+def test_outliers_are_judged_within_a_configuration() -> None:
+    """Both seeds of the smallest batch are low: that is the finding, and no accident."""
+    low = [trial("1x1", 16, seed=seed, accuracies=(0.41 + 0.01 * seed,)) for seed in (0, 1)]
+    rest = [
+        trial(top, batch, seed=seed, accuracies=(0.55,))
+        for top, batch in (("1x1", 64), ("1x2", 16), ("1x2", 64), ("2x2", 16), ("2x2", 64))
+        for seed in (0, 1)
+    ]
+    assert not [line for line in cautions.cautions(study(*low, *rest)) if "below the median" in line]
+    seeds = [trial(seed=seed, accuracies=(accuracy,)) for seed, accuracy in enumerate((0.58, 0.59, 0.58, 0.41))]
+    assert warned(study(*seeds, *rest), "below the median") == (
+        "bs16 1x1 seed3 ended at 41.0 % test accuracy, 17 points below the median of the 4 runs of its configuration: "
+        "look at its loss curve, and train more seeds."
     )
+
+
+def test_of_many_outliers_the_first_are_named() -> None:
     many = [trial(seed=seed, accuracies=(0.6 if seed < 9 else 0.1,)) for seed in range(16)]
     found = [caution for caution in cautions.cautions(study(*many)) if "below the median" in caution]
     assert [line.split()[2] for line in found[:5]] == [f"seed{n}" for n in range(9, 14)]

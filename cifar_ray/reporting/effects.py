@@ -1,0 +1,206 @@
+"""The effect of every axis of a study on speed and accuracy, with its interval."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cifar_ray.reporting import aggregate, peers
+from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.measures import ACCURACY, Figure
+from cifar_ray.reporting.names import STRATEGY
+from cifar_ray.tracking.study import Study
+
+_NO_AXES = (aggregate.RUN, aggregate.HARDWARE)
+_MORE_WORK = ("epochs", "steps_per_epoch")
+_ALIKE = 1e-9
+
+
+class _Cell(NamedTuple):
+    """A configuration and a figure of its runs; of times and speeds the logarithm, so that differences are ratios."""
+
+    one: Configuration
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+
+class _Effect(NamedTuple):
+    """By how much ``high`` exceeds ``low`` on average over the settings that were measured with both.
+
+    Attributes:
+        low: the axis's value with the lower figure.
+        high: the one with the higher figure.
+        mean: the difference.
+        half: half of its 95 % interval; None with one run of each.
+        pairs: the cells with ``low`` and with ``high``, by the other settings.
+        differing: whether the difference depends on the other settings by more than chance.
+    """
+
+    low: str
+    high: str
+    mean: float
+    half: float | None
+    pairs: Mapping[tuple[str, ...], tuple[_Cell, _Cell]]
+    differing: bool
+
+
+def sentences(study: Study, among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
+    """What every axis does to speed and accuracy, one sentence each.
+
+    Two values of an axis are compared in runs that are alike in everything else. The interval has Student's t, or
+    Tukey's range where an axis has more values, of which the two that are furthest apart are told; the deviation
+    is that of the seeds, taken as one over all configurations.
+
+    Args:
+        study: the runs.
+        among: finished configurations of one model, data set and device.
+        speed: the figure that tells how fast a run is.
+    """
+    if len(among) < 3 and not any(max(one.counts) > 1 for one in among):
+        return  # the difference of two runs is told anyway
+    settings = {id(one): _settings(study, one) for one in among}
+    strategies = any(one.devices > 1 for one in among)  # then their iterations are compared
+    for axis in dict.fromkeys(name for known in settings.values() for name in known):
+        if axis in _NO_AXES:
+            continue
+        for figure in (speed, ACCURACY):
+            if axis == "Strategy" and figure is speed and strategies:
+                continue
+            effect = _effect(among, settings, axis, figure)
+            if effect is not None:
+                yield f"{axis}: {_told(effect, axis, figure)}."
+
+
+def _settings(study: Study, one: Configuration) -> dict[str, str]:
+    """What a configuration was given, by the names of the axes."""
+    batch = "Global batch" if study.hold == "global_batch" else "Batch per worker"
+    known = {batch: str(aggregate.column(study, one)), "Topology": one.topology, "Strategy": one.strategy}
+    return known | {name: value for name, value in one.others if name != STRATEGY}
+
+
+def _effect(
+    among: Sequence[Configuration], settings: Mapping[int, Mapping[str, str]], axis: str, figure: Figure
+) -> _Effect | None:
+    """The largest effect between two values of an axis; None where nothing differs in the axis alone."""
+    cells = [_Cell(one, values) for one in among if (values := _values(one, figure))]
+    found: dict[tuple[str, ...], dict[str, _Cell]] = {}
+    for cell in cells:
+        rest = dict(settings[id(cell.one)])
+        if value := rest.pop(axis, ""):
+            found.setdefault(tuple(f"{name} {rest[name]}" for name in sorted(rest)), {}).setdefault(value, cell)
+    pairs: dict[tuple[str, str], dict[tuple[str, ...], tuple[_Cell, _Cell]]] = {}
+    for rest_of, by_value in found.items():
+        for one, other in itertools.combinations(sorted(by_value, key=_order), 2):
+            if axis in _MORE_WORK or _equal_work(by_value[one], by_value[other], figure):
+                pairs.setdefault((one, other), {})[rest_of] = (by_value[one], by_value[other])
+    if not pairs:
+        return None
+    means = {pair: statistics.fmean(_differences(matched)) for pair, matched in pairs.items()}
+    (low, high), mean = max(means.items(), key=lambda item: abs(item[1]))
+    matched = pairs[low, high]
+    if mean < 0:
+        low, high, mean = high, low, -mean
+        matched = {rest_of: (top, bottom) for rest_of, (bottom, top) in matched.items()}
+    freedom = sum(len(cell.values) - 1 for cell in cells)
+    if not freedom:
+        return _Effect(low, high, mean, None, matched, False)
+    variance = sum((len(cell.values) - 1) * statistics.variance(cell.values) for cell in cells if len(cell.values) > 1)
+    variance /= freedom
+    shares = [1 / len(one.values) + 1 / len(other.values) for one, other in matched.values()]
+    levels = len({value for pair in pairs for value in pair})
+    half = _quantile(levels, freedom) * math.sqrt(variance * sum(shares)) / len(shares)
+    if figure is ACCURACY:
+        level = statistics.fmean(cell.mean for pair in matched.values() for cell in pair)
+        half = max(half, peers.of_images(level, peers.test_images(cell.one for cell in cells)))
+    differing = _differ(_differences(matched), [share * variance for share in shares], freedom)
+    return _Effect(low, high, mean, half, matched, differing)
+
+
+def _values(one: Configuration, figure: Figure) -> list[float]:
+    values = [value for trial in one.finished if (value := figure.measure(trial)) is not None]
+    if figure is ACCURACY:
+        return values
+    sign = 1 if figure.better == "high" else -1
+    return [sign * math.log(value) for value in values if value > 0]
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Numbers by size, topologies by their workers."""
+    parts = value.split("x")
+    try:
+        return math.prod(map(float, parts)), value
+    except ValueError:
+        return math.inf, value
+
+
+def _equal_work(one: _Cell, other: _Cell, figure: Figure) -> bool:
+    return figure.alike != "work" or not peers.difference((one.one, other.one), figure)
+
+
+def _differences(matched: Mapping[tuple[str, ...], tuple[_Cell, _Cell]]) -> list[float]:
+    return [high.mean - low.mean for low, high in matched.values()]
+
+
+def _quantile(levels: int, freedom: int) -> float:
+    """Standard errors in half of a 95 % interval of the difference between two of so many values."""
+    if levels < 3:
+        return peers.quantile(freedom)
+    from scipy import stats  # takes long to import
+
+    return float(stats.studentized_range.ppf(1 - peers.CHANCE, levels, freedom)) / math.sqrt(2)
+
+
+def _differ(differences: Sequence[float], variances: Sequence[float], freedom: int) -> bool:
+    """Whether differences vary by more than chance (F test)."""
+    if len(differences) < 2 or max(differences) - min(differences) < _ALIKE:
+        return False
+    if not all(variances):
+        return True
+    from scipy import stats  # takes long to import
+
+    weights = [1 / variance for variance in variances]
+    mean = sum(weight * one for weight, one in zip(weights, differences)) / sum(weights)
+    spread = sum(weight * (one - mean) ** 2 for weight, one in zip(weights, differences)) / (len(differences) - 1)
+    return bool(stats.f.sf(spread, len(differences) - 1, freedom) < peers.CHANCE)
+
+
+def _told(effect: _Effect, axis: str, figure: Figure) -> str:
+    accuracy = figure is ACCURACY
+    number: Callable[[float], str] = (lambda value: f"{value:.1f}") if accuracy else lambda value: _times(value)
+    what = "accuracy" if accuracy else "speed"
+    unit, more = (" points", "more accurate than") if accuracy else (" times", "as fast as")
+    size = f"{number(effect.mean)}{unit} {more} {effect.low}"
+    if effect.half is None:
+        told = f"{effect.high} was {size}, in one run of each, so without an interval"
+    else:
+        interval = f"95 % interval {number(effect.mean - effect.half)} to {number(effect.mean + effect.half)}"
+        if effect.mean > effect.half:
+            told = f"{effect.high} is {size} ({interval})"
+        elif effect.differing:
+            told = f"its effect on {what} depends on the rest; on average {effect.high} is {size} ({interval})"
+        else:
+            told = f"no measurable effect on {what} ({effect.high} is {size}, {interval})"
+    if effect.differing:
+        by_size = sorted((high.mean - low.mean, _place(rest, effect)) for rest, (low, high) in effect.pairs.items())
+        (least, there), *_, (most, here) = by_size
+        told += f", from {number(least)} with {there} to {number(most)} with {here}"
+    grows = any(low.one.global_batch_size != high.one.global_batch_size for low, high in effect.pairs.values())
+    if accuracy and grows and "atch" not in axis:
+        told += "; the global batch differs, too"
+    return told
+
+
+def _times(logarithm: float) -> str:
+    return f"{math.exp(logarithm):.2f}"
+
+
+def _place(rest: tuple[str, ...], effect: _Effect) -> str:
+    """What tells the settings apart in which two values were compared."""
+    shared = set.intersection(*(set(other) for other in effect.pairs))
+    return ", ".join(word.lower() for word in rest if word not in shared)
