@@ -153,7 +153,7 @@ def _scaling(study: Study, names: Names) -> Chart | None:
     drawn = [(panel, [line for line in drawn if line.x]) for panel, drawn in drawn]
     caption = (
         "Images trained on per second in steady state, all workers together, the fastest where several topologies "
-        "have as many. Dotted is what the smallest configuration's speed would come to if every worker added as much."
+        "have as many. Dotted: perfect scaling from the smallest configuration."
     )
     title = f"Speed by number of {word}"
     label = f"{word} (nodes x workers per node)"
