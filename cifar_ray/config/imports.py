@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,8 @@ from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
 from cifar_ray.config.train import OF_OWN, TrainConfig, is_own
 
 _importing: list[str] = []
+_LONGEST, _LONGEST_TRACE = 2 * LONGEST, 10_000
+_CAUSE = re.compile(r"\b\w+(Error|Exception)\b[:(].*")
 
 
 @functools.cache
@@ -106,7 +110,7 @@ def refuse_hiding() -> None:
     for file in sorted([*here.glob("*.py"), *here.glob("*/__init__.py")]):
         name = file.parent.name if file.parent != here else file.stem
         library = getattr(sys.modules.get(name), "__file__", None) if name not in ("", "__main__", "__init__") else None
-        if library is not None and not file.samefile(library) and _is_installed(Path(library)):
+        if library is not None and not file.samefile(library) and is_installed(Path(library)):
             raise ConfigError(
                 "", f"{file} has the name of a library, {name}, and workers would import it instead: rename it"
             )
@@ -132,7 +136,7 @@ def to_ship(paths: Sequence[str]) -> list[ModuleType]:
     """
     tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths if is_own(path))
     found = [_module(name, "model") for name in tops]
-    return [module for module in found if not _is_installed(Path(str(module.__file__)))]
+    return [module for module in found if not is_installed(Path(str(module.__file__)))]
 
 
 def _module(name: str, key: str) -> ModuleType:
@@ -186,16 +190,67 @@ def file(path: str, key: str) -> Path:
 
 def told(error: BaseException) -> str:
     """What has failed in the user's code, and where: the last place that is not in an installed library."""
-    text = " ".join(str(error).split())[: 2 * LONGEST]
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {text}"
-    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
-    theirs = [place for place in places if place[0].is_file() and not _is_installed(place[0])]
-    file, line = (theirs or places)[-1]
-    return f"{type(error).__name__}: {text} ({file.name}, line {line})"
+        return described(error)
+    places = traceback.extract_tb(error.__traceback__)
+    place = (frames(places) or places)[-1]
+    return f"{described(error)} ({Path(place.filename).name}, line {place.lineno})"
 
 
-def _is_installed(file: Path) -> bool:
+def described(error: BaseException) -> str:
+    """Type, message and cause of an error, in one line."""
+    flat = shorten(message(error), _LONGEST, placeholder=" ...")
+    if flat.endswith(" ..."):  # torch's compilers and loaders say last what has happened
+        first, *below = filter(None, map(str.strip, message(error).splitlines()))
+        causes = [match[0] for line in below if (match := _CAUSE.search(line))]
+        if causes:
+            flat = ": ".join(shorten(text, _LONGEST, placeholder=" ...") for text in (first.rstrip(".:"), causes[-1]))
+    text = f"{type(error).__name__}: {flat}" if flat else type(error).__name__
+    *_, cause = chain(error, "__cause__")
+    return text if cause is error else f"{text}; its cause is {described(cause)}"
+
+
+def message(error: BaseException) -> str:
+    """The text of an error, whatever its class."""
+    try:
+        text = str(error)
+    except (Exception, SystemExit) as failure:
+        return f"no text, since __str__ raises {type(failure).__name__}"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def chain(error: Any, *links: str) -> Iterator[Any]:
+    """An error and what the attributes ``links`` lead to from it, each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [other for link in links if (other := getattr(each, link)) is not None]
+
+
+def frames(places: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Those of ``places`` that are in the user's own files."""
+    files = {name: Path(name) for name in {place.filename for place in places}}
+    return [place for place in places if (file := files[place.filename]).is_file() and not is_installed(file)]
+
+
+def trace(error: BaseException) -> str:
+    """The traceback through the user's own files; the whole one when it leads through none."""
+    whole = traceback.TracebackException.from_exception(error)
+    parts = list(chain(whole, "__cause__", "__context__"))
+    if any(frames(part.stack) for part in parts):
+        for part in parts:
+            part.stack = traceback.StackSummary.from_list(frames(part.stack) or part.stack[-1:])
+    text = "".join(whole.format()).encode(errors="backslashreplace").decode().rstrip()
+    return (
+        text if len(text) <= _LONGEST_TRACE else f"{text[: _LONGEST_TRACE // 2]}\n...\n{text[-_LONGEST_TRACE // 2 :]}"
+    )
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file belongs to Python, to a library or to this program."""
     folders = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
     folders.append(Path(__file__).parents[1])
     return any(folder.resolve() in file.resolve().parents for folder in folders)

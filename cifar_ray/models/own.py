@@ -84,7 +84,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
             learned = model.train()(images)
             if isinstance(learned, Tensor):
                 learned.sum().backward()  # type: ignore[no-untyped-call]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
         if any(isinstance(each, UninitializedParameter) for each in build(config, spec).parameters()):
             raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")

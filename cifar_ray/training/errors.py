@@ -1,4 +1,4 @@
-"""Errors that the same run would meet again, so that nobody tries it again for them."""
+"""Errors of the training loop; the same run would meet the first two again."""
 
 
 class CheckpointError(ValueError):
@@ -14,3 +14,7 @@ class DivergedError(RuntimeError):
 
     def __reduce__(self) -> tuple[type["DivergedError"], tuple[int]]:
         return DivergedError, (self.step,)
+
+
+class RankFailedError(OSError):
+    """Another rank has failed; its own error says why."""

@@ -15,7 +15,7 @@ from cifar_ray.strategies.gradients import gather
 from cifar_ray.training import checkpoint, hardware, manifest, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
-from cifar_ray.training.errors import DivergedError
+from cifar_ray.training.errors import DivergedError, RankFailedError
 from cifar_ray.training.evaluate import Evaluation
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
 from cifar_ray.training.setup import TrainingState
@@ -100,7 +100,7 @@ def _meeting(state: TrainingState) -> Iterator[None]:
     """Context manager: all ranks leave it after rank 0, and fail when rank 0 fails.
 
     Raises:
-        OSError: on the other ranks, when rank 0 has failed.
+        RankFailedError: on the other ranks, when rank 0 has failed.
     """
     done = torch.zeros(1, dtype=torch.uint8, device=state.worker.device)
     try:
@@ -110,7 +110,7 @@ def _meeting(state: TrainingState) -> Iterator[None]:
         if state.worker.world_size > 1:
             dist.broadcast(done, src=0)
     if not done.item():
-        raise OSError(f"rank 0 could not write the checkpoint of step {state.step}")
+        raise RankFailedError(f"rank 0 could not write the checkpoint of step {state.step}")
 
 
 def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, observer: Observer) -> None:

@@ -7,30 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-import torch
 from ray.train import UserCallback
 
 from cifar_ray.config import topology
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.topology import Topology
 from cifar_ray.orchestration.cluster import connection, ray_internals, reservations
 from cifar_ray.orchestration.cluster.ray_internals import (
     ControllerCallback,
     RunningState,
     WorkerGroupCallback,
-    WorkerHealthCheckFailedError,
-    WorkerHealthCheckTimeoutError,
 )
+from cifar_ray.orchestration.run import failures
 from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, NoRoom, Silent, WorkersFailed
-from cifar_ray.storage import StorageError
-from cifar_ray.training.errors import CheckpointError, DivergedError
 
 NODE_ID_LABEL = "ray.io/node-id"
-_LONGEST_REASON = 160
 _REPORT_S = 60.0
-_FINAL = (ConfigError, CheckpointError, DivergedError)
-"""Errors that the same run would raise again; so does one that runs out of memory."""
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class NotPlacedError(RuntimeError):
@@ -105,18 +97,17 @@ class Failures(UserCallback):
     A class of its own, because Ray Train calls only this hook on a ``UserCallback``.
     """
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, last: WorkersFailed | None = None) -> None:
         self._mailbox = mailbox
+        self._last = last
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         causes = {rank: ray_internals.cause(error) for rank, error in worker_exceptions.items()}
-        final = {rank: one for rank, one in causes.items() if isinstance(one, _FINAL) or _out_of_memory(one)}
-        # A final error ends the other ranks, too; their errors only follow from it.
-        reasons = {rank: _sentence(cause) for rank, cause in (final or causes).items()}
-        self._mailbox.post(WorkersFailed(reasons, bool(final)))
+        self._last = failures.judge(causes, self._last)
+        self._mailbox.post(self._last)
         self._mailbox.relaunch(time.time())
-        if final:
-            raise next(iter(final.values()))  # raising here ends the run without another attempt
+        if self._last.final:
+            raise RunFailedError(str(self._last))  # raising here ends the run without another attempt
 
 
 class Silence(WorkerGroupCallback):
@@ -144,23 +135,3 @@ class Silence(WorkerGroupCallback):
             if silent >= self._report_after_s and rank not in self._reported:
                 self._reported.add(rank)
                 self._mailbox.post(Silent(rank, silent))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has an error type for GPU memory only."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _CPU_ALLOCATOR in str(error)
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, WorkerHealthCheckFailedError):
-        return "its process has died or does not answer"
-    if isinstance(error, WorkerHealthCheckTimeoutError):
-        return "its process has not answered for too long (--hang-timeout-s)"
-    if _out_of_memory(error):
-        return "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_LONGEST_REASON]
-    return (
-        first
-        if isinstance(error, (ConfigError, CheckpointError, DivergedError, StorageError))
-        else (f"{type(error).__name__}: {first}")
-    )

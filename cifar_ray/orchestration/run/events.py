@@ -83,10 +83,16 @@ class WorkersFailed:
     Attributes:
         reasons: rank -> one sentence.
         final: whether trying again would fail the same way, so that the run ends here.
+        trace: the traceback of the first one, as text.
+        key: what two equal failures have in common.
+        saved: optimizer steps in the newest checkpoint.
     """
 
     reasons: dict[int, str]
     final: bool
+    trace: str = ""
+    key: tuple[str, str] = ("", "")
+    saved: int = 0
 
     def __str__(self) -> str:
         return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self.reasons.items()))

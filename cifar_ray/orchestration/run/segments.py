@@ -51,7 +51,10 @@ def train(
     """
     run = _Segments(session, check, allocator, tested=set(chosen.nodes))
     while True:
-        ended = run.segment(Attempt(chosen, dataset, session.folder.folder, launch, _stoppable(chosen.config)))
+        next_one = Attempt(
+            chosen, dataset, session.folder.folder, launch, _stoppable(chosen.config), session.last_failure
+        )
+        ended = run.segment(next_one)
         if isinstance(ended, Outcome):
             return ended
         launch = Launch(time.time(), 0.0)

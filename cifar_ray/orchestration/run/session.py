@@ -50,6 +50,7 @@ class RunSession:
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         callbacks: the caller's own.
         failures: how often workers have failed so far.
+        last_failure: the last of these.
     """
 
     config: ResolvedConfig
@@ -60,6 +61,7 @@ class RunSession:
     unused_gpus: str = ""
     callbacks: Sequence[Callback] = ()
     failures: int = 0
+    last_failure: WorkersFailed | None = None
     _placed: dict[int, Placed] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
     _segments: list[str] = field(init=False)
@@ -181,8 +183,11 @@ class RunSession:
     @_on.register
     def _(self, event: WorkersFailed) -> None:
         self.failures += 1
+        self.last_failure = event
         self._placed.clear()
         if event.final or self.failures > self.config.max_failures:
+            if event.trace:
+                self.view.line(event.trace)
             return
         self.record.tags({"cifar_ray.worker_failures": str(self.failures)})
         self.view.line(

@@ -21,7 +21,7 @@ from cifar_ray.orchestration.cluster.ray_internals import (
 )
 from cifar_ray.orchestration.run.callbacks import NODE_ID_LABEL, Failures, Placement, Silence
 from cifar_ray.orchestration.run.collectives import Collectives
-from cifar_ray.orchestration.run.events import Mailbox, Stopped
+from cifar_ray.orchestration.run.events import Mailbox, Stopped, WorkersFailed
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import Launch, Outcome
 
@@ -38,6 +38,7 @@ class Attempt:
         folder: the run's.
         launch: what the driver has done so far.
         stoppable: whether the driver may ask the workers to stop between two steps.
+        failed: the last failure of the run's workers.
     """
 
     allocation: Allocation
@@ -45,6 +46,7 @@ class Attempt:
     folder: Folder
     launch: Launch
     stoppable: bool = False
+    failed: WorkersFailed | None = None
 
 
 def build(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
@@ -78,7 +80,7 @@ def build(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
                 max_failures=0 if config.elastic else config.max_failures,
                 controller_failure_limit=-1,  # of starts; Placement has the deadline
             ),
-            callbacks=[placement, Failures(mailbox), Silence(mailbox, config.hang_timeout_s)],
+            callbacks=[placement, Failures(mailbox, attempt.failed), Silence(mailbox, config.hang_timeout_s)],
             logging_config=ray.train.LoggingConfig(log_level="INFO" if config.verbose else "ERROR"),
         ),
     )

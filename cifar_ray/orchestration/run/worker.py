@@ -21,8 +21,9 @@ import torch.distributed as dist
 from cifar_ray.config import topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import checkpoints, parameter_server
+from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
 from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
+from cifar_ray.orchestration.run.failures import WorkerError
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
@@ -46,9 +47,15 @@ def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
         The outcome, or where the run has stopped, on rank 0; None elsewhere.
 
     Raises:
-        ConfigError: when rank 0's node does not see the run's folder.
-        StorageError: when the run's object store cannot be read or written.
+        WorkerError: in place of any error.
     """
+    try:
+        return _train(payload)
+    except BaseException as error:
+        raise WorkerError(failures.of(error)) from error
+
+
+def _train(payload: dict[str, Any]) -> Outcome | Stopped | None:
     config: ResolvedConfig = payload["config"]
     mailbox: Mailbox = payload["mailbox"]
     launch = mailbox.launch()

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
+import pickle
+import socket
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
+import torch.distributed as dist
+import yaml
+from PIL import UnidentifiedImageError
 
-from cifar_ray.orchestration.run import attempt, callbacks
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.cluster.ray_internals import WorkerHealthCheckFailedError
+from cifar_ray.orchestration.run import attempt, callbacks, failures
 from cifar_ray.orchestration.run.callbacks import Failures, Silence
 from cifar_ray.orchestration.run.events import Mailbox, Silent, WorkersFailed
+from cifar_ray.orchestration.run.failures import Failure, Kind, WorkerError
+from cifar_ray.storage import StorageError
+from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
+from tests.support.helpers import resolved, train_here
+
+FINAL, PASSING, CONSEQUENCE, UNKNOWN = Kind.FINAL, Kind.PASSING, Kind.CONSEQUENCE, Kind.UNKNOWN
+NO_MEMORY = "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
+GLOO = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:59053: Connection reset by peer"
+)
 
 
 class Kept(Mailbox):
@@ -28,21 +54,270 @@ class Kept(Mailbox):
         pass
 
 
+def caught(call: Callable[[], object]) -> Failure:
+    """What ``call`` raises, as a worker sends it."""
+    try:
+        call()
+    except BaseException as error:
+        failure = failures.of(error)
+        assert pickle.loads(pickle.dumps(WorkerError(failure))).failure == failure
+        return failure
+    raise AssertionError("nothing was raised")
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> Failure:
+    """An error that the user's own code, this file, raises."""
+
+    def in_my_own_code() -> None:
+        raise error from cause
+
+    return caught(in_my_own_code)
+
+
+class MyError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text}, code {code}")
+
+
+class NoPickle(Exception):  # noqa: N818
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.keep = lambda: text
+
+
+class NoText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        # Storage, network, a lost process
+        (OSError(errno.EIO, "Input/output error"), PASSING),
+        (OSError(errno.ESTALE, "Stale file handle"), PASSING),
+        (StorageError("s3://bucket cannot be written: 503 Slow Down"), PASSING),
+        (ConnectionResetError("reset"), PASSING),
+        (TimeoutError("timed out"), PASSING),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), PASSING),
+        (urllib.error.URLError("unreachable"), PASSING),
+        (http.client.RemoteDisconnected("closed"), PASSING),
+        (BrokenProcessPool("a child has died"), PASSING),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), PASSING),
+        # Collectives, and other processes of Ray's
+        (RuntimeError(GLOO), CONSEQUENCE),
+        (RuntimeError("Application timeout caused pair closure"), CONSEQUENCE),
+        (dist.DistBackendError("NCCL error in ProcessGroupNCCL.cpp"), CONSEQUENCE),
+        (ray.exceptions.ActorDiedError(), CONSEQUENCE),
+        (RankFailedError("rank 0 could not write the checkpoint of step 5"), CONSEQUENCE),
+        # CUDA, but for memory and kernels
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), PASSING),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), PASSING),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), PASSING),
+        (torch.AcceleratorError("CUDA error: out of memory"), FINAL),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), FINAL),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FINAL),
+        (torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"), FINAL),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"), FINAL),
+        # The same again, whenever it is tried
+        (ValueError("the third step is wrong"), FINAL),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (32x64 and 7x10)"), FINAL),
+        (RuntimeError("Expected all tensors to be on the same device, but found at least two, cuda:0 and cpu!"), FINAL),
+        (MyError(7, "the third step is wrong"), FINAL),
+        (NoPickle("the third step is wrong"), FINAL),
+        (NoText(), FINAL),
+        (KeyboardInterrupt(), FINAL),
+        (SystemExit(0), FINAL),
+        (StopIteration(), FINAL),
+        (MemoryError(), FINAL),
+        (ConfigError("model", "must build a model"), FINAL),
+        (CheckpointError("there is no room"), FINAL),
+        (DivergedError(3), FINAL),
+        # It cannot be told
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.pt"), UNKNOWN),
+        (UnidentifiedImageError("cannot identify image file '1.jpg'"), UNKNOWN),
+        (EOFError("Ran out of input"), UNKNOWN),
+        (yaml.YAMLError("an error of a library"), UNKNOWN),
+    ],
+    ids=lambda value: f"{type(value).__name__}: {value}"[:60] if not isinstance(value, NoText) else "NoText",
+)
+def test_what_can_pass_is_tried_again_and_what_cannot_is_not(error: BaseException, kind: Kind) -> None:
+    failure = raised(error)
+    assert failure.kind is kind
+    assert failures.judge({1: WorkerError(failure)}, None).final == (kind is FINAL)
+
+
+def test_an_error_is_of_the_kind_of_its_cause() -> None:
+    assert raised(ValueError("no weights"), ConnectionError("refused")).kind is PASSING
+    assert raised(ValueError("no weights"), KeyError("url")).kind is FINAL
+
+
+def test_an_error_of_torch_outside_the_users_code_may_pass() -> None:
+    assert failures.of(RuntimeError("Expected to have finished reduction in the prior iteration")).kind is UNKNOWN
+
+
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(1 << 60), lambda: bytearray(1 << 60)])
 def test_memory_that_is_too_small_is_final_and_names_the_batch_size(allocate: Any) -> None:
-    mailbox = Kept()
-    with pytest.raises((RuntimeError, MemoryError)) as error:
-        allocate()
-    with pytest.raises(error.type):
-        Failures(mailbox).after_exception(None, {1: error.value})
-    sentence = "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
-    assert mailbox.posted == [WorkersFailed({1: sentence}, final=True)]
+    failure = caught(allocate)
+    assert failure.kind is FINAL
+    assert str(failure).startswith(f"{NO_MEMORY} (<lambda> in test_failures.py, line ")
 
 
-def test_another_error_is_not_final() -> None:
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("the third step is wrong"), "ValueError: the third step is wrong"),
+        (MyError(7, "wrong"), "MyError: wrong, code 7"),
+        (NoPickle("wrong"), "NoPickle: wrong"),
+        (NoText(), "NoText: no text, since __str__ raises RuntimeError"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit("wrong"), "SystemExit: wrong"),
+        (StopIteration(), "StopIteration"),
+        (ValueError("a name \udcff that is no text"), "ValueError: a name \\udcff that is no text"),
+        (RuntimeError("Error(s) in loading:\n\tMissing key(s): weight"), "RuntimeError: Error(s) in loading: Missing key(s): weight"),
+    ],
+    ids=["usual", "arguments", "pickle", "str", "interrupt", "exit", "stop", "surrogate", "lines"],
+)  # fmt: skip
+def test_any_error_is_told_with_its_text_and_the_function(error: BaseException, sentence: str) -> None:
+    failure = raised(error)
+    line = failure.function.rpartition(" ")[2]
+    assert str(failure) == f"{sentence} (in_my_own_code in test_failures.py, line {line})"
+    assert f'File "{__file__}", line {line}, in in_my_own_code\n    raise error from cause\n' in failure.trace
+
+
+def test_a_cause_is_told_with_the_error_and_nothing_of_it_is_too_long() -> None:
+    failure = raised(ValueError("no weights"), KeyError("word " * 9999))
+    assert failure.error.startswith("ValueError: no weights; its cause is KeyError: 'word word word")
+    assert failure.error.endswith("word ...")
+    assert len(failure.error) < 300
+    assert len(failure.trace) < 11_000
+
+
+@torch.jit.script
+def scripted(images: torch.Tensor) -> torch.Tensor:
+    assert images.size(0) == 0, "the third step is wrong"
+    return images
+
+
+def broken(*_: Any) -> Any:
+    raise ValueError("the third step is wrong")
+
+
+class Wrong(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    __getitem__ = broken
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: scripted(torch.ones(1)),
+            "Error: The following operation failed in the TorchScript interpreter: "
+            "RuntimeError: AssertionError: the third step is wrong",
+        ),
+        (
+            lambda: torch.compile(torch.neg, backend=broken)(torch.ones(1)),
+            "BackendCompilerFailed: backend='broken' raised: ValueError: the third step is wrong",
+        ),
+        (
+            lambda: torch.compile(lambda images: images @ torch.ones(3, 2), backend="eager")(torch.ones(1, 2)),
+            "TorchRuntimeError: RuntimeError when making fake tensor call: "
+            "RuntimeError('a and b must have same reduction dim, but got [1, 2] X [3, 2].')",
+        ),
+        (
+            lambda: list(torch.utils.data.DataLoader(Wrong(), num_workers=1)),
+            "ValueError: Caught ValueError in DataLoader worker process 0: ValueError: the third step is wrong",
+        ),
+    ],
+    ids=["scripted", "compiler", "compiled", "loader"],
+)
+def test_a_cause_below_the_first_line_is_told(call: Callable[[], object], sentence: str) -> None:
+    failure = caught(call)
+    assert failure.error == sentence
+    assert failure.kind is FINAL
+    assert "the third step is wrong" in failure.trace or "same reduction dim" in failure.trace
+
+
+def test_a_traceback_leads_through_the_users_own_files_alone() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(images, torch.ones(10, 7))
+
+    failure = caught(lambda: Net()(torch.ones(2, 3)))
+    assert failure.function.startswith("forward in test_failures.py, line ")
+    assert failure.trace.count("File ") == failure.trace.count(f'File "{__file__}"') == 3
+    assert failure.trace.endswith("mat1 and mat2 shapes cannot be multiplied (2x3 and 7x10)")
+
+
+@pytest.mark.parametrize(
+    ("at", "where", "saved"),
+    [(1, "before the first step", 0), (5, "step 3", 2), (99, "evaluation after step 4", 2)],
+)
+def test_the_step_is_told(at: int, where: str, saved: int, digits: Dataset, tmp_path: Path) -> None:
+    usual = {"dataset": "digits", "model": "tests.support.nets:Failing", "model_options": {"at": at}, "epochs": 1}
+    config = resolved({**usual, "steps_per_epoch": 4, "precision": "fp32", "checkpoint_every": 2})
+    failure = caught(lambda: train_here(config, digits, tmp_path))  # with two warm-ups
+    assert str(failure).startswith(f"ValueError: wrong ({where}, forward in nets.py, line ")
+    assert failure.saved == saved
+
+
+def failed(kind: Kind, error: str, at: float = 0.0, saved: int = 0) -> WorkerError:
+    return WorkerError(Failure(kind, error, "step 3", "forward in mine.py, line 4", "a traceback", at, saved))
+
+
+def test_the_first_error_counts_and_not_its_consequences() -> None:
+    errors = {
+        0: failed(CONSEQUENCE, "RuntimeError: gloo", at=1.0),
+        1: failed(PASSING, "OSError: Input/output error", at=3.0),
+        2: failed(FINAL, "ValueError: wrong", at=2.0),
+    }
+    told = failures.judge(errors, None)
+    assert str(told) == "rank 2: ValueError: wrong (step 3, forward in mine.py, line 4)"
+    assert (told.final, told.trace) == (True, "a traceback")
+    del errors[2]
+    assert not failures.judge(errors, None).final
+    assert str(failures.judge(errors, None)).startswith("rank 1: OSError")
+    del errors[1]
+    assert str(failures.judge(errors, None)).startswith("rank 0: RuntimeError: gloo")
+
+
+def test_processes_that_have_died_are_told_all_and_replaced() -> None:
+    died = WorkerHealthCheckFailedError("no answer", ray.exceptions.ActorDiedError())
+    told = failures.judge({0: failed(CONSEQUENCE, "RuntimeError: gloo"), 1: died, 2: died}, None)
+    died_too = "its process has died or does not answer"
+    assert told == WorkersFailed({1: died_too, 2: died_too}, final=False, key=(died_too, ""))
+    assert not failures.judge({1: died}, told).final
+
+
+def test_what_cannot_be_told_is_final_when_it_comes_twice_without_a_newer_checkpoint() -> None:
+    def again(before: WorkersFailed | None, error: str = "FileNotFoundError: a.pt", saved: int = 7) -> WorkersFailed:
+        return failures.judge({1: failed(UNKNOWN, error, saved=saved)}, before)
+
+    once = again(None)
+    assert not once.final
+    assert not again(once, saved=14).final
+    assert not again(once, error="FileNotFoundError: b.pt").final
+    assert again(once).final
+    assert str(again(once)).endswith(", twice without a newer checkpoint")
+
+
+def test_a_final_error_ends_the_run_in_the_controller() -> None:
     mailbox = Kept()
-    Failures(mailbox).after_exception(None, {0: RuntimeError("mat1 and mat2 cannot be multiplied")})
-    assert mailbox.posted == [WorkersFailed({0: "RuntimeError: mat1 and mat2 cannot be multiplied"}, final=False)]
+    callback = Failures(mailbox)
+    callback.after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
+    with pytest.raises(RunFailedError, match=r"rank 0: OSError: a .*, twice without a newer checkpoint"):
+        callback.after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
+    assert [event.final for event in mailbox.posted] == [False, True]
+    with pytest.raises(RunFailedError):  # so it is in an elastic run, whose every segment has a controller
+        Failures(Kept(), mailbox.posted[0]).after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
+
+
+def test_the_controller_does_not_load_the_loop() -> None:
+    code = "import sys, cifar_ray.orchestration.run.trainer; print('cifar_ray.training.loop' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: pytest.MonkeyPatch) -> None:
