@@ -134,7 +134,8 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     if len(speeds.found) > 1:
         said.append(_speed(group, speeds))
     if len(accuracies.found) > 1 and not apart:
-        said += _accuracy(group, fastest, accuracies)
+        alike = len(speeds.ties) == len(speeds.found) - 1 and not speeds.single
+        said += _accuracy(group, None if alike else fastest, accuracies)
     said += effects.sentences(group.study, group.among, speed)
     return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
 
@@ -161,12 +162,19 @@ def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = ""
 
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
     """The best speed-up for its workers, or that more workers brought none."""
-    gains = [(one, ratio) for one, ratio in ratios if ratio.speed_up.mean > 1]
+
+    def gained(one: Configuration, ratio: scaling.Ratio) -> bool:
+        speed, base = one.statistic(IMAGES_PER_S.measure), ratio.reference.statistic(IMAGES_PER_S.measure)
+        chance = speed is not None and base is not None and peers.distinct(speed, base) is False
+        return ratio.speed_up.mean > 1 and not chance
+
+    gains = [(one, ratio) for one, ratio in ratios if gained(one, ratio)]
     if ratios and not gains:
         one, ratio = max(ratios, key=lambda pair: pair[1].speed_up.mean)
         which = "second" if ratio.reference.devices == 1 else "further"
         title = f"No {which} {scaling.unit(group.among)[:-1]} paid off here"
-        yield Highlight(title, f"{ratio.speed_up.mean:.2f} times", f"{group.name(one)}, the best of several")
+        within = ", within chance" if ratio.speed_up.mean > 1 else ""
+        yield Highlight(title, f"{ratio.speed_up.mean:.2f} times{within}", f"{group.name(one)}, the highest")
     elif gains:
         found = [_Found(one, ratio.efficiency) for one, ratio in gains]
         found.sort(key=lambda one: one.value.mean, reverse=True)

@@ -73,12 +73,15 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
     assert highlights(study(*runs)) == [
         ("No measurable difference in speed", "34.00 to 37.00 s", "3 configurations"),
         ("No measurable difference in accuracy", "55.90 to 56.10 %", "3 configurations"),
-        ("No second worker paid off here", "0.82 times", "1x2, the best of several"),
+        ("No second worker paid off here", "0.82 times", "1x2, the highest"),
     ]
     assert said(study(*runs))[0] == (
         "No configuration is measurably faster: 34.00 to 37.00 s in 3 configurations (Student's t-test over the seeds, "
         "5 %; with n = 2 it sees differences above 24.34 s)."
     )
+    assert said(study(*runs))[1].startswith("No configuration is measurably more accurate: 55.90 to 56.10 % in 3")
+    near = [trial(t, seed=n, images_per_s=s + 20 * n) for t, s in (("1x1", 100.0), ("1x2", 105.0)) for n in (0, 1)]
+    assert highlights(study(*near))[-1][:2] == ("No second worker paid off here", "1.05 times, within chance")
     one_ahead = [*runs, *(trial("1x4", seed=seed, training_s=1000.0 + seed, accuracies=(0.3,)) for seed in (0, 1))]
     assert highlights(study(*one_ahead))[0] == (
         "Shortest training, not alone",
