@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shlex
@@ -17,6 +18,7 @@ from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
+    DeleteCommand,
     DoctorCommand,
     EvaluateCommand,
     ExportCommand,
@@ -168,6 +170,33 @@ def _in_store(sweeps: Sequence[str], tracking_uri: str | None) -> dict[str, Stud
     return {name: reading.study(stores.resolve_uri(tracking_uri), name) for name in sweeps}
 
 
+def delete(words: Sequence[str]) -> int:
+    """``cifar-ray delete``."""
+    command = flags.read(DeleteCommand, words, "delete")
+    if not command.yes and not sys.stdin.isatty():
+        raise ConfigError("yes", "must be given where there is no terminal to ask on")
+    early.check_runs([command.name], command.tracking_uri)
+    with early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.sweep import removal
+
+    with contextlib.ExitStack() as stack:
+        doomed = removal.prepare(command.name, command.tracking_uri, stack, flags.note)
+        if not command.yes and not _agreed(f"delete {doomed.title}: {doomed.contents}? [y/N] "):
+            print("nothing is deleted")
+            return 1
+        doomed.execute()
+    print(f"deleted {doomed.title}: {doomed.contents}")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+
+
 def export(words: Sequence[str]) -> int:
     """``cifar-ray export``."""
     command = flags.read(ExportCommand, words, "export")
@@ -299,6 +328,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show the results of some runs side by side"),
+    "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),
     "predict": (predict, PredictCommand, "classify image files with a run's model"),

@@ -183,6 +183,23 @@ class RunsCommand(ResultAsJson):
 
 
 @dataclass(frozen=True)
+class DeleteCommand:
+    """Delete a run, or a sweep with all of its runs: from MLflow, and its folder with all checkpoints.
+
+    A run that is being trained, or whose model is registered, is refused.
+    """
+
+    name: Positional[str]
+    """Name or MLflow id of the run or sweep."""
+
+    yes: Switch = False
+    """Delete without asking; needed where there is no terminal."""
+
+    tracking_uri: str | None = None
+    """MLflow tracking store that has it."""
+
+
+@dataclass(frozen=True)
 class CompareCommand(ResultAsJson):
     """Show the results of some runs side by side."""
 

@@ -90,6 +90,13 @@ class Folder:
         found = self._files.get_file_info(selector)
         return sorted({PurePosixPath(info.path).relative_to(self.path).parts[0] for info in found})
 
+    def size(self) -> int:
+        """Bytes of all files in it and below."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
+        return sum(info.size or 0 for info in self._files.get_file_info(selector))
+
     def read(self, name: str) -> str:
         """A text file; ``FileNotFoundError`` when it does not exist."""
         with self._files.open_input_stream(self._of(name)) as stream:

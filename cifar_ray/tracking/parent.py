@@ -159,18 +159,21 @@ def attach(uri: str, run_id: str, files: Sequence[Path]) -> str:
 
 
 def find(client: MlflowClient, name: str) -> KnownSweep | None:
-    """Find the newest sweep of that name.
+    """Find the newest sweep of that name, or the one with that MLflow id.
 
     Raises:
         ConfigError: when the store does not answer.
     """
+    quoted = name.replace("'", "")
+    found: Sequence[Run] = ()
     with store.refusing(client.tracking_uri):
-        found = client.search_runs(
-            store.all_experiments(client),
-            f"tags.`{KIND_TAG}` = '{KIND}' and tags.`{store.SWEEP_TAG}` = '{name.replace(chr(39), '')}'",
-            order_by=["attributes.start_time DESC"],
-            max_results=1,
-        )
+        for which in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+            found = found or client.search_runs(
+                store.all_experiments(client),
+                f"tags.`{KIND_TAG}` = '{KIND}' and {which} = '{quoted}'",
+                order_by=["attributes.start_time DESC"],
+                max_results=1,
+            )
     if not found:
         return None
     run = found[0]

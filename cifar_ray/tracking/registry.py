@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlflow.entities import LoggedModel, Run
@@ -81,6 +82,28 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
             raise store.refusal(client.tracking_uri, error) from None
         raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
     return Registered(name, int(version.version), known.name, fresh)
+
+
+def refuse_registered(client: Client, runs: Sequence[Run]) -> None:
+    """Refuse runs of which the registry has a model.
+
+    Raises:
+        ConfigError: naming the model and its version; when the store does not answer.
+    """
+    with store.refusing(client.tracking_uri):
+        for run in runs:
+            versions = client.search_model_versions(f"run_id = '{run.info.run_id}'")
+            if versions:
+                named = ", ".join(f"version {one.version} of {one.name!r}" for one in sorted(versions, key=_named))
+                raise ConfigError(
+                    "",
+                    f"the model of run {run.info.run_name!r} is registered as {named}; delete that in MLflow's model "
+                    "registry first",
+                )
+
+
+def _named(version: ModelVersion) -> tuple[str, int]:
+    return version.name, int(version.version)
 
 
 def _model(client: Client, run: Run) -> LoggedModel:

@@ -117,6 +117,8 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
     assert f" {address}/checkpoints/step-" in scored.stdout
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     assert user.runs("predict", "victim", str(tmp_path / "image.png")).returncode == 0
+    assert f", folder {address} (" in user.succeeds("delete", "victim", "--yes").stdout
+    assert not folder.exists()
 
 
 @pytest.mark.extended
@@ -133,6 +135,8 @@ def test_a_sweep_goes_on_from_the_store_alone(user: Person) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("bs32 1x1 seed1", "bs32 1x1 seed2"):
         assert user.run_named(name).info.status == "FINISHED"
+    user.succeeds("delete", "grid", "--yes")
+    assert not storage.at(f"s3://{stores.BUCKET}/sweeps/grid").exists()
         assert len(complete(storage.at(user.run_named(name).data.tags["cifar_ray.folder"]))) == 1
     again = user.runs("sweep", "--name", "grid", *words, "--grid", "seed=1")
     assert again.returncode == 2

@@ -1,0 +1,161 @@
+"""Delete a run, or a sweep with all of its runs: in MLflow, and their folders with all checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from mlflow.entities import Run
+from rich.filesize import decimal
+
+from cifar_ray import storage, tracking
+from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.display.terminal import tilde
+from cifar_ray.orchestration.run import checkpoints, results
+from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run.results import Note
+from cifar_ray.storage import Folder, Lock
+from cifar_ray.tracking import parent, registry, store
+from cifar_ray.tracking.store import Client
+
+_LOCKS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be deleted.
+
+    Attributes:
+        title: ``run NAME`` or ``sweep NAME``.
+        client: of the store that has it.
+        runs: its MLflow runs, a sweep's own last; none if MLflow has lost the run.
+        folder: its folder; None when there is none here.
+        lock: on the folder; None without a folder.
+        contents: what all of this is, in words.
+    """
+
+    title: str
+    client: Client
+    runs: Sequence[Run]
+    folder: Folder | None
+    lock: Lock | None
+    contents: str
+
+    def execute(self) -> None:
+        """Delete it, the MLflow runs last, so that a deletion that fails can be repeated.
+
+        Raises:
+            ConfigError: when the storage or the store refuses.
+        """
+        if self.folder is not None and self.lock is not None:
+            self.lock.release()  # on NFS, a folder with an open file cannot be removed
+            with storage.refusing(self.folder):
+                self.folder.remove()
+            checkpoints.remove_copies(self.folder)
+        with store.refusing(self.client.tracking_uri):
+            for run in self.runs:
+                of_run = f"source_run_id = '{run.info.run_id}'"
+                for model in self.client.search_logged_models([run.info.experiment_id], of_run):
+                    self.client.delete_logged_model(model.model_id)
+                self.client.delete_run(run.info.run_id)
+
+
+def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -> Removal:
+    """Find what ``name`` means, and refuse what must stay.
+
+    Args:
+        name: name or MLflow id of a run or a sweep, or the folder of a run that MLflow has lost.
+        tracking_uri: MLflow store that has it.
+        stack: holds the lock on its folder.
+        note: called with sentences that a person should read beside the result.
+
+    Raises:
+        ConfigError: when there is none of that name or several, a process trains it, or its model is registered.
+    """
+    tracking.quieten(verbose=False)
+    uri = store.resolve_uri(tracking_uri)
+    if store.exists(uri):
+        store.connect(uri)  # a run that only seems lost would keep its MLflow run
+    try:
+        known = results.find_run(name, tracking_uri, note)
+    except store.AmbiguousRunError:
+        raise
+    except ConfigError:
+        client = store.connect(uri) if store.exists(uri) else None
+        sweep = parent.find(client, name) if client else None
+        if client is None or sweep is None:
+            raise
+        return _sweep(client, sweep.run_id, stack)
+    if not known.run_id and tracking_uri is None:  # the run may be in the store that its config names
+        uri = runs.open_existing(known.folder, known.key).config().tracking_uri or uri
+        known = store.with_key(uri, known.key) or known
+    client = store.connect(uri)
+    if known.run_id and (sweep := parent.find(client, name)):
+        ids = f"{known.run_id} (run), {sweep.run_id} (sweep)"
+        raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
+    own = [client.get_run(known.run_id)] if known.run_id else []
+    registry.refuse_registered(client, own)
+    folder = runs.reopen(storage.at(known.folder)) if _exists(known.folder) else None
+    if folder is None or folder.key != known.key:  # there may be another run's of the same name
+        folder = None
+        _refuse_running(own, known.folder)
+    lock = stack.enter_context(folder.lock()) if folder else None
+    return _removal(f"run {known.name}", client, own, folder.folder if folder else None, lock, known.folder)
+
+
+def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
+    with store.refusing(client.tracking_uri):
+        own = client.get_run(run_id)
+        members = parent.children(client, own)
+    registry.refuse_registered(client, members)
+    address, name = own.data.tags.get(store.FOLDER_TAG, ""), own.info.run_name
+    folder = storage.at(address) if _exists(address) else None
+    lock = None
+    if folder is None:
+        _refuse_running([*members, own], address)
+    else:
+        with storage.refusing(folder):
+            lock = stack.enter_context(Lock(folder, _busy(name)))
+        tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
+        found = [runs.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
+        with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:  # a run of a sweep may have been resumed by itself
+            list(pool.map(lambda run: run.lock().release(), found))
+    return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)
+
+
+def _removal(
+    title: str, client: Client, doomed: Sequence[Run], folder: Folder | None, lock: Lock | None, address: str
+) -> Removal:
+    parts = []
+    if len(doomed) == 1:
+        parts.append(f"MLflow run {doomed[0].info.run_id}")
+    elif doomed:
+        parts.append(counted(len(doomed), "MLflow run"))
+    if folder is not None:
+        with storage.refusing(folder):
+            parts.append(f"folder {tilde(folder.address)} ({decimal(folder.size())})")
+    elif address:
+        parts.append(f"not {tilde(address)}, which is not here or another run's")
+    return Removal(title, client, doomed, folder, lock, ", ".join(parts))
+
+
+def _exists(address: str) -> bool:
+    """Whether there is a folder at a recorded address, which may be empty."""
+    folder = storage.at(address)
+    with storage.refusing(folder):
+        return bool(address) and folder.exists()
+
+
+def _refuse_running(doomed: Sequence[Run], address: str) -> None:
+    """Refuse RUNNING runs whose folder is not here: whether a process trains them cannot be seen."""
+    running = [run.info.run_name for run in doomed if run.info.status == "RUNNING"]
+    if running:
+        raise ConfigError(
+            "", f"{running[0]!r} is RUNNING, and its folder {address} is not on this machine; delete it where that is"
+        )
+
+
+def _busy(name: str) -> ConfigError:
+    return ConfigError("", f"sweep {name!r} is being trained by another process")
