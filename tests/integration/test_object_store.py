@@ -135,12 +135,12 @@ def test_a_sweep_goes_on_from_the_store_alone(user: Person) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("bs32 1x1 seed1", "bs32 1x1 seed2"):
         assert user.run_named(name).info.status == "FINISHED"
-    user.succeeds("delete", "grid", "--yes")
-    assert not storage.at(f"s3://{stores.BUCKET}/sweeps/grid").exists()
         assert len(complete(storage.at(user.run_named(name).data.tags["cifar_ray.folder"]))) == 1
     again = user.runs("sweep", "--name", "grid", *words, "--grid", "seed=1")
     assert again.returncode == 2
     assert again.stderr.startswith(f"error: --name must be new, and 'grid' is in s3://{stores.BUCKET}/sweeps; ")
+    user.succeeds("delete", "grid", "--yes")
+    assert not storage.at(f"s3://{stores.BUCKET}/sweeps/grid").exists()
 
 
 def refused(person: Person, storage: str, command: Sequence[str] = ("train",), **variables: str) -> str:
