@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run as Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mlflow.entities import Run
 from rich.filesize import decimal
 
 from cifar_ray import storage, tracking
@@ -18,7 +17,7 @@ from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.results import Note
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, registry, store
-from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.store import Client, Run
 
 _LOCKS_AT_ONCE = 64
 
