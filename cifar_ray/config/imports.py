@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import os
 import re
 import sys
 import sysconfig
@@ -254,3 +255,22 @@ def is_installed(file: Path) -> bool:
     folders = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
     folders.append(Path(__file__).parents[1])
     return any(folder.resolve() in file.resolve().parents for folder in folders)
+
+
+def matplotlib() -> Any:
+    """The library, whatever the user's settings are."""
+    try:
+        import matplotlib
+    except Exception:  # MPLBACKEND names a backend that is not installed here, as Jupyter's, or matplotlibrc is damaged
+        names = ("MPLBACKEND", "MATPLOTLIBRC")
+        user = {name: os.environ[name] for name in names if name in os.environ}
+        for half in [module for module in sys.modules if module.startswith("matplotlib.")]:
+            del sys.modules[half]
+        os.environ.update(MPLBACKEND="agg", MATPLOTLIBRC=os.devnull)
+        try:
+            import matplotlib
+        finally:
+            for name in names:
+                del os.environ[name]
+            os.environ.update(user)
+    return matplotlib
