@@ -224,8 +224,6 @@ def compare(words: Sequence[str]) -> int:
     from cifar_ray.reporting import report as reports
 
     _check_targets(command.target)
-    if len(set(command.runs)) < 2:
-        raise ConfigError("", f"cifar-ray compare needs two or more different runs, got {len(set(command.runs))}")
     price = cost.find(command.price) if command.price is not None else None
     early.check_runs(command.runs, command.tracking_uri)
     with output.progress(command.json), early.loading("loading MLflow"):
@@ -327,7 +325,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
     "report": (report, ReportCommand, "write a sweep's results as a page, tables and charts"),
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
-    "compare": (compare, CompareCommand, "show the results of some runs side by side"),
+    "compare": (compare, CompareCommand, "show what differs between runs, and their results"),
     "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),

@@ -201,10 +201,10 @@ class DeleteCommand:
 
 @dataclass(frozen=True)
 class CompareCommand(ResultAsJson):
-    """Show the results of some runs side by side."""
+    """Show in which settings runs differ, and their results; of one run, all its settings."""
 
     runs: Positional[tuple[str, ...]]
-    """Names or MLflow ids of two or more runs."""
+    """Names or MLflow ids of runs."""
 
     price: str | None = None
     """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""

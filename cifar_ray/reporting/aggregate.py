@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from cifar_ray.config import runfile
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.study import Point, Study, Trial
 
 Measure = Callable[[Trial], "float | None"]
@@ -42,6 +43,7 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models"),
 }
+_OPTIONAL = {field.name for field in dataclasses.fields(TrainConfig) if field.default is None}  # unset: not recorded
 _STEP = 0.05
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits
 _ID_SHOWN = 8
@@ -181,7 +183,11 @@ def _by_section(study: Study) -> dict[tuple[str, str], list[Trial]]:
 def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
     """What else tells runs of one model apart: a sweep's other axes, or whatever compared runs differ in."""
     names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
-    differing = [name for name in names if len({value for t in trials if (value := _value(t, name))}) > 1]
+    differing = []
+    for name in names:
+        values = {"" if (value := _value(trial, name)) == "None" else value for trial in trials}
+        if len(values if name in _OPTIONAL else values - {""}) > 1:
+            differing.append(name)
     if not study.axes:
         return differing
     axes = [name for name in study.axes if name not in _TOLD]

@@ -6,6 +6,7 @@ from collections import Counter
 
 from cifar_ray.reporting import aggregate, audit, peers, scaling
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
@@ -29,6 +30,7 @@ def cautions(study: Study, price: Price | None = None) -> list[str]:
         *_left_out(study),
         *_of_few_images(study),
         *_of_another_machine(study, price),
+        *_unequal(study),
         *_held_rate(study),
         *_not_a_clusters(study),
         *_side_by_side(study),
@@ -90,6 +92,16 @@ def _of_another_machine(study: Study, price: Price | None) -> list[str]:
         f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
         f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
     ]
+
+
+def _unequal(study: Study) -> list[str]:
+    """Runs named one by one, of several models or data sets, that trained on different numbers of images."""
+    among = aggregate.configurations(study)
+    if study.run_id or study.axes or len({(one.model, one.dataset) for one in among if one.finished}) < 2:
+        return []  # reports compare within a model and data set, and say there how the work differs
+    differences = (peers.difference(among, figure) for figure in (TRAINING_TIME, ACCURACY))
+    found = next(filter(None, differences), "")
+    return [f"{found[0].upper()}{found[1:]}, so do not compare their seconds, costs and accuracies."] if found else []
 
 
 def _held_rate(study: Study) -> list[str]:

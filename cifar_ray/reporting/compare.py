@@ -1,9 +1,10 @@
-"""Runs side by side in a terminal: what differs and every main figure down, the runs across."""
+"""Runs side by side in a terminal: a row for each difference and main figure, a column for each run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cifar_ray.config import runfile
 from cifar_ray.reporting import aggregate, cautions, markdown, tables, words
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Entry, Table
@@ -12,6 +13,9 @@ from cifar_ray.tracking.study import Study, Trial
 
 _SHOWN = ("main", "quality")
 _TAGS = {name: aggregate.ORIGIN[name] for name in ("commit", "hardware")}
+_IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
+_UNSET = "-"
+_COMMIT = 12
 _WIDEST = 24  # characters of a column's heading
 
 
@@ -26,33 +30,42 @@ def terminal(study: Study, price: Price | None, targets: Sequence[float], full: 
     """
     yield from words.spoken(words.findings(study, price), cautions.cautions(study, price))
     if full:
+        shown = []
         for section in tables.sections(study, targets, price):
             yield from ("", section.title, *section.notes)
             for table in (*section.tables, *section.folded):
                 yield from ("", *markdown.lines(table), *table.notes)
+                shown.append(table)
         yield from ("", *markdown.lines(tables.runs_table(study)))
     else:
-        yield from ("", *markdown.lines(_across(study, targets, price)))
-    yield f"{markdown.BEST} marks the best."
+        shown = [_across(study, targets, price)]
+        yield from ("", *markdown.lines(shown[0]))
+    if any(entry.best for table in shown for _, entries in table.rows for entry in entries):
+        yield f"{markdown.BEST} marks the best."
 
 
 def _across(study: Study, targets: Sequence[float], price: Price | None) -> Table:
-    """A row for everything in which the runs differ and for every main figure, a column for every run.
+    """A row for every setting in which the runs differ and for every main figure, a column for every run.
 
-    Runs that differ in the seed alone share a column.
+    Runs that differ in the seed alone share a column. Of a single run, every setting is shown.
     """
     every = aggregate.configurations(study)
     rows: dict[str, list[Entry]] = {}
-    for name in _differing(every):
-        rows[name] = [Entry(", ".join(dict.fromkeys(_value(trial, name) for trial in one.trials))) for one in every]
+    for name in _settings(study.trials):
+        shown = [dict.fromkeys(_value(trial, name) or _UNSET for trial in one.trials) for one in every]
+        rows[name] = [Entry(", ".join(values)) for values in shown]
     for group in tables.groups(study):
         for filled in tables.filled(group, targets, price):
-            if filled.spec.key in _SHOWN:
-                for at, column in enumerate(filled.columns):
-                    row = rows.setdefault(column.figure.title, [Entry()] * len(every))
-                    for one, entries in filled.rows:
-                        row[every.index(one)] = entries[at]
-    return Table("compare", "Side by side", ["", *map(_heading, every)], list(rows.items()))
+            if filled.spec.key not in _SHOWN:
+                continue
+            for at, column in enumerate(filled.columns):
+                if not any(entries[at].n for _, entries in filled.rows):  # a setting
+                    continue
+                row = rows.setdefault(column.figure.title, [Entry()] * len(every))
+                for one, entries in filled.rows:
+                    row[every.index(one)] = entries[at]
+    title = "Side by side" if len(study.trials) > 1 else "Settings and results"
+    return Table("compare", title, ["", *map(_heading, every)], list(rows.items()))
 
 
 def _heading(one: Configuration) -> str:
@@ -60,15 +73,22 @@ def _heading(one: Configuration) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 1]}…"
 
 
-def _differing(every: Sequence[Configuration]) -> list[str]:
-    """What tells the runs apart: their state, the parameters that a figure depends on, the program and the machine."""
-    trials = [trial for one in every for trial in one.trials]
-    others = dict.fromkeys(name for one in every for name, _ in one.others)
-    names = ("status", "model", "dataset", "topology", "batch_size", *others, "seed", *_TAGS)
-    return [name for name in names if len({_value(trial, name) for trial in trials} - {""}) > 1]
+def _settings(trials: Sequence[Trial]) -> list[str]:
+    """The settings in which runs differ, whatever their models and data sets; of a single run, all that it has."""
+    first = ("status", *aggregate.PLACED)
+    names = {name for trial in trials for name in trial.params} - _IMPLIED - {*runfile.UPKEEP, *first, "seed"}
+    found = []
+    for name in (*first, *sorted(names), "seed", *_TAGS):
+        values = {_value(trial, name) for trial in trials}
+        # A commit or a machine that was not recorded is unknown; a parameter that was not recorded is not set.
+        if len(trials) == 1 or len(values - {""} if name in _TAGS else values) > 1:
+            found.append(name)
+    return found
 
 
 def _value(trial: Trial, name: str) -> str:
     if name == "status":
         return trial.status
-    return trial.tags.get(_TAGS[name], "")[:_WIDEST] if name in _TAGS else trial.params.get(name, "")
+    value = trial.tags.get(_TAGS[name], "") if name in _TAGS else trial.params.get(name, "")
+    value = value[:_COMMIT] + value[40:] if name == "commit" else value  # 40 digits, and perhaps -dirty
+    return "" if value == "None" else value  # as older runs recorded it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 
 from cifar_ray.reporting import compare, cost, data, markdown, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
-from cifar_ray.tracking.study import Point, Study
+from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, twice, without_run
 
 PRICE = cost.find("c7i.xlarge")
@@ -479,15 +480,76 @@ def test_a_terminals_lines_are_aligned() -> None:
     assert "60.00 ± 0.00*" in rows[5]
 
 
+def side_by_side(*trials: Trial, full: bool = False) -> tuple[list[str], dict[str, list[str]]]:
+    """A comparison's lines, and the rows of its one table."""
+    of = study(*trials, axes=(), hold="", run_id="")
+    lines = list(compare.terminal(of, None, [], full))
+    start = next((at for at, line in enumerate(lines) if line and set(line) <= {"-", " "}), len(lines)) + 1
+    split = (re.split(r"\s{2,}", line.strip()) for line in lines[start:])
+    return lines, {label: entries for label, *entries in split}
+
+
 def test_compared_runs_are_columns_and_what_differs_comes_first() -> None:
     other = trial("1x2", training_s=50.0, params={"lr": "0.2"}, tags={"cifar_ray.hardware": "NVIDIA H200"})
-    lines = list(compare.terminal(study(trial(), other, axes=(), hold=""), None, [], full=False))
-    rows = {line[:20].strip(): line[20:].split() for line in lines[lines.index("Side by side") + 3 :]}
-    assert list(rows)[:3] == ["topology", "lr", "hardware"]
+    lines, rows = side_by_side(trial(), other)
+    assert list(rows)[:4] == ["topology", "global_batch_size", "lr", "hardware"]
     assert rows["lr"] == ["0.1", "0.2"]
     assert rows["Training (s)"] == ["100.00", "50.00"]
     assert rows["Precision (%)"] == ["60.00", "60.00"]
     assert len(lines) < 30
-    full = list(compare.terminal(study(trial(), other, axes=(), hold=""), None, [], full=True))
+    full, _ = side_by_side(trial(), other, full=True)
     assert {"Where the time went", "Runs"} <= set(full)
     assert len(full) > len(lines)
+
+
+def test_compared_runs_of_different_models_show_every_setting_that_differs_and_no_other() -> None:
+    """What is recorded of one run alone was not set for the other: it is a difference, too."""
+    one = trial(accuracies=(0.3, 0.5), params={"steps_per_epoch": "150", "precision": "bf16", "log_every": "1"})
+    params = {"model": "vit", "dataset": "folder:/photos", "lr": "0.01", "precision": "fp32", "test_images": "None"}
+    lines, rows = side_by_side(one, trial(params={**params, "device": "cuda", "log_every": "9", "vit.depth": "6"}))
+    settings = {label: row for label, row in rows.items() if label[0].islower()}
+    assert settings == {
+        **{"model": ["resnet", "vit"], "dataset": ["cifar10", "folder:/photos"], "device": ["cpu", "cuda"]},
+        **{"epochs": ["2", "3"], "log_every": ["1", "9"], "lr": ["0.1", "0.01"], "precision": ["bf16", "fp32"]},
+        **{"steps_per_epoch": ["150", "-"], "vit.depth": ["-", "6"]},
+    }
+    assert "Global batch" not in rows
+    assert not any("marks the best" in line for line in lines)
+    caution = "The runs trained on different numbers of images (100,000 to 150,000), so do not compare their seconds"
+    assert sum(caution in line for line in lines) == 1
+    equal, _ = side_by_side(trial(), trial(params=params))
+    assert not any("numbers of images" in line for line in equal)
+
+
+def test_a_setting_that_only_one_of_two_seeds_has_parts_them() -> None:
+    short = trial(seed=1, accuracies=(0.3, 0.5, 0.2), params={"steps_per_epoch": "150"})
+    assert side_by_side(trial(), short)[1]["Accuracy (%)"] == ["60.00", "20.00"]
+    assert side_by_side(trial(), trial(seed=1))[1]["Accuracy (%)"] == ["60.00 ± 0.00"]
+
+
+def test_hardware_that_differs_at_the_end_of_its_name_is_a_difference() -> None:
+    names = [f"AMD EPYC (family 26, model {number})" for number in (2, 17)]
+    tags = [
+        {"cifar_ray.hardware": name, "mlflow.source.git.commit": "c" * 40 + end}
+        for name, end in zip(names, ("", "-dirty"))
+    ]
+    _, rows = side_by_side(*(trial(tags=one) for one in tags))
+    assert (rows["hardware"], rows["commit"]) == (names, ["c" * 12, "c" * 12 + "-dirty"])
+
+
+def test_one_run_alone_is_shown_with_all_its_settings() -> None:
+    lines, rows = side_by_side(trial(params={"nodes": "1"}))
+    assert "Settings and results" in lines
+    assert (rows["model"], rows["lr"], rows["Accuracy (%)"]) == (["resnet"], ["0.1"], ["60.00"])
+    assert "nodes" not in rows  # follows from the topology
+    assert "marks the best" not in lines[-1]
+
+
+def test_the_mark_of_the_best_is_explained_where_there_is_one() -> None:
+    pair = [
+        trial(top, seed=seed, images_per_s=speed) for top, speed in (("1x1", 9.0), ("1x2", 18.0)) for seed in (0, 1)
+    ]
+    for full in (False, True):
+        lines, _ = side_by_side(*pair, full=full)
+        assert lines[-1] == "* marks the best."
+        assert sum("*" in line for line in lines[:-1]) > 0
