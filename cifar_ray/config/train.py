@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import typing
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
@@ -78,8 +79,16 @@ def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
     is_folder = len(text) > len(FOLDER) and text.startswith(FOLDER)
     if text not in known and not is_folder and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
-        raise ValueError(f"must be {', '.join(known)}, {FOLDER}PATH or MODULE:FUNCTION, got {errors.brief(text)}")
+        near = f"; did you mean {FOLDER}{text}?" * _is_folder(text)
+        raise ValueError(f"must be {', '.join(known)}, {FOLDER}PATH or MODULE:FUNCTION, got {errors.brief(text)}{near}")
     return text
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long, nobody's home folder, a null byte
+        return False
 
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:

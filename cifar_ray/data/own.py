@@ -1,10 +1,10 @@
 """Data sets of the user's own: ``--dataset folder:PATH`` and ``--dataset MODULE:FUNCTION``.
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
-(or val/), or PATH/CLASS/... and a share that is kept for the test. Its images are decoded once, and kept as arrays
-beside the other data sets; with ``stream`` they stay on disk. A function returns ``(images, labels), (images,
-labels)``, for training and for the test, and may return the names of the classes after them: uint8 images (N, side,
-side, 3) or (N, side, side) and whole numbers (N,).
+(or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. Its images are
+decoded once, and kept as arrays beside the other data sets; with ``stream`` they stay on disk. A function returns
+``(images, labels), (images, labels)``, for training and for the test, and may return the names of the classes after
+them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ import numpy as np
 from filelock import FileLock
 
 from cifar_ray.config import files, imports, schema
-from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.errors import ConfigError, brief, counted
 from cifar_ray.config.train import FOLDER, Images, TrainConfig
 from cifar_ray.data import imagefiles
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest, folder
@@ -34,7 +35,13 @@ from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest, folder
 Progress = Callable[[int, int], None]
 """Called with the number of images that have been decoded, and that of all."""
 
-_TESTS = ("test", "val")
+_HALVES = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
+"""Usual names of the folders of training and test images, in any case; val/ is for the test where there is no other."""
+
+_SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+"""Folders that storage devices and archive programs make; some hold thumbnails of every image."""
+
+_KINDS = 5  # kinds of files that are left out and named, at most
 _LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
 _MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
@@ -42,11 +49,12 @@ _MEMORY = 0.5  # share of the free memory that the images may take: the object s
 
 @dataclass(frozen=True)
 class _Listing:
-    """The files of a folder's images, with their labels."""
+    """The files of a folder's images, with their labels, and in words what else is in the folder."""
 
     classes: tuple[str, ...]
     train: tuple[tuple[str, int], ...]
     test: tuple[tuple[str, int], ...]
+    left_out: str
 
 
 def absolute(dataset: str) -> str:
@@ -93,7 +101,8 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         listing = _listing.__wrapped__(root, config.test_share)  # deeper folders may have changed since a first look
         key = _key(root, listing, config.image_size)
     home = folder(config.data_dir) / "folders"
-    kept = home / f"{root.name[:100]}-{key}"
+    name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
+    kept = home / f"{name}-{key}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
@@ -110,7 +119,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         raise ConfigError(
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
-    return _made(config.dataset, train, test, listing.classes, facts)
+    return dataclasses.replace(_made(config.dataset, train, test, listing.classes, facts), left_out=listing.left_out)
 
 
 def _kept(folder: Path, half: str, on_disk: bool) -> Split:
@@ -147,12 +156,9 @@ def _listing(root: Path, test_share: float, stamp: tuple[int, ...] = ()) -> _Lis
     """
     if not root.is_dir():
         raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
-    has_train = (root / "train").is_dir()
-    if not has_train and (lonely := next((name for name in _TESTS if (root / name).is_dir()), None)):
-        raise ConfigError("dataset", f"must have train/ beside {lonely}/, and {root} has none")
-    train = root / "train" if has_train else root
-    test = next((root / name for name in _TESTS if has_train and (root / name).is_dir()), None)
-    classes, every = _classes(train)
+    train, test, unused = _halves(root)
+    left_out: Counter[str] = Counter()
+    classes, every = _classes(train, left_out)
     if len(classes) < 2:
         raise ConfigError(
             "dataset", f"must have a folder for each of at least two classes, and {train} has {len(classes)}"
@@ -163,34 +169,92 @@ def _listing(root: Path, test_share: float, stamp: tuple[int, ...] = ()) -> _Lis
                 "test_share",
                 f"must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
             )
-        return _split(classes, every, test_share, train)
+        learned, tests = _split(classes, every, test_share, train)
+        return _Listing(classes, learned, tests, _in_words(left_out, unused))
     if test_share:
         raise ConfigError("test_share", f"is for folders without test images, and there is {test}")
-    others, tests = _classes(test)
+    others, tests = _classes(test, left_out)
     if others != classes:
         odd = sorted(set(others) ^ set(classes))[0]
         raise ConfigError(
             "dataset", f"must have the same classes in {train.name}/ and {test.name}/ of {root}; {odd!r} is in one only"
         )
-    return _Listing(classes, every, tests)
+    return _Listing(classes, every, tests, _in_words(left_out, unused))
 
 
-def _classes(root: Path) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """The names of a folder's folders, and their image files with the numbers of these, in torchvision's order."""
-    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _SYSTEM
+
+
+def _readable(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")  # a name need not be UTF-8
+
+
+def _folders(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not _is_hidden(entry.name))
+
+
+def _halves(root: Path) -> tuple[Path, Path | None, list[str]]:
+    """The folder of the training classes, that of the test classes if there is one, and the names of unused ones."""
+    names = _folders(root)
+    found = {half: [name for name in names if name.lower() in usual] for half, usual in _HALVES.items()}
+    count = sum(map(len, found.values()))
+    # Training/ may be a class among others, but not train/, and not where all folders have such names.
+    if not count or (count < len(names) and not _HALVES.keys() & set(names)):
+        return root, None, []
+    train, test = found["train"], found["test"] or found["val"]
+    for several in (train, test):
+        if len(several) > 1:
+            raise ConfigError(
+                "dataset", f"must have {several[0]}/ or {several[1]}/, and {root} has both; move one of them elsewhere"
+            )
+    if not train:
+        raise ConfigError("dataset", f"must have train/ beside {test[0]}/, and {root} has none")
+    return root / train[0], root / test[0] if test else None, [name for name in names if name not in (*train, *test)]
+
+
+def _in_words(files: Counter[str], folders: Sequence[str]) -> str:
+    """``124 files left out (.heic 120, .txt 4); val/ not used``."""
+    parts = [f"{counted(files.total(), 'file')} left out ({_kinds(files)})"] if files else []
+    if folders:
+        parts.append(f"{', '.join(f'{_readable(name)}/' for name in folders)} not used")
+    return "; ".join(parts)
+
+
+def _kinds(files: Counter[str]) -> str:
+    """``.heic 120, .txt 4``, the most frequent ones first."""
+    kinds = sorted(files.items(), key=lambda each: (-each[1], each[0]))
+    shown = kinds[:_KINDS]
+    if rest := sum(count for _, count in kinds[_KINDS:]):
+        shown.append(("others", rest))
+    return ", ".join(f"{kind} {count:,}" for kind, count in shown)
+
+
+def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """The names of a folder's folders, and their image files with the numbers of these, in torchvision's order.
+
+    Other files are counted in ``left_out`` by the end of their names.
+    """
+    names = _folders(root)
     found: list[tuple[str, int]] = []
     for label, name in enumerate(names):
-        there = sorted(_images(root / name))
+        others: Counter[str] = Counter()
+        there = sorted(_images(root / name, others))
         if not there:
             kinds = ", ".join(imagefiles.SUFFIXES)
-            raise ConfigError("dataset", f"must have an image in every class, and {root / name} has none ({kinds})")
+            has = f"; left out there: {_kinds(others)}" * bool(others)
+            raise ConfigError(
+                "dataset", f"must have an image in every class, and {root / name} has none ({kinds}){has}"
+            )
+        left_out += others
         found += [(path, label) for path in there]
-    readable = (os.fsencode(name).decode(errors="backslashreplace") for name in names)  # a name need not be UTF-8
-    return tuple(readable), tuple(found)
+    if beside := sum(entry.is_file() and not _is_hidden(entry.name) for entry in root.iterdir()):
+        left_out["beside the classes"] += beside
+    return tuple(map(_readable, names)), tuple(found)
 
 
-def _images(root: Path) -> Iterator[str]:
-    """The image files below a folder, where links lead too, but nothing hidden."""
+def _images(root: Path, others: Counter[str]) -> Iterator[str]:
+    """The image files below a folder, where links lead too, but nothing hidden; what else there is, in ``others``."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -201,13 +265,19 @@ def _images(root: Path) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if path.suffix.lower() in imagefiles.SUFFIXES and path.is_file():
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        for path in (Path(place, name) for name in names if not _is_hidden(name)):
+            if not path.is_file():
+                others["broken links"] += 1
+            elif path.suffix.lower() in imagefiles.SUFFIXES:
                 yield str(path)
+            else:
+                others[_readable(path.suffix.lower()) or "no suffix"] += 1
 
 
-def _split(classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: float, root: Path) -> _Listing:
+def _split(
+    classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: float, root: Path
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
     """Of each class the same share for the test, drawn by the same seed in every run."""
     from cifar_ray.data import order
 
@@ -223,7 +293,7 @@ def _split(classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: fl
         drawn = set(order.permutation(seed=0, epoch=label, size=len(own))[:count].tolist())
         train += [one for index, one in enumerate(own) if index not in drawn]
         test += [one for index, one in enumerate(own) if index in drawn]
-    return _Listing(classes, tuple(train), tuple(test))
+    return tuple(train), tuple(test)
 
 
 def _key(root: Path, listing: _Listing, image_size: int) -> str:

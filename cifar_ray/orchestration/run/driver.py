@@ -205,6 +205,8 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
     else:
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
+    if is_own(config.dataset):
+        console.line(dataset.contents)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 

@@ -226,6 +226,8 @@ class _Sweep:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")
                 read[which] = data.read(config, partial(self._board.decoding, name))
+                if is_own(name):
+                    self._board.line(f"{config.dataset_name}: {read[which].contents}")
             trial.config = recipe.with_images(config, read[which])
             datasets[trial.config.dataset_key] = read[which]
         return datasets

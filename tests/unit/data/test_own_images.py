@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from cifar_ray import data
-from cifar_ray.config import runfile
+from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import Images, ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, loader, own
@@ -153,6 +153,67 @@ def test_a_photo_is_turned_as_its_camera_was(tmp_path: Path) -> None:
     assert (upright[:16].min(), upright[16:].max()) == (255, 0)
 
 
+def renamed(root: Path, halves: dict[str, str]) -> None:
+    for before, after in halves.items():
+        (root / before).rename(root / after)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("Training", "Testing"), ("TRAIN", "valid"), ("train", "Validation"), ("training", "val")],
+)
+def test_folders_of_training_and_test_images_may_have_any_usual_name(root: Path, train: str, test: str) -> None:
+    before = data.read(of(root))
+    renamed(root, {"train": train, "test": test})
+    found = data.read(of(root))
+    assert (found.class_names, found.digest) == (before.class_names, before.digest)
+
+
+def test_training_among_other_folders_is_a_class(root: Path) -> None:
+    renamed(root / "train", {"0": "Training", "1": "Testing"})
+    found = data.read(of(root / "train", test_share=0.2))
+    assert (found.class_names[-2:], len(found.class_names)) == (("Testing", "Training"), 10)
+
+
+def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root: Path) -> None:
+    before = data.read(of(root))
+    image = next((root / "train" / "3").iterdir())
+    for folder in ("__MACOSX/train", "train/@eaDir", "train/3/@eaDir/0.png", "test/.thumbnails", "test/lost+found"):
+        (root / folder).mkdir(parents=True)
+        shutil.copy(image, root / folder)
+    found = data.read(of(root))
+    assert (found.class_names, found.digest, found.left_out) == (before.class_names, before.digest, "")
+
+
+def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_before(root: Path) -> None:
+    contents = "10 classes, 100 training and 100 test images"
+    assert data.read(of(root)).contents == contents
+    for number in range(12):
+        (root / "train" / "3" / f"{number}.HEIC").touch()
+    for name in ("4/notes.txt", "5/README", "5/x.\udcff", "4/.DS_Store", "outside.jpg"):
+        (root / "test" / name).touch()
+    (root / "test" / "6" / "gone.png").symlink_to(root / "nowhere")
+    (root / "val").mkdir()
+    sentence = (
+        f"{contents}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, others 1)"
+    )
+    for _ in range(2):
+        assert data.read(of(root)).contents == f"{sentence}; val/ not used"
+    shutil.rmtree(root / "val")
+    shutil.rmtree(root / "test")
+    shared = data.read(of(root, test_share=0.2)).contents
+    assert shared == "10 classes, 81 training and 19 test images; 12 files left out (.heic 12)"
+
+
+@pytest.mark.parametrize("name", ["ä" * 120, "x" + "写" * 84, "\udcff" * 200])
+def test_the_name_of_a_folder_may_be_long_in_any_script(root: Path, name: str) -> None:
+    moved = root.rename(root.with_name(name))
+    assert len(data.read(of(moved)).train.labels) == 100
+    assert len(data.read(of(moved)).train.labels) == 100
+    (kept,) = (path for path in (data.folder(None) / "folders").iterdir() if not path.name.startswith("."))
+    assert kept.name.encode().startswith(name.encode(errors="ignore")[:99])
+
+
 def without(*names: str) -> Callable[[Path], None]:
     def change(root: Path) -> None:
         for name in names:
@@ -168,6 +229,20 @@ def emptied(root: Path) -> None:
 
 def broken(root: Path) -> None:
     (root / "train" / "3" / "broken.png").write_bytes(next(root.glob("train/3/*")).read_bytes()[:60])
+
+
+def photographed(root: Path) -> None:
+    emptied(root)
+    (root / "train" / "3" / "1.HEIC").touch()
+
+
+def twice(root: Path) -> None:
+    (root / "Training").mkdir()
+
+
+def only_testing(root: Path) -> None:
+    without("train")(root)
+    renamed(root, {"test": "Testing"})
 
 
 def one_class(root: Path) -> None:
@@ -199,6 +274,22 @@ def one_class(root: Path) -> None:
             {},
             "--dataset must have an image in every class, and {root}/train/3 has none (.bmp, .jpeg, .jpg, .pgm, .png, "
             ".ppm, .tif, .tiff, .webp)",
+        ),
+        (
+            photographed,
+            {},
+            "--dataset must have an image in every class, and {root}/train/3 has none (.bmp, .jpeg, .jpg, .pgm, .png, "
+            ".ppm, .tif, .tiff, .webp); left out there: .heic 1",
+        ),
+        (
+            twice,
+            {},
+            "--dataset must have Training/ or train/, and {root} has both; move one of them elsewhere",
+        ),
+        (
+            only_testing,
+            {},
+            "--dataset must have train/ beside Testing/, and {root} has none",
         ),
         (broken, {}, "cannot read image {root}/train/3/broken.png: it is truncated or damaged"),
         (without("train"), {}, "--dataset must have train/ beside test/, and {root} has none"),
@@ -261,6 +352,20 @@ def test_what_is_for_other_data_sets_is_refused(values: dict[str, object], sente
     with pytest.raises(ConfigError) as refused:
         TrainConfig(**values)  # type: ignore[arg-type]
     assert refused.value.as_flag() == sentence
+
+
+@pytest.mark.parametrize("written", ["images", "./images", "{root}", "~/images"])
+def test_a_folder_without_its_prefix_is_recognised(root: Path, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("HOME", str(root.parent))
+    written = written.format(root=root)
+    assert refusal(written).endswith(f"got {errors.brief(written)}; did you mean folder:{written}?")
+    assert refusal("no" + written).endswith(f"got {errors.brief('no' + written)}")
+
+
+@pytest.mark.parametrize("written", ["~nobody-here", "x" * 5000, "\0"])
+def test_what_can_be_no_folder_is_refused_as_before(written: str) -> None:
+    assert refusal(written).endswith(f"got {errors.brief(written)}")
 
 
 ARRAYS = """

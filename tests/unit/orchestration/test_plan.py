@@ -17,6 +17,7 @@ from cifar_ray.display import sweep as board
 from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from tests.support.images import folder_of_digits
 
 
 def made(**values: object) -> SweepConfig:
@@ -143,6 +144,15 @@ def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
         (board.STOPPED, "stopped early by ASHA", 0.0),
     ]
     assert resumed._stopped().startswith("stopped after 3 of 4 runs; ")
+
+
+def test_a_sweep_says_once_what_is_in_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder_of_digits(tmp_path / "images", 100)
+    shared = {"dataset": f"folder:{tmp_path}/images", "data_dir": str(tmp_path / "decoded")}
+    sweep = made(grid={"batch_size": [10, 20]}, train=shared)
+    _Sweep(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri=""), planned(sweep), 0.0)._load_data()  # type: ignore[arg-type]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown.count("images: 10 classes, 100 training and 100 test images") == 1
 
 
 def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
+from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, names
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.tracking import uri
-from cifar_ray.training import checkpoint
+from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
 from tests.support.helpers import forge, resolved, train_here
+from tests.support.images import folder_of_digits
 
 
 @pytest.fixture
@@ -50,6 +52,18 @@ def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: Trai
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         runs.open_existing(folder.address, folder.key)
+
+
+def test_a_run_says_what_is_in_a_folder_of_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: TrainConfig
+) -> None:
+    folder_of_digits(tmp_path / "images", 100)
+    (tmp_path / "images" / "train" / "3" / "1.heic").touch()
+    own = recipe.resolve(replace(config, dataset=f"folder:{tmp_path}/images", data_dir=str(tmp_path), batch_size=10))
+    with Console() as console:
+        driver._read(own, console)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown.count("10 classes, 100 training and 100 test images; 1 file left out (.heic 1)") == 1
 
 
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
