@@ -7,11 +7,16 @@ seeded alike on every worker.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from cifar_ray.config import imports
@@ -26,7 +31,39 @@ RECIPES = (
 )
 """Usual choices, found for none of these models in particular."""
 
-_checked: set[tuple[object, ...]] = set()
+_PASSES = 3
+"""Training passes that a check takes, since one may leave out what another uses."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a model has that some strategies cannot train: the name of the first, or nothing.
+
+    Attributes:
+        scalar: a parameter without dimensions.
+        dtype: a parameter that is not float32.
+        unused: a parameter that has no gradient after one of a few training passes.
+        counted: a buffer that a training pass changes, beside batch norm's.
+        repeated: a batch norm that an image passes more than once.
+    """
+
+    scalar: str = ""
+    dtype: str = ""
+    unused: str = ""
+    counted: str = ""
+    repeated: str = ""
+
+
+_SAID = {
+    "scalar": "whose parameter {} has no dimensions",
+    "dtype": "whose parameter {} is not float32",
+    "unused": "which does not use its parameter {} in every step",
+    "counted": "which changes its buffer {} in every pass",
+    "repeated": "in which an image passes the batch norm {} more than once",
+}
+
+_checked: dict[tuple[object, ...], Traits] = {}
+_compared: set[tuple[object, ...]] = set()
 
 
 def architecture(path: str) -> Architecture:
@@ -62,13 +99,13 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
 
 
 def check(config: TrainConfig, spec: DatasetSpec) -> None:
-    """Build the model and try it on two images, once in a process; torch's generator is left as it was.
+    """Build the model and try it on a few images, once in a process; torch's generator is left as it was.
 
     Raises:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, classes).
     """
     imports.check_source(config, "model")
-    key = (config.model, config.model_source, spec, *sorted(config.model_options.items()))
+    key = _key(config, spec)
     if key in _checked:
         return
     with torch.random.fork_rng(devices=[]):
@@ -88,15 +125,130 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
             raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
         if any(isinstance(each, UninitializedParameter) for each in build(config, spec).parameters()):
             raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
-        unused = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
-        if isinstance(learned, Tensor) and unused:
-            raise ConfigError("model", f"must use all weights that learn, and {config.model} does not use {unused[0]}")
+        _check_state(config, model)
     logits = logits if isinstance(learned, Tensor) else learned
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes) or not logits.is_floating_point():
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
         given = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
         raise ConfigError("model", f"{wanted}, and {config.model} gives {given} for 2 images")
-    _checked.add(key)
+    with torch.random.fork_rng(devices=[]):
+        tried = build(config, spec)
+        try:
+            _checked[key] = _traits(tried, images)
+        except Exception as error:
+            raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
+
+
+def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
+    return (config.model, config.model_source, spec, *sorted(config.model_options.items()))
+
+
+def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str]) -> None:
+    """Refuse a model, of which :func:`check` has had a look, that has what the strategy ``cannot`` train."""
+    for trait, name in vars(_checked[_key(config, spec)]).items():
+        if name and trait in cannot:
+            raise ConfigError(
+                "strategy", f"must be another than {config.strategy} for {config.model}, {_SAID[trait].format(name)}"
+            )
+
+
+def _check_state(config: TrainConfig, model: nn.Module) -> None:
+    """Refuse state that is in no parameter or buffer: workers would not share it, nor checkpoints hold it."""
+    named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    named |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    if other := next((name for name in model.state_dict() if name not in named), None):
+        raise ConfigError(
+            "model",
+            f"must keep its state in parameters and buffers (register_buffer), and {config.model} has {other}, as "
+            "get_extra_state adds it",
+        )
+
+
+def _traits(model: nn.Module, images: Tensor) -> Traits:
+    parameters = dict(model.named_parameters())
+    norms: dict[nn.Module, str] = {}
+    passes: Counter[nn.Module] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            norms[module] = name
+            module.register_forward_hook(lambda norm, *_: passes.update([norm]))
+    found: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        if parameter.ndim == 0:
+            found.setdefault("scalar", name)
+        if parameter.dtype != torch.float32:
+            found.setdefault("dtype", name)
+    for _ in range(_PASSES):
+        before = {
+            name: buffer.clone()
+            for name, buffer in model.named_buffers()
+            if name.rpartition(".")[0] not in norms.values()
+        }
+        passes.clear()
+        model.zero_grad()
+        model.train()(torch.rand_like(images)).sum().backward()
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and parameter.grad is None:
+                found.setdefault("unused", name)
+        for name, buffer in model.named_buffers():
+            if name in before and not torch.equal(buffer, before[name]):
+                found.setdefault("counted", name)
+        for norm, count in passes.items():
+            if count > 1:
+                found.setdefault("repeated", norms[norm])
+    return Traits(**found)
+
+
+def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Module], list[nn.Module]]) -> None:
+    """Refuse a model whose ``units``, from the first to the last, are not its forward pass, or share weights.
+
+    They are compared in evaluation and in training mode, from the same state of torch's generator, to the last bit;
+    once in a process.
+
+    Raises:
+        ConfigError: naming what two of them have, or the mode in which they differ.
+    """
+    if _key(config, spec) in _compared:
+        return
+    path = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(config, spec)
+        whole_model = copy.deepcopy(model)
+        made, names = units(model), {id(of): name for name, of in (*model.named_parameters(), *model.named_buffers())}
+        held: set[int] = set()
+        for unit in made:
+            own = {id(of) for of in (*unit.parameters(), *unit.buffers())}
+            if own - names.keys():
+                raise ConfigError("model", f"must have in its stages() only layers of its own, and {path} has another")
+            if both := own & held:
+                name = names[min(both, key=lambda each: names[each])]
+                raise ConfigError(
+                    "strategy",
+                    f"must keep the model whole for {path}, two of whose layers have {name} in common, so that two "
+                    f"stages would each train it; got {config.strategy}",
+                )
+            held |= own
+        images = torch.rand(4, spec.channels, spec.image_size, spec.image_size)
+        for mode in ("evaluation", "training"):
+            results = []
+            for whole in (whole_model.train(mode == "training"), nn.Sequential(*made).train(mode == "training")):
+                torch.manual_seed(0)
+                try:
+                    with torch.no_grad():
+                        results.append(whole(images.clone()))
+                except Exception as error:
+                    raise ConfigError(
+                        "model", f"must be its stages(), one after the other, and {path} fails: {imports.told(error)}"
+                    ) from None
+            one, other = results
+            if not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other):
+                raise ConfigError(
+                    "strategy",
+                    f"must keep the model whole for {path}, whose stages(), one after the other, give other logits "
+                    f"than its forward pass in {mode} mode; got {config.strategy}",
+                )
+    _compared.add(_key(config, spec))
 
 
 def _layers(path: str, model: nn.Module) -> list[nn.Module]:
@@ -110,4 +262,12 @@ def _layers(path: str, model: nn.Module) -> list[nn.Module]:
             f"must keep the model whole for --model {path}, which is no nn.Sequential and has no stages() that lists "
             "its layers in order",
         )
-    return list(stages())
+    try:
+        listed = list(stages())
+    except Exception as error:
+        raise ConfigError(
+            "model", f"must list its layers in stages(), and {path} fails: {imports.told(error)}"
+        ) from None
+    if not all(isinstance(each, nn.Module) for each in listed):
+        raise ConfigError("model", f"must list modules in stages(), and {path} lists something else")
+    return listed

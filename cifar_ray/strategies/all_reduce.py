@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from cifar_ray.strategies.gradients import flat_gradients
+from cifar_ray.strategies.gradients import exchanging
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -19,9 +19,10 @@ class AllReduce(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        for gradient in flat_gradients(self.model):
-            dist.all_reduce(gradient)
-            gradient /= self.world_size
+        with exchanging(self.learning) as gradients:
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+                gradient /= self.world_size
 
 
 STRATEGY = AllReduce

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ class Base:
     needs_server = False
     warm_ups = 1
     cpus: int | None = None
+    cannot: frozenset[str] = frozenset()
 
     def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
         """Train ``model``, or ``context.model`` when it is None."""
@@ -61,3 +63,19 @@ class Base:
 
     def figures(self) -> dict[str, float]:
         return {}
+
+
+@contextmanager
+def unchanged(*modules: nn.Module) -> Iterator[None]:
+    """Context manager: buffers, and numbers and text that modules have as attributes, are afterwards as before.
+
+    A pass in between can be one that only looks; a module that counts its steps does not see it.
+    """
+    every = {module for root in modules for module in root.modules()}
+    plain = [(module, {k: v for k, v in vars(module).items() if isinstance(v, int | float | str)}) for module in every]
+    buffers = [(module, name, of, of.clone()) for module in every for name, of in module.named_buffers(recurse=False)]
+    yield
+    for module, values in plain:
+        vars(module).update(values)
+    for module, name, buffer, value in buffers:
+        setattr(module, name, buffer.copy_(value))  # it may have another tensor under the name

@@ -35,6 +35,7 @@ class DataParallel(Replicas):
     """See the module."""
 
     differs = "nothing"
+    cannot = frozenset({"unused"})  # replicas give a gradient of zero, which the optimizer does not leave alone
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

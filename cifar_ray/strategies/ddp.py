@@ -8,7 +8,8 @@ when a run is resumed).
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 Cost per step: messages ``buckets``, bytes ``G``. One all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB),
 which together hold every gradient once (G bytes); half of that with ``--comm-hook fp16`` or ``bf16``. With
-``--accumulate`` only the last micro-batch is followed by an exchange.
+``--accumulate`` only the last micro-batch is followed by an exchange. In the last bucket one number for each parameter
+says which ranks have a gradient for it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from cifar_ray.strategies.gradients import drop_unused, presence, without_gradient
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
@@ -29,10 +32,35 @@ _PLAIN_STEPS = 10
 """Steps before powersgd compresses; the first gradients change too fast for it."""
 
 
+class _Counting(nn.Module):
+    """The model, and a parameter more, whose gradient says which of the model's parameters have one."""
+
+    def __init__(self, model: nn.Module, parameters: int, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self.has = nn.Parameter(torch.zeros(parameters, device=device))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+
+class _Report(torch.autograd.Function):
+    """A backward pass that gives ``parameter`` a gradient and others none: DDP hears of each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, gradient: Tensor, *others: Tensor) -> Tensor:
+        ctx.gradients = (gradient, None, *[None for _ in others])
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return ctx.gradients
+
+
 class DDP(Replicas):
     """See the module."""
 
-    warm_ups = 2  # with a static graph, buckets get their layout in the second pass
+    warm_ups = 2  # buckets get their layout before the second pass
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
@@ -41,12 +69,13 @@ class DDP(Replicas):
         if self.world_size == 1:
             return
         config, device = context.config, context.worker.device
+        self._counting = _Counting(context.model, len(self.learning), device)
+        self._reported: set[Tensor] = set()
         self._replica = DistributedDataParallel(
-            context.model,
+            self._counting,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=True,
-            static_graph=config.accumulate == 1,  # it takes every backward pass for one that exchanges
         )
         # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
         self._replica.broadcast_buffers = False
@@ -56,14 +85,19 @@ class DDP(Replicas):
         elif config.comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
             self._replica.register_comm_hook(None, halves[config.comm_hook])
-        for parameter in filter(lambda each: each.requires_grad, context.model.parameters()):
-            # The backward pass ends with the last gradient; what DDP then still waits for is not overlapped.
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _: context.mark("backward")
-            )
+        for parameter in self.learning:
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """Note a gradient. The backward pass ends with the last; what DDP then still waits for is not overlapped."""
+        self._reported.add(parameter)
+        self.context.mark("backward")
 
     def forward(self, images: Tensor) -> Tensor:
-        return (self._replica or self.model)(images)
+        if self._replica is None:
+            return self.model(images)
+        self._reported.clear()
+        return self._replica(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._replica is None else self._replica.no_sync()
@@ -73,7 +107,18 @@ class DDP(Replicas):
             self.context.mark("backward")
 
     def exchange(self) -> None:
-        """DDP has exchanged the gradients during the backward pass."""
+        """Complete the last bucket, which DDP has waited with.
+
+        DDP exchanges a bucket once each of its parameters has reported, and waits for ever for one that the pass has
+        not used. Its ``find_unused_parameters`` looks through the graph in every step and adds a collective. Here,
+        those that are left report that they have nothing, and what the ranks have crosses in the last bucket.
+        """
+        missing, has = without_gradient(self.learning), self._counting.has
+        silent = [parameter for parameter in self.learning if parameter not in self._reported]
+        _Report.apply(has, presence(self.learning, missing), *silent).backward()  # type: ignore[no-untyped-call]
+        assert has.grad is not None
+        drop_unused(self.learning, missing, has.grad)
+        has.grad = None
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, state)

@@ -17,6 +17,7 @@ memory of gradients and optimizer state. What a GPU waits for weights is part of
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,13 +29,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cifar_ray.strategies.gradients import numbered, on_cpu, restore
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.strategies.gradients import numbered, on_cpu, restore, without_gradient
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
 
 class FSDP(Replicas):
     """See the module. With one worker there is nothing to shard and the model trains as it is."""
+
+    cannot = frozenset({"scalar", "dtype", "unused"})
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context, context.model if context.worker.world_size == 1 else _sharded(context))
@@ -69,13 +73,23 @@ class FSDP(Replicas):
         yield
 
     def exchange(self) -> None:
-        """Gradients have been exchanged during the backward pass."""
+        """Gradients have been exchanged during the backward pass, if each rank had them all."""
+        if missing := without_gradient(self.learning):
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+            raise ConfigError(
+                "strategy",
+                f"must be another than fsdp where a step leaves out a parameter, and {names[missing[0]]} has no "
+                "gradient in this one; ddp trains such a model",
+            )
 
     def consolidate(self) -> None:
         if self.model is not self.context.model:
             with torch.no_grad():
                 for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                     whole.copy_(_whole(part))
+                for buffer, other in zip(self.context.model.buffers(), self.model.buffers(), strict=True):
+                    if buffer is not other:  # a forward pass has put another one there
+                        buffer.copy_(other)
         super().consolidate()
 
     def state(self) -> dict[str, Any]:
@@ -95,6 +109,9 @@ class FSDP(Replicas):
         with torch.no_grad():
             for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                 part.copy_(_like(whole, part))
+            for buffer, other in zip(self.context.model.buffers(), self.model.buffers(), strict=True):
+                if buffer is not other:
+                    other.copy_(buffer)
         self.optimizer.zero_grad()
         if state is not None:
             order = numbered(self.optimizer)
@@ -128,15 +145,27 @@ def _sharded(context: StrategyContext) -> nn.Module:
     for own, whole in zip(model.modules(), context.model.modules(), strict=True):
         own._buffers.update(whole._buffers)
     mesh = init_device_mesh(context.worker.device.type, (context.worker.world_size,))
-    for child in model.children():
-        if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    units = list(_units(model))
+    held = Counter(id(parameter) for unit in units for parameter in unit.parameters())
+    held.update(map(id, model.parameters(recurse=False)))
+    for unit in units:
+        if all(held[id(parameter)] == 1 for parameter in unit.parameters()):
+            fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # what is left, and weights that several units have
     if dist.get_backend() == "gloo":  # it has no mean
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _units(model: nn.Module) -> Iterator[nn.Module]:
+    """The children that compute; of one that only holds others, as a ``ModuleList`` does, those that it holds."""
+    for child in model.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _units(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def _whole(value: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,13 +12,72 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def flat_gradients(model: nn.Module) -> list[Tensor]:
-    """Every gradient as a vector over its own memory, whatever its layout; changing one changes the gradient."""
-    return [flat(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that learn, in the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def flat_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Every parameter's gradient as a vector over its own memory; changing one changes the gradient.
+
+    A parameter that has none gets one of zeros.
+    """
+    vectors = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_conj():  # a view that negates imaginary parts when it is read
+            parameter.grad = parameter.grad.resolve_conj()
+        vectors.append(flat(parameter.grad))
+    return vectors
+
+
+def without_gradient(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Places of the parameters that have no gradient."""
+    return [place for place, parameter in enumerate(parameters) if parameter.grad is None]
+
+
+def presence(parameters: Sequence[nn.Parameter], missing: Sequence[int]) -> Tensor:
+    """For each parameter 1, and 0 for the ``missing``; float32, on their device."""
+    has = torch.ones(len(parameters), device=parameters[0].device)
+    if missing:
+        has[list(missing)] = 0
+    return has
+
+
+def drop_unused(parameters: Sequence[nn.Parameter], missing: Sequence[int], has: Tensor) -> None:
+    """Take the gradient from the parameters ``missing`` here that no rank has had one for.
+
+    An optimizer then leaves them alone, as with one worker. ``has`` is :func:`presence` added up over the ranks, and
+    is read only where something is missing: on a GPU that waits.
+    """
+    if missing:
+        for place, somewhere in zip(missing, has[list(missing)].tolist()):
+            if not somewhere:
+                parameters[place].grad = None
+
+
+@contextmanager
+def exchanging(parameters: Sequence[nn.Parameter]) -> Iterator[list[Tensor]]:
+    """Context manager: one vector for each parameter, which is to be replaced by its mean over the ranks.
+
+    Which gradients a rank has goes along behind the smallest vector, so that ranks need no message to agree on it.
+    """
+    missing = without_gradient(parameters)
+    gradients = flat_gradients(parameters)
+    has = presence(parameters, missing)
+    carrier = min(range(len(gradients)), key=lambda place: gradients[place].numel())
+    both = [gradients[carrier], has]
+    vectors = list(gradients)
+    vectors[carrier] = torch.cat(both)
+    yield vectors
+    scatter_back(vectors[carrier], both)
+    drop_unused(parameters, missing, has)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A dense tensor as a vector over its own memory, in the order of that memory."""
+    """A dense tensor as a vector of real numbers over its own memory, in the order of that memory."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
@@ -81,6 +142,43 @@ def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors of an optimizer's state."""
-    return [value for of in optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]
+def average_with_state(
+    tensors: Iterable[Tensor],
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+) -> None:
+    """As :func:`average`, for tensors and an optimizer's state together.
+
+    A rank that has no state for a parameter, since it has not used it yet, takes part with what a gradient of zero
+    would leave there; where no rank has one, there is none afterwards.
+    """
+    parameters = numbered(optimizer)
+    states: list[dict[str, Any]] = [optimizer.state.get(each, {}) for each in parameters]
+    if not any(states):  # of an optimizer that keeps nothing
+        average(tensors)
+        return
+    missing = [place for place, state in enumerate(states) if not state]
+    has = presence(parameters, missing)
+    if missing:
+        idle = _idle(optimizer, model, make_optimizer)
+        states = [state or idle[place] for place, state in enumerate(states)]
+    kept = [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
+    average([*tensors, has, *kept])
+    for place, somewhere in zip(missing, has[missing].tolist() if missing else ()):
+        if somewhere and states[place]:
+            optimizer.state[parameters[place]] = states[place]
+
+
+def _idle(
+    optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+) -> list[dict[str, Any]]:
+    """What a step with gradients of zero leaves in a new optimizer, by the number of each parameter."""
+    other = make_optimizer(copy.deepcopy(model))
+    for group, like in zip(other.param_groups, optimizer.param_groups):
+        group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
+    parameters = numbered(other)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    other.step()
+    return [other.state.get(parameter, {}) for parameter in parameters]

@@ -25,7 +25,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
-from cifar_ray.strategies.gradients import average, state_tensors
+from cifar_ray.strategies.gradients import average_with_state
 from cifar_ray.strategies.protocol import StrategyContext
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
@@ -35,6 +35,7 @@ class Hogwild(Asynchronous):
     """See the module."""
 
     differs = "statistics"
+    cannot = frozenset({"dtype"})
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
@@ -78,7 +79,7 @@ class Hogwild(Asynchronous):
 
     def consolidate(self) -> None:
         self.barrier()  # the last step is in the weights
-        average([*state_tensors(self.optimizer), *self.model.buffers()])
+        average_with_state(self.model.buffers(), self.optimizer, self.model, self.context.make_optimizer)
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, state)  # every rank writes the same

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cifar_ray.strategies.gradients import average, state_tensors
+from cifar_ray.strategies.gradients import average_with_state
 from cifar_ray.strategies.protocol import Differs
 from cifar_ray.strategies.replicas import Replicas
 
@@ -46,8 +46,11 @@ class LocalSGD(Replicas):
 
     def consolidate(self) -> None:
         if self._apart:  # the mean of equal numbers may differ from them in the last bit
-            statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
-            average([*self.model.parameters(), *statistics, *state_tensors(self.optimizer)])
+            statistics = [
+                buffer for buffer in self.model.buffers() if buffer.is_floating_point() or buffer.is_complex()
+            ]
+            tensors = [*self.model.parameters(), *statistics]
+            average_with_state(tensors, self.optimizer, self.model, self.context.make_optimizer)
             self._apart = 0
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

@@ -40,6 +40,7 @@ class ParameterServing(Asynchronous):
     """See the module."""
 
     needs_server = True
+    cannot = frozenset({"dtype", "unused"})
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:
@@ -76,7 +77,12 @@ class ParameterServing(Asynchronous):
     def step(self) -> None:
         pushes = self._unpushed + 1 == self.context.config.push_every
         for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                raise ConfigError(
+                    "strategy",
+                    "must be another than parameter_server where a step leaves out a parameter, as one has just done; "
+                    "ddp trains such a model",
+                )
             view.add_(parameter.grad)
             if not pushes:
                 parameter.detach().add_(parameter.grad, alpha=-self._lr)

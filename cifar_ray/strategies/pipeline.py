@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, is_own
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
@@ -90,6 +90,8 @@ class Pipeline(Base):
                 f"must keep the model whole for --model {config.model}, some of whose weights do not learn, "
                 f"got {config.strategy}",
             )
+        if is_own(config.model):
+            models.own.check_layers(config, data.spec(config), lambda made: stages.units(models.layers(config, made)))
         most = len(stages.units(models.layers(config, model)))
         if workers > most:
             raise ConfigError(

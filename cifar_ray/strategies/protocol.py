@@ -45,21 +45,25 @@ class Strategy(Protocol):
     """Keeps the replicas in step. Every method is called on every rank.
 
     Attributes:
+        model: what it trains; with parts of the weights on each rank, a copy.
         optimizer: its parameter groups' learning rate is set before every step.
         differs: what of the model is every rank's own until :meth:`consolidate`: ``nothing``, batch norm's
             ``statistics``, or the ``weights`` and those.
         synchronous: whether all ranks take each step together; others have a pace each.
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
+        cannot: which fields of :class:`~cifar_ray.models.own.Traits` a user's own model must not have.
         cpus: the CPUs of each worker where none are given; None when they follow from the nodes.
     """
 
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     differs: Differs
     synchronous: bool
     needs_server: bool
     warm_ups: int
     cpus: int | None
+    cannot: frozenset[str]
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:

@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.protocol import Differs
+from cifar_ray.strategies.gradients import flat, learning
+from cifar_ray.strategies.protocol import Differs, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
@@ -24,6 +25,10 @@ class Replicas(Base, ABC):
     """
 
     differs: Differs = "statistics"
+
+    def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
+        super().__init__(context, model)
+        self.learning = learning(self.model)
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
@@ -64,10 +69,13 @@ class Replicas(Base, ABC):
 
     @abstractmethod
     def exchange(self) -> None:
-        """Make every rank's ``.grad`` the mean over the ranks."""
+        """Make every rank's ``.grad`` the mean over the ranks, in which a rank without one counts as zero.
+
+        A parameter that no rank has used keeps None, so that the optimizer leaves it alone.
+        """
 
     def consolidate(self) -> None:
         """Copy rank 0's batch-norm statistics to all ranks; their parameters are equal already."""
         if self.world_size > 1:
             for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+                dist.broadcast(flat(buffer), src=0)

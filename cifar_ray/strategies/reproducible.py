@@ -19,14 +19,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.gradients import flat_gradients, scatter_back, swap
+from cifar_ray.strategies.gradients import (
+    drop_unused,
+    flat_gradients,
+    learning,
+    presence,
+    scatter_back,
+    swap,
+    without_gradient,
+)
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
@@ -34,14 +42,19 @@ from cifar_ray.strategies.worker import Worker, autocast, seed
 class Reproducible(Base):
     """See the module."""
 
+    cannot = frozenset({"counted", "repeated"})
     cpus = 1  # threads change the order of sums, and more workers on a node would leave each of them fewer
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]
-        self._momenta = [norm.momentum for norm in self._norms for _ in range(2)]
+        norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]
+        self._norms = [norm for norm in norms if norm.running_mean is not None]
+        self._momenta = [norm.momentum for norm in self._norms]
         for norm in self._norms:
             norm.momentum = 1.0  # a forward pass then leaves the statistics of its own shard in the buffers
+            norm.register_forward_hook(self._passed)
+        self._passes: set[nn.Module] = set()
+        self._learning = learning(context.model)
         if context.worker.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
 
@@ -67,35 +80,58 @@ class Reproducible(Base):
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         before = [buffer.clone() for buffer in self._statistics()]
-        batches = [norm.num_batches_tracked + 1 for norm in self._norms]
+        batches = [norm.num_batches_tracked.clone() for norm in self._norms]
+        self._used: set[int] = set()
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
         own = _tree(map(self._shard, micro_batches))
         self.context.mark("backward")
-        vector = self._across_ranks(own) / self.context.config.shards
+        vector = self._across_ranks(own)
         self.context.mark("communication")
-        scatter_back(vector[1:], [*flat_gradients(self.model), *self._statistics()])
-        for buffer, old, momentum in zip(self._statistics(), before, self._momenta):
-            buffer.copy_(old.lerp(buffer, momentum))
-        for norm, count in zip(self._norms, batches):
-            norm.num_batches_tracked.copy_(count)
+        counts, passes = torch.empty(len(self._learning)), torch.empty(len(self._norms))
+        counts, passes = counts.to(vector.device), passes.to(vector.device)
+        gradients = flat_gradients(self._learning)
+        scatter_back(vector[1:], [counts, passes, *gradients, *self._statistics()])
+        for gradient in gradients:
+            gradient /= self.context.config.shards
+        drop_unused(self._learning, [at for at in range(len(self._learning)) if at not in self._used], counts)
+        for at, (norm, momentum, old, count) in enumerate(zip(self._norms, self._momenta, batches, passes)):
+            norm.num_batches_tracked.copy_(old + (count > 0))
+            share = 1 / norm.num_batches_tracked.clamp(min=1) if momentum is None else momentum
+            for buffer, was in zip((norm.running_mean, norm.running_var), before[2 * at : 2 * at + 2]):
+                buffer.copy_(torch.where(count > 0, was.lerp(buffer / count.clamp(min=1), share), was))
         self.context.mark("backward")
-        return vector[0]
+        return vector[0] / self.context.config.shards
 
     def _statistics(self) -> list[Tensor]:
         """Batch norm's running statistics, two of each layer."""
         return [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
 
+    def _passed(self, norm: nn.Module, *_: Any) -> None:
+        """Note that a batch norm has left the statistics of a shard in its buffers."""
+        if norm.training:
+            self._passes.add(norm)
+
     def _shard(self, micro_batch: MicroBatch) -> Tensor:
-        """One shard's loss, gradients and batch statistics, as one vector."""
+        """One shard's loss, gradients and batch statistics, as one vector; before them, which of those there are."""
         context = self.context
         context.mark("data")
         self.model.zero_grad()
+        self._passes.clear()
         seed(micro_batch.seed, context.worker.device)
         with autocast(context.config.precision, context.worker.device):
             loss = context.criterion(self.model(micro_batch.images), micro_batch.labels)
         context.mark("forward")
         loss.backward()
-        vector = torch.cat([loss.detach().view(1), *flat_gradients(self.model), *self._statistics()])
+        missing = without_gradient(self._learning)
+        self._used.update({*range(len(self._learning))}.difference(missing))
+        has = presence(self._learning, missing)
+        passed = has.new_tensor([norm in self._passes for norm in self._norms])
+        statistics = [
+            buffer if norm in self._passes else torch.zeros_like(buffer)  # that of an earlier shard, or of no batch
+            for norm in self._norms
+            for buffer in (norm.running_mean, norm.running_var)
+        ]
+        vector = torch.cat([loss.detach().view(1), has, passed, *flat_gradients(self._learning), *statistics])
         context.mark("backward")
         return vector
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.worker import autocast, seed
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
@@ -51,22 +52,20 @@ def measure(units: Sequence[nn.Module], images: Tensor, precision: str) -> list[
     Only one unit's activations are held at a time.
     """
     device = images.device
-    kept = [(buffer, buffer.clone()) for unit in units for buffer in unit.buffers()]
     costs = []
     x = images
-    for unit in units:
-        seconds = []
-        for _ in range(1 + _TIMES):
-            begin = _now(device)
-            with autocast(precision, device):
-                y = unit(x)
-            inputs = [*unit.parameters(), *([x] if x.requires_grad else [])]
-            torch.autograd.grad(y, inputs, torch.ones_like(y))
-            seconds.append(_now(device) - begin)
-        costs.append(Cost(statistics.median(seconds[1:]), tuple(packed(y).shape), y.dtype))
-        x = y.detach().requires_grad_()
-    for buffer, value in kept:
-        buffer.copy_(value)
+    with unchanged(*units):
+        for unit in units:
+            seconds = []
+            for _ in range(1 + _TIMES):
+                begin = _now(device)
+                with autocast(precision, device):
+                    y = unit(x)
+                inputs = [*unit.parameters(), *([x] if x.requires_grad else [])]
+                torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
+                seconds.append(_now(device) - begin)
+            costs.append(Cost(statistics.median(seconds[1:]), tuple(packed(y).shape), y.dtype))
+            x = y.detach().requires_grad_()
     return costs
 
 

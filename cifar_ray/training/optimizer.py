@@ -79,11 +79,12 @@ def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     groups.append({"params": vectors, "weight_decay": 0.0})
     if is_own(config.optimizer):
         return own.optimizer(config, groups)
+    fused = not any(parameter.is_complex() for parameter in learning)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+        return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
     nesterov = config.nesterov and config.momentum > 0
-    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=True)
+    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
 
 
 @torch.no_grad()

@@ -82,6 +82,8 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         )
     strategy = strategies.of(resolved)
     strategy.check(resolved)
+    if is_own(config.model):
+        models.own.check_strategy(resolved, spec, strategy.cannot)
     if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",

@@ -22,6 +22,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensors
 from cifar_ray.data.loader import TrainLoader
+from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
@@ -180,8 +181,9 @@ def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) 
     in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
     at first use counts as start-up this way.
     """
-    for _ in range(strategy.warm_ups):
-        strategy.gradients(loader.micro_batches(0, 0))
+    with unchanged(strategy.model):
+        for _ in range(strategy.warm_ups):
+            strategy.gradients(loader.micro_batches(0, 0))
     strategy.load(fresh, None)
 
 

@@ -9,7 +9,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -492,3 +493,76 @@ def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
     dataset = data.read(config)
     torch.manual_seed(0)
     return Evaluator(dataset, worker)(models.build(config, dataset.spec))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What some ranks have come to with one config.
+
+    Attributes:
+        error: what has ended it; nothing if it has ended well.
+        loss: of the test.
+        begun: the model's state when it was built.
+        weights: its state at the end.
+        digests: of each rank's state.
+    """
+
+    error: str
+    loss: float
+    begun: dict[str, NDArray[Any]]
+    weights: dict[str, NDArray[Any]]
+    digests: tuple[str, ...]
+
+
+def cells_on_ranks(
+    like: TrainConfig, configs: list[TrainConfig], folder: Path, address: tuple[str, int] | None
+) -> list[Cell]:
+    """Train each config in the same processes, as many as ``like`` has workers; those of one worker on rank 0 alone."""
+    ranks: list[list[Cell]] = _on_ranks(like, _cells, configs, folder, address, AUTHKEY)
+    return [replace(one[0], digests=tuple(each.digests[0] for each in one)) for one in zip(*ranks)]
+
+
+def _cells(
+    config: TrainConfig,
+    worker: Worker,
+    configs: list[TrainConfig],
+    folder: Path,
+    address: tuple[str, int] | None,
+    key: bytes,
+) -> list[Cell]:
+    server = None
+    if address is not None:
+        host = ServerHost(address, key)
+        host.connect()
+        server = host.server()
+    return [_cell(each, worker, folder / str(number), server) for number, each in enumerate(configs)]
+
+
+def _cell(config: TrainConfig, worker: Worker, folder: Path, server: ServerHandle | None) -> Cell:
+    if config.world_size == 1 and worker.rank:
+        return Cell("", 0.0, {}, {}, ("",))
+    made: list[Strategy] = []
+    build = strategies.build
+    begun: dict[str, NDArray[Any]] = {}
+
+    def watched(context: StrategyContext) -> Strategy:
+        begun.update(_arrays(context.model))
+        made.append(build(context))
+        return made[0]
+
+    mine = worker if config.world_size > 1 else Worker()
+    group = dist.GroupMember.WORLD if mine.world_size == 1 else None
+    with mock.patch.object(strategies, "build", watched):
+        try:
+            with mock.patch.object(dist, "is_initialized", return_value=False) if group else nullcontext():
+                outcome = train_here(config, data.read(config), folder, None, mine, server)
+        except Exception as error:
+            return Cell(f"{type(error).__name__}: {error}", 0.0, begun, {}, ("",))
+    weights = _arrays(made[0].context.model)  # type: ignore[attr-defined]
+    whole = hashlib.sha256(b"".join(array.tobytes() for array in weights.values())).hexdigest()
+    return Cell("", outcome.metrics["test/loss"], begun, weights, (whole,))
+
+
+def _arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """A model's state; a tensor would cross to another process as memory that both share, while both live."""
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}

@@ -212,8 +212,9 @@ def test_a_flat_gradient_is_the_gradient_whatever_its_layout() -> None:
     images, labels = whole(0)
     nn.functional.cross_entropy(made(images), labels).backward()
     made[5].bias.grad = None
-    vectors = gradients.flat_gradients(made)
-    assert [len(vector) for vector in vectors] == [135, 5, 200]
+    vectors = gradients.flat_gradients(gradients.learning(made))
+    assert [len(vector) for vector in vectors] == [135, 5, 200, 10]
+    assert vectors.pop().tolist() == made[5].bias.grad.tolist() == [0] * 10
     assert not made[0].weight.grad.is_contiguous()
     gradients.scatter_back(torch.arange(340.0), vectors)
     assert sorted(made[0].weight.grad.flatten().tolist()) == list(range(135))

@@ -1,0 +1,126 @@
+"""Unusual but legal networks under every strategy: right, or refused in a sentence; docs/own.md has the table."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from numpy.typing import NDArray
+
+from cifar_ray import strategies
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from tests.support.helpers import AUTHKEY, Cell, ServerHost, cells_on_ranks, resolved
+from tests.unit.test_docs import rows
+
+KINDS = {
+    "some steps leave out a parameter": "sometimes",
+    "two layers share a weight": "tied",
+    "two layers are one batch norm": "norm",
+    "a parameter without dimensions": "scalar",
+    "a complex parameter": "complex",
+    "a buffer that a forward pass replaces": "buffer",
+    "extra state (`get_extra_state`)": "state",
+    "other layers in `stages()` than in the forward pass": "relu",
+}
+NAMES = [name for name in strategies.NAMES if name != "data_parallel"]  # which needs GPUs
+CLOSE = 1e-5
+
+
+def config(strategy: str, kind: str, **values: object) -> TrainConfig:
+    usual = {"dataset": "digits", "model": "tests.support.networks:build", "model_options": {"kind": kind}}
+    usual |= {"topology": "1x2", "global_batch_size": 16, "epochs": 1, "steps_per_epoch": 8, "precision": "fp32"}
+    usual |= {"sync_every": 2} if strategy == "local_sgd" else {}
+    usual |= {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1, "test_images": 16}
+    return resolved({**usual, "strategy": strategy}, **values)
+
+
+def refused(strategy: str, kind: str) -> str:
+    try:
+        config(strategy, kind)
+    except ConfigError as error:
+        return error.as_flag()
+    return ""
+
+
+def difference(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> float:
+    assert one.keys() == other.keys()
+    return max(float(abs(one[name] - other[name]).max() / max(abs(other[name]).max(), 1e-3)) for name in one)
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[tuple[str, str], Cell]:
+    """(kind, strategy) -> what two workers come to, and one; all in the same two processes."""
+    wanted = [
+        (kind, name, "1x2", config(name, kind)) for kind in KINDS.values() for name in NAMES if not refused(name, kind)
+    ]
+    for kind in KINDS.values():
+        for name in ("ddp", "reproducible"):
+            if not refused(name, kind):
+                wanted.append((kind, name, "1x1", config(name, kind, topology="1x1")))
+    with tempfile.TemporaryDirectory() as folder, ServerHost(("127.0.0.1", 0), AUTHKEY) as host:
+        configs = [each for *_, each in wanted]
+        found = cells_on_ranks(config("ddp", "plain"), configs, Path(folder), host.address)
+    return {
+        (kind, name + ("" if topology == "1x2" else " alone")): cell
+        for (kind, name, topology, _), cell in zip(wanted, found, strict=True)
+    }
+
+
+@pytest.mark.parametrize("network", KINDS)
+def test_the_table_is_what_two_workers_come_to(network: str, cells: dict[tuple[str, str], Cell]) -> None:
+    kind, table = KINDS[network], rows("own.md", "the network")
+    said = table[network][0]
+    for name in NAMES:
+        if sentence := refused(name, kind):
+            assert sentence.startswith(("--strategy must ", "--model must ")), sentence
+            assert f"`{name}`" in said or said == "all", (name, sentence)
+            continue
+        assert f"`{name}`" not in said, name
+        assert said != "all", name
+        cell = cells[kind, name]
+        assert cell.error == "", (name, cell.error)
+        assert len(set(cell.digests)) == 1, name
+        label = strategies.about(name).label
+        alone = cells[kind, "ddp alone"]
+        if kind == "norm" and name in ("reproducible", "fsdp", "ddp", "all_reduce", "gather_scatter", "send_recv"):
+            assert abs(cell.loss - alone.loss) < 0.1 * alone.loss, name  # each worker's own batch statistics
+        elif name == "reproducible":
+            assert difference(cell.weights, cells[kind, "reproducible alone"].weights) == 0
+            assert difference(cell.weights, alone.weights) < CLOSE
+        elif label in ("exact", "close") and kind != "buffer":
+            assert difference(cell.weights, alone.weights) < CLOSE, name
+        else:
+            assert abs(cell.loss - alone.loss) < 0.2 * alone.loss, name
+        if kind == "sometimes":  # no image has moved it, and no decay of weights
+            spare = [key for key in cell.weights if ".spare." in key]
+            assert all(numpy.array_equal(cell.weights[key], cell.begun[key]) for key in spare), name
+
+
+@pytest.mark.parametrize("kind", ["relu", "dropout"])
+def test_stages_that_are_not_the_forward_pass_are_refused_in_the_mode_that_shows_it(kind: str) -> None:
+    mode = "evaluation" if kind == "relu" else "training"
+    assert refused("gpipe", kind) == (
+        "--strategy must keep the model whole for tests.support.networks:build, whose stages(), one after the other, "
+        f"give other logits than its forward pass in {mode} mode; got gpipe"
+    )
+
+
+def test_what_two_stages_would_each_train_is_named() -> None:
+    for kind, name in (("tied", "layers.3.weight"), ("norm", "layers.3.bias")):
+        assert f"two of whose layers have {name} in common" in refused("model_parallel", kind)
+
+
+@pytest.mark.parametrize("values", [{"accumulate": 2}, {"comm_hook": "fp16"}, {"bucket_cap_mb": 0.001}], ids=str)
+def test_ddp_trains_a_network_that_leaves_out_parameters_with_its_options(
+    values: dict[str, object], tmp_path: Path
+) -> None:
+    wanted = config("ddp", "sometimes", **values)
+    plain = config("ddp", "sometimes", topology="1x1")
+    many, one = cells_on_ranks(wanted, [wanted, plain], tmp_path, None)
+    assert many.error == ""
+    assert len(set(many.digests)) == 1
+    assert difference(many.weights, one.weights) < (1e-2 if "comm_hook" in values else CLOSE)
