@@ -35,7 +35,7 @@ KEY_TAG = "cifar_ray.key"
 """Tag that identifies a run of this program, chosen before MLflow gives it an id."""
 
 FOLDER_TAG = "cifar_ray.folder"
-"""Tag with the address of the run's folder: its config and its checkpoints."""
+"""Tag with the address of the run's folder: its config and its checkpoints; empty when that was removed."""
 
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
@@ -217,7 +217,7 @@ def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
 
 
 def find(client: MlflowClient, run: str) -> KnownRun:
-    """Find a run of this program by its name or MLflow id.
+    """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
@@ -230,6 +230,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; its runs are {_listed(run, members)}")
     if not matches:
         raise no_such_run(client.tracking_uri, run)
+    matches = [match for match in matches if match.data.tags.get(FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
         ids = ", ".join(_told_apart(match) for match in matches)
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")

@@ -68,7 +68,7 @@ def train(
         console.doing("opening the tracking store")
         client = store.connect(uri)
         folder, held = runs.create(config, uri)
-        record = None
+        session = None
         try:
             with held:
                 config, dataset, data_s = _read(config, console)
@@ -79,8 +79,12 @@ def train(
                     unused_gpus = allocation.unused_gpus(config, chosen.config)
                     session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, heard)
                     return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
+        except RunFailedError:
+            if session is not None and session.is_void:
+                session = None
+            raise
         finally:
-            if record is None:  # nothing has begun, so the name is free again
+            if session is None:  # nothing was trained, so the name is free again
                 runs.discard(folder.folder)
 
 
@@ -186,6 +190,8 @@ def _run(
         raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), session.stopped()) from None
     except RunFailedError as error:
         reason = str(error)
+        if session.is_void and not is_resumed:  # its folder is removed
+            session.record.tags({store.FOLDER_TAG: ""})
         raise
     finally:
         session.end(status, reason)

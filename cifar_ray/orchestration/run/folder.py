@@ -118,6 +118,8 @@ def open_existing(address: str, key: str) -> RunFolder:
     Raises:
         ConfigError: when it is gone, or another run's.
     """
+    if not address:
+        raise ConfigError("", "the run failed before its first checkpoint, and left nothing: train it again")
     run = reopen(storage.at(address))
     if run.key != key:
         raise _damaged(run.folder)

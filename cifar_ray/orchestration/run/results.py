@@ -109,6 +109,8 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
     """
     tracking.quieten(verbose=False)
     known = find_run(run, tracking_uri, note)
+    if not known.folder:
+        raise CheckpointError(f"run {run!r} failed before its first checkpoint")
     kept = storage.at(known.folder).below(checkpoints.CHECKPOINTS)
     with checkpoints.reading(storage.at(known.folder), which) as here:
         newest = checkpoint.latest(here)

@@ -67,6 +67,7 @@ class RunSession:
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
     _epochs: int = 0
+    _saved: bool = False
     _trouble_shown: bool = False
     _had_no_room: bool = False
 
@@ -86,6 +87,12 @@ class RunSession:
                     "times_are_a_clusters": "false",
                 }
             )
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the run failed before its first checkpoint with an error that cannot pass: resuming it is no use."""
+        failure = self.last_failure
+        return failure is not None and failure.final and failure.saved == 0 and not self._saved
 
     def announce(self) -> None:
         """Display what will be trained."""
@@ -130,6 +137,7 @@ class RunSession:
 
     @_on.register
     def _(self, event: SavedCheckpoint) -> None:
+        self._saved = True
         self.record.checkpoint(event)
         self._callbacks.call("checkpoint", event)
 
