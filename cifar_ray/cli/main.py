@@ -167,7 +167,7 @@ def _in_store(sweeps: Sequence[str], tracking_uri: str | None) -> dict[str, Stud
         return {}
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import reading
-    return {name: reading.study(stores.resolve_uri(tracking_uri), name) for name in sweeps}
+    return {name: reading.sweep_or_run(stores.resolve_uri(tracking_uri), name) for name in sweeps}
 
 
 def delete(words: Sequence[str]) -> int:
@@ -322,7 +322,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
     "train": (train, TrainCommand, "train a model and record it in MLflow"),
     "resume": (resume, ResumeCommand, "continue a run that was interrupted or has failed"),
     "sweep": (sweep, SweepCommand, "train every combination of batch sizes, workers or other options"),
-    "report": (report, ReportCommand, "write a sweep's results as a page, tables and charts"),
+    "report": (report, ReportCommand, "write the results of sweeps or runs as a page, tables and charts"),
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show what differs between runs, and their results"),

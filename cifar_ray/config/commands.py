@@ -125,10 +125,11 @@ class SweepCommand(TrainConfig):
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write a sweep's results as a page, charts and data, from the tracking store or from exported files alone."""
+    """Write the results of sweeps or runs as a page, charts and data, from the tracking store or from exported files
+    alone."""
 
     sweeps: Positional[tuple[str, ...]]
-    """Names of sweeps, or .json files of cifar-ray export; several make one report."""
+    """Names of sweeps or runs, or .json files of cifar-ray export; several make one report."""
 
     out: str = "report"
     """Folder for report.html, report.md, runs.csv, figures.csv and charts/."""
@@ -162,7 +163,7 @@ class ExportCommand:
     weights."""
 
     sweep: Positional[str]
-    """The sweep's name."""
+    """Name of the sweep or run."""
 
     out: str | None = None
     """The file; when not given, NAME.json here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlflow import MlflowClient
@@ -54,6 +55,23 @@ def study(uri: str, name: str) -> Study:
             metrics=dict(own.data.metrics),
             cautions=(_NO_CELLS,) if listed is None else (),
         )
+
+
+def sweep_or_run(uri: str, name: str) -> Study:
+    """Read the newest sweep of that name; without one, the run of that name or MLflow id.
+
+    Args:
+        uri: the tracking store.
+        name: of a sweep or of a run.
+
+    Raises:
+        ConfigError: when there is neither, or the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    if not store.exists(uri) or parent.find(store.connect(uri), name) is not None:
+        return study(uri, name)
+    alone = runs(uri, [name])
+    return replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", ""))
 
 
 def runs(uri: str, names: Sequence[str]) -> Study:

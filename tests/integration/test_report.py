@@ -18,7 +18,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.reporting import report
+from cifar_ray.reporting import exported, report
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
 from tests.support.studies import trial, without_run
@@ -303,6 +303,18 @@ def test_no_such_sweep_is_status_2_and_leaves_nothing(
     assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
     assert "there is no sweep 'none'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
+    run = reading.study(uri, "scaling").trials[0]
+    assert main.main(["report", run.name, "--tracking-uri", uri, "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.md").read_text()
+    assert page.startswith(f"# {run.name}")
+    assert "To run it again:\n\n```\ncifar-ray train --model resnet" in page
+    assert "80.00" in page
+    file = tmp_path / "run.json"
+    assert main.main(["export", run.run_id, "--tracking-uri", uri, "--out", str(file)]) == 0
+    assert [one.run_id for one in exported.read(file).trials] == [run.run_id]
 
 
 def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
