@@ -13,6 +13,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,14 +82,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     imports.check_source(config, "model")
     function = imports.load(config.model, "model")
     sizes = (spec.image_size, spec.channels, spec.num_classes)
-    try:
-        inspect.signature(function).bind(*sizes, **config.model_options)
-    except TypeError as error:
-        raise ConfigError(
-            "model_options", f"must fit {config.model}(image_size, channels, classes, ...): {error}"
-        ) from None
-    except ValueError:  # a callable without a signature
-        pass
+    _check_arguments(config, function, sizes)
     try:
         model = function(*sizes, **config.model_options)
     except (Exception, SystemExit) as error:
@@ -96,6 +90,29 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     return model
+
+
+def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: tuple[int, ...]) -> None:
+    """Refuse a function that is called in another way, such as one of torchvision's, and options that it lacks."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a callable without a signature
+        return
+    try:
+        signature.bind_partial(*sizes)
+    except TypeError:
+        raise ConfigError(
+            "model",
+            f"must be a function that takes (image_size, channels, classes), and {config.model} does not; write one "
+            "that calls it, such as: def build(image_size, channels, classes): return "
+            f"{config.model.rpartition(':')[2]}(num_classes=classes)",
+        ) from None
+    try:
+        signature.bind(*sizes, **config.model_options)
+    except TypeError as error:
+        raise ConfigError(
+            "model_options", f"must fit {config.model}(image_size, channels, classes, ...): {error}"
+        ) from None
 
 
 def check(config: TrainConfig, spec: DatasetSpec) -> None:

@@ -105,6 +105,15 @@ def test_from_python(person: Person) -> None:
     assert sizes == ["64", "64"]
 
 
+@pytest.mark.slow
+def test_a_sweep_from_python(person: Person) -> None:
+    command = [sys.executable, str(EXAMPLES / "sweep_from_python.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^learning rate ([\d.]+): mean accuracy [\d.]+% over 2 seeds$", done.stdout, flags=re.M)
+    assert shown == ["0.01", "0.1"]
+
+
 IN_ORDER = """
 import json, sys
 for cell in json.load(open(sys.argv[1]))["cells"]:

@@ -103,6 +103,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": "time:sleep"}, "--model must name a function in a Python file, and time:sleep is in none"),
         ({"model": f"{NETS}:broken"}, f"--model must build a model, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
         ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options must fit {NETS}:build(image_size, channels, classes, ...): got an unexpected keyword argument 'size'"),
+        ({"model": "torchvision.models:resnet18"}, "--model must be a function that takes (image_size, channels, classes), and torchvision.models:resnet18 does not; write one that calls it, such as: def build(image_size, channels, classes): return resnet18(num_classes=classes)"),
         ({"model": "resnet", "model_options": {"width": 3}}, "--model-options is for --model MODULE:FUNCTION only, and the model is resnet"),
         ({"model": f"{NETS}:build", "model_options": {"two words": 3}}, "--model-options must have names as Python's arguments have them, got 'two words'"),
         ({"model": f"{NETS}:build", "model_options": {"width": [3]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
