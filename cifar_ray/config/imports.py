@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,7 @@ def _module(name: str, key: str) -> ModuleType:
     if not {"", here} & set(sys.path):
         sys.path.append(here)
     try:
-        with _imports(name):
+        with _imports(name), warnings.catch_warnings():
             return importlib.import_module(name)
     except ConfigError:
         raise
@@ -158,6 +159,8 @@ def _module(name: str, key: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise ConfigError(key, f"{what} here, in {here}: there is no {missing}") from None
         raise ConfigError(key, f"{what}, and {name} fails: {told(error)}") from None
+    finally:
+        os.chdir(here)  # the module may have left it
 
 
 def _name_of_script() -> str | None:

@@ -51,6 +51,10 @@ def unchanged() -> Iterator[None]:
     set_defaults()
     try:
         with warnings.catch_warnings(), same_address():
+            if any(action == "error" for action, *_ in warnings.filters):
+                # A warning of Ray or MLflow would end the run, here or in a process that is started.
+                warnings.simplefilter("ignore")
+                os.environ.pop("PYTHONWARNINGS", None)
             yield
     finally:
         restore_variables(variables)
