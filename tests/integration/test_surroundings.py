@@ -16,8 +16,10 @@ from tests.support.person import Person
 
 MEDDLER = """
 import os
+import warnings
 import mlflow
 from torch import nn
+
 
 store = f"sqlite:///{os.environ['HOME']}/theirs.db"
 os.environ["MLFLOW_REGISTRY_URI"] = store
@@ -26,6 +28,8 @@ mlflow.set_tracking_uri(store)
 mlflow.set_experiment("theirs")
 mlflow.start_run(run_name="theirs")
 mlflow.autolog()
+os.chdir("/")
+warnings.simplefilter("error")
 
 
 def build(image_size, channels, classes):
@@ -51,10 +55,12 @@ print(json.dumps([changed, mlflow.get_tracking_uri(), os.environ.get("MLFLOW_TRA
 
 
 @pytest.mark.parametrize("work", [FROM_PYTHON, FROM_COMMAND], ids=["python", "command"])
-def test_a_module_that_sets_mlflow_up_for_itself_does_not_move_the_run(person: Person, work: str) -> None:
+def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_change_the_run(
+    person: Person, work: str
+) -> None:
     (person.home / "meddler.py").write_text(MEDDLER)
     (person.home / "script.py").write_text(AS_BEFORE.format(work=work))
-    given = {**person.environment, "MLFLOW_TRACKING_URI": person.uri}
+    given = {**person.environment, "MLFLOW_TRACKING_URI": person.uri, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "script.py"], capture_output=True, text=True, timeout=300, env=given, cwd=person.home
     )
