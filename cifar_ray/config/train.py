@@ -488,8 +488,7 @@ class TrainConfig:
     """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
 
     experiment: str | None = None
-    """MLflow experiment that receives the run; cifar_ray/DATASET when not given, or cifar_ray for a sweep over several
-    data sets."""
+    """MLflow experiment of the run. Default: cifar_ray/DATASET; cifar_ray for a sweep over several data sets."""
 
     tracking_uri: str | None = None
     """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else

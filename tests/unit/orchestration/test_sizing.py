@@ -116,7 +116,9 @@ def session(config: TrainConfig, folder: Path) -> Any:
     said: list[str] = []
     own: Any = SimpleNamespace(folder=storage.at(str(folder)))
     view = SimpleNamespace(line=said.append)
-    return SimpleNamespace(config=config, failures=0, said=said, view=view, folder=own, handle=lambda _: None)
+    return SimpleNamespace(
+        config=config, failures=0, last_failure=None, said=said, view=view, folder=own, handle=lambda _: None
+    )
 
 
 def run(session: Any, allocator: NodeAllocator) -> None:

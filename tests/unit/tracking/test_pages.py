@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from cifar_ray.config import imports
 from cifar_ray.tracking import pages, store, ui
 from tests.support import mlflow_store
 
@@ -64,18 +65,20 @@ def test_a_store_for_reading_only_is_shown_without_columns(client: MlflowClient)
 
 
 def test_the_server_is_for_this_machine_alone_and_says_nothing_itself(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[Any] = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     monkeypatch.setattr(os, "fork", lambda: 1)
     monkeypatch.setattr(os, "dup2", lambda _, stream: started.append(stream))
     monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
     uri = client.tracking_uri
     ui.serve(uri, 5123, browse=False)
-    words = f"-m mlflow server --backend-store-uri {uri} --host 127.0.0.1 --port 5123 --workers 1 --uvicorn-opts"
-    words_of_all = [sys.executable, *words.split(), "--log-level warning"]
+    words = f"server --backend-store-uri {uri} --host 127.0.0.1 --port 5123 --workers 1 --uvicorn-opts"
+    words_of_all = imports.python("mlflow", *words.split(), "--log-level warning")
     assert started == [1, 2, (sys.executable, words_of_all)]
+    assert Path.cwd() == Path(uri.removeprefix("sqlite:///")).parent  # no file of the user's hides a library
     assert os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     assert capsys.readouterr().out == f"MLflow starts on {uri}; Ctrl-C ends it\n"
 
