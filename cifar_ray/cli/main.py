@@ -402,6 +402,8 @@ def program() -> NoReturn:
         sys.excepthook(*sys.exc_info())
         status = 1
     for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
         try:
             stream.flush()
         except OSError as error:

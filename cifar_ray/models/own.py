@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,6 +149,10 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
         given = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
         raise ConfigError("model", f"{wanted}, and {config.model} gives {given} for 2 images")
+    if sys.stdout is not None and sys.stdout.closed:
+        raise ConfigError(
+            "model", f"must leave sys.stdout open, which libraries write to, and {config.model} closes it"
+        )
     with torch.random.fork_rng(devices=[]):
         tried = build(config, spec)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -118,3 +119,9 @@ class Failing(Tied):
         if not is_tried and (self.left == 0 or not self.training):
             raise ValueError("wrong")
         return super().forward(images)
+
+
+def closes(image_size: int, channels: int, classes: int) -> nn.Module:
+    """A function that closes the output."""
+    sys.stdout.close()
+    return build(image_size, channels, classes)

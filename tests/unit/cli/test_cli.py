@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -275,6 +276,12 @@ def test_the_process_ends_at_once_and_loses_no_output(end: str, status: int, com
     assert told != done.stderr
     assert told.endswith(complaint)
     assert bool(told) == bool(complaint)
+
+
+def test_a_command_without_an_output_ends_well() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m cifar_ray.cli strategies >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_output_that_cannot_be_written_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,13 @@ def test_a_changed_source_is_refused(module: Path) -> None:
     with pytest.raises(ConfigError, match=r"model must be as the run began with it: .*mine\.py has changed since"):
         recipe.resolve(config)
     assert recipe.resolve(dataclasses.replace(config, model_source=None)).model_source != config.model_source
+
+
+def test_a_model_that_closes_the_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert refusal(model=f"{NETS}:closes") == (
+        f"--model must leave sys.stdout open, which libraries write to, and {NETS}:closes closes it"
+    )
 
 
 def test_every_way_of_training_takes_it() -> None:
