@@ -12,8 +12,8 @@ from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Start
 class Callback:
     """Receives a run's events in the driver, in their order: override the methods you need.
 
-    Steps do not wait for a method, but Ctrl-C and a node that leaves do. A method that raises is named once, and
-    training goes on. After workers were restarted from a checkpoint, rows and epochs after it come a second time.
+    Training does not wait for callbacks; shutdown does. An exception in a callback is reported once, and training
+    goes on. After workers were restarted from a checkpoint, rows and epochs after it come a second time.
     """
 
     def started(self, event: Started) -> None:
