@@ -38,7 +38,7 @@ def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> No
     assert Counter(Counter(worker["node_id"] for worker in person.placement("t2x2")).values()) == {2: 2}
     tags = person.run_named("t2x2").data.tags
     assert (tags["times_are_a_clusters"], tags["local_nodes"], tags["oversubscribe"]) == ("false", "2", "true")
-    assert "its times are not those of a cluster" in done.stdout
+    assert "do not read the times as a cluster's" in done.stdout
     assert "counting more CPUs than it has" in done.stdout
     assert person.leftovers() == []
 

@@ -35,7 +35,7 @@ class LeaveError(Exception):
 @pytest.fixture(scope="module")
 def dataset() -> Iterator[ray.ObjectRef]:
     """The data set in a Ray with one CPU."""
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray.put(data.load("digits"))
     ray.shutdown()
 

@@ -51,7 +51,7 @@ def test_the_paper_grid_runs(person: Person) -> None:
     grid = "--dataset digits --grid model=simple_cnn batch_size=64 topology=1x1,2x2"
     shown = person.succeeds("sweep", str(EXAMPLES / "paper_grid.yaml"), *grid.split(), timeout=900).stdout
     assert re.search(r"^runs +2 finished$", shown, flags=re.MULTILINE)
-    assert "not those of a cluster" in shown
+    assert "do not read the times as a cluster's" in shown
     person.succeeds("report", "paper_grid", "--baseline", "rangoju_katneni_2025")
 
 
