@@ -254,12 +254,12 @@ def test_a_traceback_leads_through_the_users_own_files_alone() -> None:
 
 @pytest.mark.parametrize(
     ("at", "where", "saved"),
-    [(1, "before the first step", 0), (5, "step 3", 2), (99, "evaluation after step 4", 2)],
+    [(1, "before the first step", 0), (3, "step 3", 2), (99, "evaluation after step 4", 2)],
 )
 def test_the_step_is_told(at: int, where: str, saved: int, digits: Dataset, tmp_path: Path) -> None:
     usual = {"dataset": "digits", "model": "tests.support.nets:Failing", "model_options": {"at": at}, "epochs": 1}
     config = resolved({**usual, "steps_per_epoch": 4, "precision": "fp32", "checkpoint_every": 2})
-    failure = caught(lambda: train_here(config, digits, tmp_path))  # with two warm-ups
+    failure = caught(lambda: train_here(config, digits, tmp_path))
     assert str(failure).startswith(f"ValueError: wrong ({where}, forward in nets.py, line ")
     assert failure.saved == saved
 
