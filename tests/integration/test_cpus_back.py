@@ -19,10 +19,10 @@ from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
-from cifar_ray.orchestration.run.events import ControllerStarted, NoRoom, Placed, Progress
+from cifar_ray.orchestration.run.events import ControllerStarted, NoRoom, Placed
 from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.training import recipe
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import EpochRecord, Launch
 
 pytestmark = pytest.mark.fault
 BACK_S = 10.0
@@ -55,7 +55,7 @@ def all_back() -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("event", [ControllerStarted, Placed, Progress])
+@pytest.mark.parametrize("event", [ControllerStarted, Placed, EpochRecord])
 def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """While its workers start, when they have just started, and while they train."""
 
