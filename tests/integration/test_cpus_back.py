@@ -95,7 +95,7 @@ def test_a_run_whose_controller_is_killed_gives_its_cpus_back(dataset: ray.Objec
     def handle(seen: Any) -> None:
         if isinstance(seen, ControllerStarted):
             controllers.append(seen.actor)
-        elif isinstance(seen, Progress) and controllers:
+        elif isinstance(seen, EpochRecord) and controllers:
             pid = ray.get(controllers.pop().__ray_call__.remote(lambda _: os.getpid()))
             os.kill(pid, signal.SIGKILL)
 
