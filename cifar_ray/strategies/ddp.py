@@ -45,7 +45,7 @@ class _Counting(nn.Module):
 
 
 class _Report(torch.autograd.Function):
-    """A backward pass that gives ``parameter`` a gradient and others none: DDP hears of each of them."""
+    """Backward pass with a gradient for ``parameter`` and None for the others, so that DDP counts all as done."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, gradient: Tensor, *others: Tensor) -> Tensor:

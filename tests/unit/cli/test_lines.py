@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def test_a_long_path_stays_whole() -> None:
 def test_the_home_folder_is_a_tilde(path: str, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tilde(path.replace("HOME", str(tmp_path))) == short.replace("HOME", str(tmp_path))
+
+
+def test_without_a_home_folder_paths_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # as in a container: no name, no home folder
+    assert tilde("/runs/a") == "/runs/a"
 
 
 def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixture[str]) -> None:
