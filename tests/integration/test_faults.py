@@ -315,7 +315,7 @@ def test_a_tracking_server_that_goes_away_and_comes_back_has_everything(
         server.start()
         assert run.end() == 0, run.output
     found = person.run_named("victim").info
-    assert f" {server.uri}/#/experiments/{found.experiment_id}/runs/{found.run_id}\n" in run.output
+    assert f" {server.uri}/#/experiments/{found.experiment_id}/runs/{found.run_id}?" in run.output
     assert digest(person, "victim") == undisturbed
     assert_complete(person)
 
