@@ -125,7 +125,7 @@ def runs(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
     command = flags.read(ReportCommand, words, "report")
-    from cifar_ray.reporting import cost, data, exported, papers
+    from cifar_ray.reporting import cost, data, exported, markdown, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
 
@@ -152,9 +152,9 @@ def report(words: Sequence[str]) -> int:
     if list(command.sweeps) == in_store and study.run_id:
         from cifar_ray.tracking import parent
 
-        # The page has its charts within it.
-        whole_files = [file for file in written if file.suffix in (".html", ".csv")]
-        if refused := parent.attach(stores.resolve_uri(command.tracking_uri), study.run_id, whole_files):
+        uri, tables = stores.resolve_uri(command.tracking_uri), [file for file in written if file.suffix == ".csv"]
+        summary = markdown.first_screen(whole.findings, whole.cautions)
+        if refused := parent.attach(uri, study.run_id, written[0], tables, summary):
             flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from cifar_ray.reporting.contents import Entry, Report, Section, Table
+from cifar_ray.reporting.contents import Entry, Finding, Report, Section, Table
 
 BEST = "*"
 """Marks the best of a column where there is no other way to show it."""
@@ -19,7 +19,19 @@ def text(report: Report) -> str:
         parts.append(f"The sweep in MLflow: <{study.page}>")
     if study.command:
         parts += ["To run it again:", f"```\n{study.command}\n```"]
-    for finding in report.findings:
+    parts += first_screen(report.findings, report.cautions)
+    for chart in report.charts:
+        parts += [f"## {_plain(chart.title)}", f"![{_plain(chart.title)}](charts/{chart.key}.png)", chart.caption]
+    for section in [*report.sections, *([report.comparison] if report.comparison else [])]:
+        parts += _section(section)
+    parts += ["## Runs", *_table(report.runs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def first_screen(findings: Sequence[Finding], cautions: Sequence[str]) -> list[str]:
+    """What a report says first, as paragraphs."""
+    parts = []
+    for finding in findings:
         parts.append(f"## {_plain(finding.title)}")
         if finding.highlights:
             shown = (
@@ -28,13 +40,7 @@ def text(report: Report) -> str:
             )
             parts.append("\n".join(f"- {line}" for line in shown))
         parts += [_bullets(finding.sentences)] if finding.sentences else []
-    parts += ["## Before you rely on it", _bullets(report.cautions)] if report.cautions else []
-    for chart in report.charts:
-        parts += [f"## {_plain(chart.title)}", f"![{_plain(chart.title)}](charts/{chart.key}.png)", chart.caption]
-    for section in [*report.sections, *([report.comparison] if report.comparison else [])]:
-        parts += _section(section)
-    parts += ["## Runs", *_table(report.runs)]
-    return "\n\n".join(parts) + "\n"
+    return parts + (["## Before you rely on it", _bullets(cautions)] if cautions else [])
 
 
 def _section(section: Section) -> list[str]:

@@ -15,7 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions, data, markdown, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Study, Trial
 
 _MANIFEST = ".report.json"
 """Lists the charts of the report in a folder, for the next one to remove; earlier ones listed tables, too."""
@@ -45,7 +45,7 @@ def build(
     """
     from cifar_ray.reporting import charts  # matplotlib takes seconds to import
 
-    study = replace(study, name=title or study.name, trials=[trial.meant for trial in study.trials])
+    study = replace(study, name=title or study.name, trials=_meant(study))
     return Report(
         study=study,
         findings=words.findings(study, price),
@@ -58,6 +58,16 @@ def build(
         version=__version__,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
+
+
+def summary(study: Study) -> list[str]:
+    """What the report of a study says first, as paragraphs in Markdown."""
+    study = replace(study, trials=_meant(study))
+    return markdown.first_screen(words.findings(study, None), cautions.cautions(study, None))
+
+
+def _meant(study: Study) -> list[Trial]:
+    return [trial.meant for trial in study.trials]
 
 
 def folder(given: str) -> Path:

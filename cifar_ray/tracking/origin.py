@@ -29,6 +29,24 @@ _HOMES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
 }
+_FIGURES = (
+    ("Test accuracy", "test/accuracy", 100, "{:.2f} %"),
+    ("Best test accuracy", "best/accuracy", 100, "{:.2f} %"),
+    ("Epoch of the best", "best/epoch", 1, "{:.0f}"),
+    ("Test loss", "test/loss", 1, "{:.4f}"),
+    ("Precision (macro)", "test/precision", 100, "{:.2f} %"),
+    ("Recall (macro)", "test/recall", 100, "{:.2f} %"),
+    ("F1 (macro)", "test/f1", 100, "{:.2f} %"),
+    ("Specificity (macro)", "test/specificity", 100, "{:.2f} %"),
+    ("Throughput", "images_per_s", 1, "{:,.0f} images/s"),
+    ("Training", "time/training_s", 1, "{:,.2f} s"),
+    ("Training per epoch", "time/epoch_mean_s", 1, "{:,.2f} s"),
+    ("Training per iteration, mean", "time/iteration_mean_s", 1000, "{:,.1f} ms"),
+    ("Evaluation", "time/evaluation_s", 1, "{:,.2f} s"),
+    ("Wall time", "time/wall_s", 1, "{:,.2f} s"),
+    ("Peak memory of a worker", "peak_memory_mib", 1, "{:,.0f} MiB"),
+)
+"""Title, metric, factor and format."""
 
 
 def run_tags(config: ResolvedConfig) -> dict[str, str]:
@@ -56,6 +74,12 @@ def note(config: ResolvedConfig) -> str:
         f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )
+
+
+def figures(metrics: Mapping[str, float]) -> str:
+    """The figures of a finished run that a person looks for first, as a table in Markdown."""
+    rows = [f"| {title} | {form.format(metrics[key] * by)} |" for title, key, by, form in _FIGURES if key in metrics]
+    return "\n".join(["| Figure | Value |", "| --- | ---: |", *rows])
 
 
 def origin_tags() -> dict[str, str]:

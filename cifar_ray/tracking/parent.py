@@ -29,6 +29,7 @@ PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 
 CELLS_FILE = "cells.json"
 PARENT_TAG = "mlflow.parentRunId"
+_REPORT = "report"
 _PATIENCE_S = 30.0
 _TIMES = ("time/", "images_per_s")
 
@@ -143,16 +144,26 @@ def _datasets(sweep: SweepConfig) -> set[str]:
     return found
 
 
-def attach(uri: str, run_id: str, files: Sequence[Path]) -> str:
-    """Log a report's files as artifacts of the sweep's run, in place of an earlier report's.
+def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: Sequence[str]) -> str:
+    """Log a report's files as artifacts of the sweep's run, in place of an earlier report's, and describe the run.
+
+    Args:
+        uri: the tracking store.
+        run_id: the sweep's own run.
+        page: the report, with its charts within it.
+        tables: its other files.
+        summary: what the report says first, as paragraphs in Markdown.
 
     Returns:
         Why the store does not take them: a report may be of somebody else's sweep; empty when it does.
     """
     client = MlflowClient(tracking_uri=uri)
     try:
-        for file in files:
-            client.log_artifact(run_id, str(file), "report")
+        for file in (page, *tables):
+            client.log_artifact(run_id, str(file), _REPORT)
+        experiment = client.get_run(run_id).info.experiment_id
+        address = f"#/experiments/{experiment}/runs/{run_id}/artifacts/{_REPORT}/{page.name}"
+        store.describe(client, run_id, [f"[The report]({address}), with charts and tables", *summary])
     except Exception as error:  # also those of object stores
         return store.reason(error)
     return ""

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
 NOTE_TAG = "mlflow.note.content"
+_RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
 """Tag that MLflow shows as a run's description."""
 
 _REMOTE_TIMEOUT_S = 8.0
@@ -262,6 +263,17 @@ def _listed(sweep: str, names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
     more = len(names) - _NAMES_SHOWN
     return f"{shown} and {more} more (cifar-ray runs {sweep})" if more > 0 else shown
+
+
+def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
+    """Add paragraphs in Markdown to a run's description, below a rule, in place of what stood there.
+
+    Those that MLflow has no room for are left out, the last first.
+    """
+    begin, shown = client.get_run(run_id).data.tags.get(NOTE_TAG, "").partition(_RULE)[0], list(paragraphs)
+    while len(text := begin + _RULE + "\n\n".join(shown)) > _LONGEST_NOTE and shown:
+        shown.pop()
+    client.set_tag(run_id, NOTE_TAG, text)
 
 
 def shown(uri: str) -> str:

@@ -23,7 +23,15 @@ BELOW = {
     "display": {"config", "strategies"},
     "orchestration.cluster": {*DOMAIN, "storage"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
-    "orchestration.sweep": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run", "storage", "tracking"},
+    "orchestration.sweep": {
+        *DOMAIN,
+        "display",
+        "orchestration.cluster",
+        "orchestration.run",
+        "reporting",
+        "storage",
+        "tracking",
+    },
     "orchestration.jobs": {*DOMAIN, "display", "orchestration.cluster", "orchestration.sweep"},
     "orchestration.serving": {*DOMAIN, "display", "orchestration.cluster", "orchestration.run"},
     "cli": {

@@ -176,8 +176,9 @@ class RunSession:
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
         threads = counted(config.cpus_reserved, "CPU thread")
-        origin = f"continuing after step {event.step}" if event.resumed_from else "training"
-        self.view.started(f"{origin} on {event.hardware}, {config.precision}, {threads} per worker")
+        if event.resumed_from:
+            self.view.line(f"continuing after step {event.step}")
+        self.view.started(f"training on {event.hardware}, {config.precision}, {threads} per worker")
         self.view.training(config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)
 

@@ -30,8 +30,9 @@ from cifar_ray.orchestration.sweep.planner import Trial, absolute, create, draw,
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import Tuning
+from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent, store, uri
+from cifar_ray.tracking import parent, reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import hardware, recipe
@@ -187,6 +188,7 @@ class _Sweep:
                     recorder.end_runs()
                     self._release()
                     recorder.end(status)
+            self._summarise(record)
         return SweepResult(
             name=self._config.name,
             run_id=record.run_id,
@@ -196,6 +198,18 @@ class _Sweep:
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=recorder.figures(),
         )
+
+    def _summarise(self, record: SweepRecord) -> None:
+        """Have the sweep's page in MLflow say what a report would say first; its record is complete without."""
+        self._board.doing("summing up")
+        name = self._config.name
+        way = f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."
+        try:
+            summary = reports.summary(reading.study(record.uri, name))
+            with store.refusing(record.uri):
+                store.describe(self._client, record.run_id, [way, *summary])
+        except ConfigError as error:
+            self._board.line(f"the sweep's page in MLflow has no summary: {error}")
 
     def _stopped(self) -> str:
         """How far the sweep has come, and what continues it."""

@@ -57,8 +57,8 @@ def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixtu
     board = Board(["a", "b"], time.time())
     for index, text in enumerate(["training on this machine", "training on this machine"]):
         RunView(board, index).started(text)
-    RunView(board, 1).started("continuing after step 3 on this machine")
-    assert capsys.readouterr().out == "training on this machine\ncontinuing after step 3 on this machine\n"
+    RunView(board, 1).started("training on another machine")
+    assert capsys.readouterr().out == "training on this machine\ntraining on another machine\n"
 
 
 def test_one_is_singular() -> None:
