@@ -43,7 +43,9 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models"),
 }
-_OPTIONAL = {field.name for field in dataclasses.fields(TrainConfig) if field.default is None}  # unset: not recorded
+OPTIONAL = {field.name for field in dataclasses.fields(TrainConfig) if field.default is None}
+"""Parameters that are not recorded where they are not set."""
+
 _STEP = 0.05
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits
 _ID_SHOWN = 8
@@ -186,7 +188,7 @@ def _varied(study: Study, trials: Sequence[Trial]) -> list[str]:
     differing = []
     for name in names:
         values = {"" if (value := _value(trial, name)) == "None" else value for trial in trials}
-        if len(values if name in _OPTIONAL else values - {""}) > 1:
+        if len(values if name in OPTIONAL else values - {""}) > 1:
             differing.append(name)
     if not study.axes:
         return differing

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cifar_ray.reporting import aggregate, peers
 from cifar_ray.reporting.aggregate import Configuration
@@ -30,6 +30,10 @@ class _Cell(NamedTuple):
         return statistics.fmean(self.values)
 
 
+_Matched: TypeAlias = Mapping[tuple[str, ...], tuple[_Cell, _Cell]]
+"""The cells with two values of an axis, by the other settings."""
+
+
 class _Effect(NamedTuple):
     """By how much ``high`` exceeds ``low`` on average over the settings that were measured with both.
 
@@ -46,7 +50,7 @@ class _Effect(NamedTuple):
     high: str
     mean: float
     half: float | None
-    pairs: Mapping[tuple[str, ...], tuple[_Cell, _Cell]]
+    pairs: _Matched
     differing: bool
 
 
@@ -54,8 +58,8 @@ def sentences(study: Study, among: Sequence[Configuration], speed: Figure) -> It
     """What every axis does to speed and accuracy, one sentence each.
 
     Two values of an axis are compared in runs that are alike in everything else. The interval has Student's t, or
-    Tukey's range where an axis has more values, of which the two that are furthest apart are told; the deviation
-    is that of the seeds, taken as one over all configurations.
+    Tukey's range where an axis has more values, of which the two are told whose difference is the largest at least;
+    the deviation is that of the seeds, taken as one over all configurations.
 
     Args:
         study: the runs.
@@ -66,9 +70,11 @@ def sentences(study: Study, among: Sequence[Configuration], speed: Figure) -> It
         return  # the difference of two runs is told anyway
     settings = {id(one): _settings(study, one) for one in among}
     strategies = any(one.devices > 1 for one in among)  # then their iterations are compared
-    for axis in dict.fromkeys(name for known in settings.values() for name in known):
-        if axis in _NO_AXES:
-            continue
+    axes = dict.fromkeys(name for known in settings.values() for name in known if name not in _NO_AXES)
+    for known in settings.values():
+        for axis in axes.keys() & aggregate.OPTIONAL:
+            known.setdefault(axis, "none")
+    for axis in axes:
         for figure in (speed, ACCURACY):
             if axis == "Strategy" and figure is speed and strategies:
                 continue
@@ -87,7 +93,10 @@ def _settings(study: Study, one: Configuration) -> dict[str, str]:
 def _effect(
     among: Sequence[Configuration], settings: Mapping[int, Mapping[str, str]], axis: str, figure: Figure
 ) -> _Effect | None:
-    """The largest effect between two values of an axis; None where nothing differs in the axis alone."""
+    """The effect of an axis, between the two values whose interval begins highest.
+
+    None where no two runs differ in the axis alone.
+    """
     cells = [_Cell(one, values) for one in among if (values := _values(one, figure))]
     found: dict[tuple[str, ...], dict[str, _Cell]] = {}
     for cell in cells:
@@ -101,25 +110,38 @@ def _effect(
                 pairs.setdefault((one, other), {})[rest_of] = (by_value[one], by_value[other])
     if not pairs:
         return None
+    freedom = sum(len(cell.values) - 1 for cell in cells)
+    chance = 0.0  # half of the interval, as a multiple of the error
+    if freedom:
+        varied = [cell.values for cell in cells if len(cell.values) > 1]
+        variance = sum((len(values) - 1) * statistics.variance(values) for values in varied) / freedom
+        levels = len({value for pair in pairs for value in pair})
+        chance = _quantile(levels, freedom) * math.sqrt(variance)
     means = {pair: statistics.fmean(_differences(matched)) for pair, matched in pairs.items()}
-    (low, high), mean = max(means.items(), key=lambda item: abs(item[1]))
-    matched = pairs[low, high]
+    low, high = max(pairs, key=lambda pair: abs(means[pair]) - chance * _error(pairs[pair]))
+    matched, mean = pairs[low, high], means[low, high]
     if mean < 0:
         low, high, mean = high, low, -mean
         matched = {rest_of: (top, bottom) for rest_of, (bottom, top) in matched.items()}
-    freedom = sum(len(cell.values) - 1 for cell in cells)
     if not freedom:
         return _Effect(low, high, mean, None, matched, False)
-    variance = sum((len(cell.values) - 1) * statistics.variance(cell.values) for cell in cells if len(cell.values) > 1)
-    variance /= freedom
-    shares = [1 / len(one.values) + 1 / len(other.values) for one, other in matched.values()]
-    levels = len({value for pair in pairs for value in pair})
-    half = _quantile(levels, freedom) * math.sqrt(variance * sum(shares)) / len(shares)
+    of_images = 0.0
     if figure is ACCURACY:
         level = statistics.fmean(cell.mean for pair in matched.values() for cell in pair)
-        half = max(half, peers.of_images(level, peers.test_images(cell.one for cell in cells)))
-    differing = _differ(_differences(matched), [share * variance for share in shares], freedom)
-    return _Effect(low, high, mean, half, matched, differing)
+        of_images = peers.of_images(level, peers.test_images(cell.one for cell in cells))
+    variances = [max(share * variance, (of_images / 2) ** 2) for share in _shares(matched)]
+    differing = _differ(_differences(matched), variances, freedom)
+    return _Effect(low, high, mean, max(chance * _error(matched), of_images), matched, differing)
+
+
+def _shares(matched: _Matched) -> list[float]:
+    """The variance of each difference, as a multiple of that of a run."""
+    return [1 / len(low.values) + 1 / len(high.values) for low, high in matched.values()]
+
+
+def _error(matched: _Matched) -> float:
+    """The standard error of the mean difference, as a multiple of a run's deviation."""
+    return math.sqrt(sum(_shares(matched))) / len(matched)
 
 
 def _values(one: Configuration, figure: Figure) -> list[float]:
@@ -143,7 +165,7 @@ def _equal_work(one: _Cell, other: _Cell, figure: Figure) -> bool:
     return figure.alike != "work" or not peers.difference((one.one, other.one), figure)
 
 
-def _differences(matched: Mapping[tuple[str, ...], tuple[_Cell, _Cell]]) -> list[float]:
+def _differences(matched: _Matched) -> list[float]:
     return [high.mean - low.mean for low, high in matched.values()]
 
 

@@ -83,16 +83,18 @@ def better(figure: Figure, among: Sequence[Configuration]) -> str:
 
 
 def visible(one: Statistic, other: Statistic, images: float | None = None) -> float | None:
-    """The smallest difference of two means that is more than chance; None with one run of either.
+    """The smallest difference of two means that is more than chance; None with one run of each.
 
     By Student's t-test over the seeds, at 5 %. It takes one deviation for both: of two or three seeds, Welch's with one
-    for each hardly tells anything apart. Shares of so many test ``images``, in percent, must also differ by more than
-    two standard errors of the difference between two such shares: seeds that agree do not make the test larger.
+    for each hardly tells anything apart, and a single run has none. Shares of so many test ``images``, in percent, must
+    also differ by more than two standard errors of the difference between two such shares: seeds that agree do not make
+    the test larger.
     """
-    if one.std is None or other.std is None:
+    spread = [(each.n - 1, each.std) for each in (one, other) if each.std is not None]
+    freedom = sum(count for count, _ in spread)
+    if not freedom:
         return None
-    freedom = one.n + other.n - 2
-    variance = ((one.n - 1) * one.std**2 + (other.n - 1) * other.std**2) / freedom
+    variance = sum(count * std**2 for count, std in spread) / freedom
     of_seeds = quantile(freedom) * math.sqrt(variance * (1 / one.n + 1 / other.n))
     return max(of_seeds, of_images((one.mean + other.mean) / 2, images))
 
@@ -117,7 +119,7 @@ def test_images(among: Iterable[Configuration]) -> float | None:
 
 
 def distinct(one: Statistic, other: Statistic, images: float | None = None) -> bool | None:
-    """Whether the means of a figure differ by more than chance, see :func:`visible`; None with one run of either."""
+    """Whether the means of a figure differ by more than chance, see :func:`visible`; None with one run of each."""
     least = visible(one, other, images)
     return None if least is None else abs(one.mean - other.mean) > least
 

@@ -215,7 +215,8 @@ def _better(figure: Figure, top: Entry, other: Entry, images: float | None) -> b
     """Whether two entries differ by more than chance, and as the table shows them."""
 
     def statistic(entry: Entry) -> Statistic:
-        exact = entry.std is None and entry.n > 1  # the reference of a ratio
+        # The reference of a ratio has none; other ratios are also of the reference's runs.
+        exact = entry.std is None and 1 < entry.n == len(entry.run_ids)
         return Statistic(entry.value or 0.0, 0.0 if exact else entry.std, entry.n, ())
 
     one, rival = statistic(top), statistic(other)

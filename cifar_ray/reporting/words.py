@@ -87,7 +87,7 @@ class _Ranking(NamedTuple):
     @property
     def single(self) -> bool:
         """Whether there is no test, for want of a second run."""
-        return bool(self.ties) and (self.found[0].value.std is None or all(one.value.std is None for one in self.ties))
+        return bool(self.ties) and all(peers.distinct(self.found[0].value, one.value) is None for one in self.ties)
 
 
 def _ranking(figure: Figure, found: Sequence[_Found]) -> _Ranking:
@@ -211,13 +211,13 @@ def _speed(group: _Group, speeds: _Ranking) -> str:
         and scaling.may_be_base(found.one, best.one)
     ]
     alone.sort(key=lambda found: found.one.others != best.one.others)
-    others = [found for found in (*alone, *reversed(rest)) if peers.distinct(best.value, found.value) is not False]
-    if not others:
+    others = [*alone, *reversed(rest)]
+    slower = [found for found in others if found not in speeds.ties]
+    if not slower and not speeds.single:
         return _no_difference(speeds, "No configuration is measurably faster")
-    other = others[0]
+    other = (slower or others)[0]
     figures = f"{figure.number(best.value.mean)} against {figure.text(other.value.mean)}"
-    single = peers.distinct(best.value, other.value) is None
-    verb = f"{_ONCE}, {group.name(best.one)} was" if single else f"{group.name(best.one)} is"
+    verb = f"{group.name(best.one)} is" if slower else f"{_ONCE}, {group.name(best.one)} was"
     sentence = f"{verb} {_times(best, other)} {group.name(other.one)} ({figures})."
     ties = [found for found in speeds.ties if peers.distinct(best.value, found.value) is False]
     return f"{sentence} {_tied(group, best, ties, figure, 'speed')}".rstrip()

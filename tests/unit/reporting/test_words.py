@@ -122,6 +122,54 @@ def test_the_effect_of_an_axis_has_an_interval_and_says_where_it_depends_on_anot
     assert line == "lr: 0.1 is 40.0 points more accurate than 1.0 (95 % interval 37.0 to 43.0)."
 
 
+def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
+    """An option that is not set in half of them, seeds that agree to the last image, and a value with few runs."""
+    unset = [
+        trial(seed=seed, accuracies=(a + 0.01 * seed,), params=params)
+        for a, params in ((0.5, {}), (0.7, {"ema": "0.999"}))
+        for seed in (0, 1)
+    ]
+    assert said(study(*unset, axes=("ema",)))[-1] == (
+        "ema: 0.999 is 20.0 points more accurate than none (95 % interval 17.0 to 23.0)."
+    )
+    agreeing = [
+        replace(one, metrics={**one.metrics, "test/images": 10000.0})
+        for top, batch, a in (("1x1", 16, 0.5), ("1x1", 64, 0.501), ("1x2", 16, 0.5), ("1x2", 64, 0.5))
+        for one in twice(study(trial(top, batch, accuracies=(a,)))).trials
+    ]
+    (line,) = (line for line in said(study(*agreeing)) if line.startswith("Batch per worker") and "accura" in line)
+    assert line == (
+        "Batch per worker: no measurable effect on accuracy (64 is 0.1 points more accurate than 16, 95 % interval "
+        "-1.4 to 1.5)."
+    )
+    rates = [
+        trial(batch=batch, seed=seed, accuracies=(a + 0.03 * seed,), params={"lr": lr})
+        for lr, a, batches, seeds in (("0.1", 0.5, (16, 32, 64), (0, 1)), ("0.01", 0.4, (16, 32, 64), (0, 1)), ("1", 0.39, (16,), (0,)))
+        for batch in batches
+        for seed in seeds
+    ]  # fmt: skip
+    (line,) = (
+        line for line in said(study(*rates, axes=("lr", "batch_size"))) if line.startswith("lr: ") and "accu" in line
+    )
+    assert line.startswith("lr: 0.1 is 10.0 points more accurate than 0.01 (95 % interval ")
+
+
+def test_one_run_beside_several_is_told_by_their_deviation() -> None:
+    """A seed has failed; the test has one degree of freedom, and sees only what is large."""
+    runs = [trial("1x1", seed=seed, training_s=100.0 + seed) for seed in (0, 1)]
+    near, far = (study(*runs, trial("1x2", training_s=seconds)) for seconds in (99.0, 50.0))
+    # s = 0.707 s: 12.71 * 0.707 * sqrt(1 / 2 + 1).
+    assert said(near)[0] == (
+        "No configuration is measurably faster: 99.00 to 100.50 s in 2 configurations (Student's t-test over the seeds, "
+        "5 %; with n = 1 to 2 it sees differences above 11.00 s)."
+    )
+    assert said(far)[0] == "1x2 is 2.01 times as fast as 1x1 (50.00 against 100.50 s)."
+    assert [title for title, *_ in highlights(near)[:1] + highlights(far)[:1]] == [
+        "No measurable difference in speed",
+        "Fastest",
+    ]
+
+
 def test_a_learning_rate_that_stays_while_the_batch_grows_is_a_caution_with_the_flag() -> None:
     def about(*given: tuple[str, int, dict[str, str]]) -> list[str]:
         runs = study(*(trial(top, batch, params=params) for top, batch, params in given))
