@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedTensorMixin
 
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
@@ -90,6 +90,11 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         raise ConfigError("model", f"must build a model, and {config.model} fails: {imports.told(error)}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
+    if any(isinstance(each, UninitializedTensorMixin) for each in (*model.parameters(), *model.buffers())):
+        raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
+    for module in model.modules():  # views, such as those of torch.meshgrid, can be neither loaded nor sent
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.contiguous())
     return model
 
 
@@ -141,9 +146,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
                 learned.sum().backward()  # type: ignore[no-untyped-call]
         except (Exception, SystemExit) as error:
             raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
-        if any(isinstance(each, UninitializedParameter) for each in build(config, spec).parameters()):
-            raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
-        _check_state(config, model)
+        _check_state(config, model, build(config, spec))
     logits = logits if isinstance(learned, Tensor) else learned
     if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes) or not logits.is_floating_point():
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
@@ -166,16 +169,25 @@ def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
 
 
 def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str]) -> None:
-    """Refuse a model, of which :func:`check` has had a look, that has what the strategy ``cannot`` train."""
+    """Refuse a model that :func:`check` has accepted and that has what the strategy ``cannot`` train."""
     for trait, name in vars(_checked[_key(config, spec)]).items():
         if name and trait in cannot:
             raise ConfigError(
-                "strategy", f"must be another than {config.strategy} for {config.model}, {_SAID[trait].format(name)}"
+                "strategy", f"must be other than {config.strategy} for {config.model}, {_SAID[trait].format(name)}"
             )
 
 
-def _check_state(config: TrainConfig, model: nn.Module) -> None:
-    """Refuse state that is in no parameter or buffer: workers would not share it, nor checkpoints hold it."""
+def _check_state(config: TrainConfig, model: nn.Module, fresh: nn.Module) -> None:
+    """Refuse state that is in no parameter or buffer: workers would not share it, nor checkpoints hold it.
+
+    Likewise state that the forward pass has added: a ``fresh`` model could not load it.
+    """
+    if added := next((name for name in model.state_dict() if name not in fresh.state_dict()), None):
+        raise ConfigError(
+            "model",
+            f"must have all its state when it is built, and {config.model} adds {added} in its forward pass; "
+            "register_buffer takes persistent=False for what is no state",
+        )
     named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     named |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     if other := next((name for name in model.state_dict() if name not in named), None):

@@ -78,19 +78,17 @@ class FSDP(Replicas):
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
             raise ConfigError(
                 "strategy",
-                f"must be another than fsdp where a step leaves out a parameter, and {names[missing[0]]} has no "
+                f"must be other than fsdp where a step leaves out a parameter, and {names[missing[0]]} has no "
                 "gradient in this one; ddp trains such a model",
             )
 
     def consolidate(self) -> None:
+        super().consolidate()
         if self.model is not self.context.model:
             with torch.no_grad():
                 for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                     whole.copy_(_whole(part))
-                for buffer, other in zip(self.context.model.buffers(), self.model.buffers(), strict=True):
-                    if buffer is not other:  # a forward pass has put another one there
-                        buffer.copy_(other)
-        super().consolidate()
+            _share_buffers(self.model, self.context.model)  # a forward pass may have put others there
 
     def state(self) -> dict[str, Any]:
         found = super().state()
@@ -105,13 +103,11 @@ class FSDP(Replicas):
         if self.model is self.context.model:
             super().load(weights, state)
             return
-        self.context.model.load_state_dict(weights)  # the buffers are the sharded model's, too
+        self.context.model.load_state_dict(weights)
+        _share_buffers(self.context.model, self.model)
         with torch.no_grad():
             for whole, part in zip(self.context.model.parameters(), self.model.parameters(), strict=True):
                 part.copy_(_like(whole, part))
-            for buffer, other in zip(self.context.model.buffers(), self.model.buffers(), strict=True):
-                if buffer is not other:
-                    other.copy_(buffer)
         self.optimizer.zero_grad()
         if state is not None:
             order = numbered(self.optimizer)
@@ -142,8 +138,7 @@ class _Timed:
 def _sharded(context: StrategyContext) -> nn.Module:
     """A copy of the model whose parameters are spread over the ranks; it shares the model's buffers."""
     model = copy.deepcopy(context.model).to(memory_format=torch.contiguous_format)
-    for own, whole in zip(model.modules(), context.model.modules(), strict=True):
-        own._buffers.update(whole._buffers)
+    _share_buffers(context.model, model)
     mesh = init_device_mesh(context.worker.device.type, (context.worker.world_size,))
     units = list(_units(model))
     held = Counter(id(parameter) for unit in units for parameter in unit.parameters())
@@ -157,6 +152,12 @@ def _sharded(context: StrategyContext) -> nn.Module:
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _share_buffers(source: nn.Module, target: nn.Module) -> None:
+    """Give one of two models of the same structure the buffers of the other."""
+    for theirs, mine in zip(source.modules(), target.modules(), strict=True):
+        mine._buffers.update(theirs._buffers)
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -174,7 +173,8 @@ def _idle(
     optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> list[dict[str, Any]]:
     """What a step with gradients of zero leaves in a new optimizer, by the number of each parameter."""
-    other = make_optimizer(copy.deepcopy(model))
+    copies = (nn.Parameter(each.detach().clone(), each.requires_grad) for each in model.parameters())
+    other = make_optimizer(nn.ParameterList(copies))
     for group, like in zip(other.param_groups, optimizer.param_groups):
         group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
     parameters = numbered(other)

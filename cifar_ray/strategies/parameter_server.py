@@ -80,7 +80,7 @@ class ParameterServing(Asynchronous):
             if parameter.grad is None:
                 raise ConfigError(
                     "strategy",
-                    "must be another than parameter_server where a step leaves out a parameter, as one has just done; "
+                    "must be other than parameter_server where a step leaves out a parameter, as one has just done; "
                     "ddp trains such a model",
                 )
             view.add_(parameter.grad)

@@ -93,8 +93,12 @@ def test_the_table_is_what_two_workers_come_to(network: str, cells: dict[tuple[s
             assert difference(cell.weights, alone.weights) < CLOSE
         elif label in ("exact", "close") and kind != "buffer":
             assert difference(cell.weights, alone.weights) < CLOSE, name
-        else:
+        elif strategies.of(config(name, kind)).synchronous:
             assert abs(cell.loss - alone.loss) < 0.2 * alone.loss, name
+        else:  # how far it comes depends on the order in which the workers' steps happen to be taken
+            assert numpy.isfinite(cell.loss), name
+            moved = [key for key in cell.begun if not numpy.array_equal(cell.weights[key], cell.begun[key])]
+            assert {key for key in cell.begun if key.startswith("layers.1.")} <= {*moved}, name
         if kind == "sometimes":  # no image has moved it, and no decay of weights
             spare = [key for key in cell.weights if ".spare." in key]
             assert all(numpy.array_equal(cell.weights[key], cell.begun[key]) for key in spare), name

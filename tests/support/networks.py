@@ -26,7 +26,10 @@ class Row(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each image goes to one of two experts, so a step may leave out one, and a third is for images that never come."""
+    """Each image goes to one of two experts, so a step may leave out one, and a third is for images that never come.
+
+    The latest result stays an attribute, as that of an attention that is to be drawn.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -38,6 +41,7 @@ class Experts(nn.Module):
         for expert, mine in ((self.dark, ~bright), (self.bright, bright), (self.spare, bright & ~bright)):
             if mine.any():
                 y = y.index_put((mine.nonzero()[:, 0],), expert(x[mine]))
+        self.latest = y
         return y
 
 
@@ -53,18 +57,25 @@ class Scaled(nn.Module):
 
 
 class Counting(nn.Module):
-    """A buffer that every training pass replaces by another tensor, and that takes part in the result."""
+    """A buffer that every training pass replaces by another tensor, of the images that it has seen.
+
+    It takes part in the result. Another buffer is a view in which all numbers are one, and one is no state.
+    """
 
     seen: Tensor
+    ones: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("ones", torch.ones(()).expand(16))
+        self.register_buffer("cache", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.seen = self.seen + 1
-        return x * (1 + 0.01 * self.seen)
+            self.seen = self.seen + x.detach().mean()
+        self.cache = 0.01 * self.seen * self.ones
+        return x * (1 + self.cache)
 
 
 class Noting(nn.Linear):
