@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
@@ -90,7 +90,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         raise ConfigError("model", f"must build a model, and {config.model} fails: {imports.told(error)}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
-    if any(isinstance(each, UninitializedTensorMixin) for each in (*model.parameters(), *model.buffers())):
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise ConfigError("model", f"must know its sizes when it is built, and {config.model} has lazy layers")
     for module in model.modules():  # views, such as those of torch.meshgrid, can be neither loaded nor sent
         for name, buffer in module.named_buffers(recurse=False):

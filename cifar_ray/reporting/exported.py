@@ -110,9 +110,9 @@ def _name(studies: Sequence[Study]) -> str:
     names = list(dict.fromkeys(study.name for study in studies))
     if len(names) < 3:
         return " and ".join(names)
-    kinds = [(trial.model, trial.dataset) for study in studies for trial in study.trials]
-    models, datasets = (", ".join(dict.fromkeys(values)) for values in zip(*kinds))
-    return f"{models} on {datasets}: {len(names)} sweeps"
+    trials = [trial for study in studies for trial in study.trials]
+    models, datasets = dict.fromkeys(one.model for one in trials), dict.fromkeys(one.dataset for one in trials)
+    return f"{', '.join(models)} on {', '.join(datasets)}: {len(names)} sweeps"
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:

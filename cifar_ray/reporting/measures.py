@@ -145,7 +145,6 @@ STEP_PARTS = tuple(
         pace.STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"), strict=True
     )
 )
-COMMUNICATION = STEP_PARTS[pace.STEP_PARTS.index("communication")]
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", pace.unsplit_ms, " ms", None)
 PHASES = tuple(
     _seconds(key, title)
