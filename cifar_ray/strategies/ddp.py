@@ -115,7 +115,8 @@ class DDP(Replicas):
         """
         missing, has = without_gradient(self.learning), self._counting.has
         silent = [parameter for parameter in self.learning if parameter not in self._reported]
-        _Report.apply(has, presence(self.learning, missing), *silent).backward()  # type: ignore[no-untyped-call]
+        reported = presence(len(self.learning), missing, has.device)
+        _Report.apply(has, reported, *silent).backward()  # type: ignore[no-untyped-call]
         assert has.grad is not None
         drop_unused(self.learning, missing, has.grad)
         has.grad = None

@@ -36,9 +36,9 @@ def without_gradient(parameters: Sequence[nn.Parameter]) -> list[int]:
     return [place for place, parameter in enumerate(parameters) if parameter.grad is None]
 
 
-def presence(parameters: Sequence[nn.Parameter], missing: Sequence[int]) -> Tensor:
-    """For each parameter 1, and 0 for the ``missing``; float32, on their device."""
-    has = torch.ones(len(parameters), device=parameters[0].device)
+def presence(count: int, missing: Sequence[int], device: torch.device) -> Tensor:
+    """1 for each of so many, and 0 for the ``missing``; float32. Where none is missing, a GPU need not wait."""
+    has = torch.ones(count, device=device)
     if missing:
         has[list(missing)] = 0
     return has
@@ -64,7 +64,7 @@ def exchanging(parameters: Sequence[nn.Parameter]) -> Iterator[list[Tensor]]:
     """
     missing = without_gradient(parameters)
     gradients = flat_gradients(parameters)
-    has = presence(parameters, missing)
+    has = presence(len(parameters), missing, gradients[0].device)
     carrier = min(range(len(gradients)), key=lambda place: gradients[place].numel())
     both = [gradients[carrier], has]
     vectors = list(gradients)
@@ -103,13 +103,16 @@ def gather(mine: Tensor) -> list[Tensor]:
 
 
 def average(tensors: Iterable[Tensor]) -> None:
-    """Replace dense tensors by their mean over all ranks, in one all-reduce; integer tensors become rank 0's."""
+    """Replace dense tensors by their mean over all ranks, in one all-reduce; integer tensors become rank 0's.
+
+    Some may be on the CPU, as the counts of steps that an optimizer keeps, while the first is on a GPU.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     vectors = [flat(tensor.detach()) for tensor in tensors]
     numbers = [vector for vector in vectors if vector.is_floating_point()]
     if numbers:
-        together = torch.cat(numbers)
+        together = torch.cat([vector.to(numbers[0].device) for vector in numbers])
         dist.all_reduce(together)
         together /= dist.get_world_size()
         scatter_back(together, numbers)
@@ -158,7 +161,7 @@ def average_with_state(
         average(tensors)
         return
     missing = [place for place, state in enumerate(states) if not state]
-    has = presence(parameters, missing)
+    has = presence(len(parameters), missing, parameters[0].device)
     if missing:
         idle = _idle(optimizer, model, make_optimizer)
         states = [state or idle[place] for place, state in enumerate(states)]

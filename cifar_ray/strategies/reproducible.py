@@ -87,8 +87,7 @@ class Reproducible(Base):
         self.context.mark("backward")
         vector = self._across_ranks(own)
         self.context.mark("communication")
-        counts, passes = torch.empty(len(self._learning)), torch.empty(len(self._norms))
-        counts, passes = counts.to(vector.device), passes.to(vector.device)
+        counts, passes = vector.new_empty(len(self._learning)), vector.new_empty(len(self._norms))
         gradients = flat_gradients(self._learning)
         scatter_back(vector[1:], [counts, passes, *gradients, *self._statistics()])
         for gradient in gradients:
@@ -124,8 +123,9 @@ class Reproducible(Base):
         loss.backward()
         missing = without_gradient(self._learning)
         self._used.update({*range(len(self._learning))}.difference(missing))
-        has = presence(self._learning, missing)
-        passed = has.new_tensor([norm in self._passes for norm in self._norms])
+        has = presence(len(self._learning), missing, loss.device)
+        idle = [at for at, norm in enumerate(self._norms) if norm not in self._passes]
+        passed = presence(len(self._norms), idle, loss.device)
         statistics = [
             buffer if norm in self._passes else torch.zeros_like(buffer)  # that of an earlier shard, or of no batch
             for norm in self._norms
