@@ -29,24 +29,28 @@ _HOMES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
 }
-_FIGURES = (
-    ("Test accuracy", "test/accuracy", 100, "{:.2f} %"),
-    ("Best test accuracy", "best/accuracy", 100, "{:.2f} %"),
-    ("Epoch of the best", "best/epoch", 1, "{:.0f}"),
-    ("Test loss", "test/loss", 1, "{:.4f}"),
-    ("Precision (macro)", "test/precision", 100, "{:.2f} %"),
-    ("Recall (macro)", "test/recall", 100, "{:.2f} %"),
-    ("F1 (macro)", "test/f1", 100, "{:.2f} %"),
-    ("Specificity (macro)", "test/specificity", 100, "{:.2f} %"),
-    ("Throughput", "images_per_s", 1, "{:,.0f} images/s"),
-    ("Training", "time/training_s", 1, "{:,.2f} s"),
-    ("Training per epoch", "time/epoch_mean_s", 1, "{:,.2f} s"),
-    ("Training per iteration, mean", "time/iteration_mean_s", 1000, "{:,.1f} ms"),
-    ("Evaluation", "time/evaluation_s", 1, "{:,.2f} s"),
-    ("Wall time", "time/wall_s", 1, "{:,.2f} s"),
-    ("Peak memory of a worker", "peak_memory_mib", 1, "{:,.0f} MiB"),
-)
-"""Title, metric, factor and format."""
+_FIGURES = {
+    "Test": (
+        ("accuracy {:.2f} %", "test/accuracy", 100),
+        ("best accuracy {:.2f} %", "best/accuracy", 100),
+        ("best epoch {:.0f}", "best/epoch", 1),
+        ("loss {:.4f}", "test/loss", 1),
+        ("precision {:.2f} %", "test/precision", 100),
+        ("recall {:.2f} %", "test/recall", 100),
+        ("F1 {:.2f} %", "test/f1", 100),
+        ("specificity {:.2f} %", "test/specificity", 100),
+    ),
+    "Speed": (
+        ("{:,.0f} images/s", "images_per_s", 1),
+        ("iteration {:,.1f} ms", "time/iteration_mean_s", 1000),
+        ("epoch {:,.2f} s", "time/epoch_mean_s", 1),
+        ("training {:,.2f} s", "time/training_s", 1),
+        ("evaluation {:,.2f} s", "time/evaluation_s", 1),
+        ("wall time {:,.2f} s", "time/wall_s", 1),
+        ("peak memory of a worker {:,.0f} MiB", "peak_memory_mib", 1),
+    ),
+}
+"""By title: how a figure is written, its metric, and the factor to its unit."""
 
 
 def run_tags(config: ResolvedConfig) -> dict[str, str]:
@@ -76,10 +80,13 @@ def note(config: ResolvedConfig) -> str:
     )
 
 
-def figures(metrics: Mapping[str, float]) -> str:
-    """The figures of a finished run that a person looks for first, as a table in Markdown."""
-    rows = [f"| {title} | {form.format(metrics[key] * by)} |" for title, key, by, form in _FIGURES if key in metrics]
-    return "\n".join(["| Figure | Value |", "| --- | ---: |", *rows])
+def figures(metrics: Mapping[str, float]) -> list[str]:
+    """The figures of a finished run that a person looks for first, as paragraphs in Markdown."""
+    known = {
+        title: [text.format(metrics[name] * factor) for text, name, factor in figures if name in metrics]
+        for title, figures in _FIGURES.items()
+    }
+    return [f"**{title}**: {', '.join(texts)}" for title, texts in known.items() if texts]
 
 
 def origin_tags() -> dict[str, str]:

@@ -13,7 +13,9 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.tracking import store
 from cifar_ray.tracking.uri import flag
 
-_TRAINING = "workflowType=machine_learning"
+TRAINING = "workflowType=machine_learning"
+"""Ends an address whose page is to be the one for training."""
+
 _VIEW = "cifar_ray"
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 """Where MLflow's pages keep a view that is shared: a tag of the experiment, found by the address's share key."""
@@ -77,7 +79,7 @@ def run(uri: str, run: Run) -> str | None:
     """Address of a run's page on a tracking server; None for a store that needs ``cifar-ray ui``."""
     if not store.is_server(uri):
         return None
-    return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}?{_TRAINING}"
+    return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}?{TRAINING}"
 
 
 def way(uri: str, page: str | None) -> str:
@@ -98,10 +100,10 @@ def newest(server: str, client: MlflowClient) -> str:
             store.all_experiments(client), ours, order_by=["attributes.start_time DESC"], max_results=1
         )
         if not runs:
-            return f"{server}/#/experiments?{_TRAINING}"
+            return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
         view = json.dumps(_STATE)
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)
-    return f"{server}/#/experiments/{experiment}/runs?{_TRAINING}&viewStateShareKey={_VIEW}"
+    return f"{server}/#/experiments/{experiment}/runs?{TRAINING}&viewStateShareKey={_VIEW}"

@@ -162,7 +162,7 @@ def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: S
         for file in (page, *tables):
             client.log_artifact(run_id, str(file), _REPORT)
         experiment = client.get_run(run_id).info.experiment_id
-        address = f"#/experiments/{experiment}/runs/{run_id}/artifacts/{_REPORT}/{page.name}"
+        address = f"#/experiments/{experiment}/runs/{run_id}/artifacts/{_REPORT}/{page.name}?{pages.TRAINING}"
         store.describe(client, run_id, [f"[The report]({address}), with charts and tables", *summary])
     except Exception as error:  # also those of object stores
         return store.reason(error)

@@ -224,8 +224,8 @@ class RunRecord:
 
         self._sink.call(draw)
         self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
-        table = origin.figures({**outcome.metrics, **outcome.times})
-        self._sink.call(lambda client, run_id: store.describe(client, run_id, [table]))
+        figures = origin.figures({**outcome.metrics, **outcome.times})
+        self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
 
     def model(self, which: str, load: Callable[[], tuple[Classifier, str]], dataset: Dataset, epoch: int) -> None:
         """Log a checkpoint as a model of the run.

@@ -266,12 +266,12 @@ def _listed(sweep: str, names: list[str]) -> str:
 
 
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
-    """Add paragraphs in Markdown to a run's description, below a rule, in place of what stood there.
+    """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones.
 
-    Those that MLflow has no room for are left out, the last first.
+    MLflow folds all but the first lines. Paragraphs that it has no room for are left out, the last first.
     """
-    begin, shown = client.get_run(run_id).data.tags.get(NOTE_TAG, "").partition(_RULE)[0], list(paragraphs)
-    while len(text := begin + _RULE + "\n\n".join(shown)) > _LONGEST_NOTE and shown:
+    rest, shown = client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2], list(paragraphs)
+    while len(text := "\n\n".join(shown) + _RULE + rest) > _LONGEST_NOTE and shown:
         shown.pop()
     client.set_tag(run_id, NOTE_TAG, text)
 

@@ -173,10 +173,11 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     kept = [file.path for file in client.list_artifacts(reading.study(uri, "scaling").run_id, "report")]
     assert kept == ["report/figures.csv", "report/report.html", "report/runs.csv"]
     own = client.get_run(reading.study(uri, "scaling").run_id)
-    link = f"#/experiments/{own.info.experiment_id}/runs/{own.info.run_id}/artifacts/report/report.html"
+    link = f"#/experiments/{own.info.experiment_id}/runs/{own.info.run_id}/artifacts/report/report.html?workflowType=machine_learning"
     said = own.data.tags[store.NOTE_TAG]
-    assert said.startswith(f"\n\n- - -\n\n[The report]({link}), with charts and tables\n\n## ")
-    assert said.partition("\n\n## ")[2] in page
+    assert said.startswith(f"[The report]({link}), with charts and tables\n\n## ")
+    assert said.endswith("\n\n- - -\n\n")
+    assert said[said.index("## ") : -len("\n\n- - -\n\n")] in page
 
 
 def test_a_report_of_a_sweep_that_takes_no_artifacts_is_written_all_the_same(

@@ -51,8 +51,9 @@ def runs(output: str, resident: Person) -> dict[str, Run]:
 def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, resident: Person) -> None:
     own = resident.run_named("mixed")
     assert own.info.status == "FINISHED"
-    begin, _, said = own.data.tags["mlflow.note.content"].partition("\n\n- - -\n\n`cifar-ray report mixed")
-    assert begin.startswith("Sweep over lr, topology\n\n    cifar-ray sweep ")
+    said, _, rest = own.data.tags["mlflow.note.content"].partition("\n\n- - -\n\n")
+    assert rest.startswith("Sweep over lr, topology\n\n    cifar-ray sweep ")
+    assert said.startswith("`cifar-ray report mixed")
     assert "\n\n## " in said
     assert "\n\n## Before you rely on it\n\n- " in said
     assert {name: run.info.status for name, run in runs.items()} == {

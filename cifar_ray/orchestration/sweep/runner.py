@@ -201,7 +201,7 @@ class _Sweep:
 
     def _summarise(self, record: SweepRecord) -> None:
         """Have the sweep's page in MLflow say what a report would say first; its record is complete without."""
-        self._board.doing("summing up")
+        self._board.show_doing("summing up")
         name = self._config.name
         way = f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."
         try:

@@ -169,15 +169,9 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     assert per_class == {"columns": ["class", "recall"], "data": [[*row] for row in zip(names, RECALL)]}
     kept = files(client, record.run_id)
     assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "per_class.json"}
-    begin, rule, table = found.data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")
-    assert (begin + rule).endswith(f"    {recipe.command(CONFIG)}\n\n\n- - -\n\n")
-    assert table.splitlines() == [
-        "| Figure | Value |",
-        "| --- | ---: |",
-        "| Best test accuracy | 75.00 % |",
-        "| Training | 30.00 s |",
-        "| Wall time | 40.50 s |",
-    ]
+    figures, _, rest = found.data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")
+    assert figures == "**Test**: best accuracy 75.00 %\n\n**Speed**: training 30.00 s, wall time 40.50 s"
+    assert rest.endswith(f"    {recipe.command(CONFIG)}\n")
 
 
 def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowClient, digits: Dataset) -> None:
@@ -226,13 +220,13 @@ def test_a_description_that_a_person_has_written_stays(client: MlflowClient, dig
     assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
 
 
-def test_what_is_said_below_a_description_is_replaced_and_has_room(client: MlflowClient, digits: Dataset) -> None:
+def test_what_is_said_above_a_description_is_replaced_and_has_room(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine\n\n---\n\nmine, too")
     for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c" * 7000, "d" * 1500, "e"], "c" * 7000)):
         store.describe(client, record.run_id, paragraphs)
-        assert only_run(client).data.tags[store.NOTE_TAG] == f"mine\n\n---\n\nmine, too\n\n- - -\n\n{shown}"
+        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}\n\n- - -\n\nmine\n\n---\n\nmine, too"
 
 
 def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
