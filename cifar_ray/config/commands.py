@@ -166,7 +166,7 @@ class ExportCommand:
     """Name of the sweep or run."""
 
     out: str | None = None
-    """The file; when not given, NAME.json here."""
+    """The file; when not given, NAME.json here. An earlier file is overwritten."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the sweep."""

@@ -133,6 +133,7 @@ def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
 
 def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
+    kept.write_text("an earlier one, which is overwritten")
     assert main.main(["export", "scaling", "--out", str(kept), "--tracking-uri", uri]) == 0
     assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report {kept}` reads it\n"
     told = []
