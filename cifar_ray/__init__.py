@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cifar_ray.orchestration.run.mlflow_run import MLflowRun
     from cifar_ray.orchestration.run.train_result import TrainResult
     from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
+    from cifar_ray.reporting.compare import compare
+    from cifar_ray.reporting.report import report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "SweepResult",
     "TrainConfig",
     "TrainResult",
+    "compare",
+    "report",
     "resume",
     "sweep",
     "train",
@@ -41,6 +45,8 @@ _HOMES = {
     "SweepResult": "cifar_ray.orchestration.sweep.runner",
     "TrainConfig": "cifar_ray.config.train",
     "TrainResult": "cifar_ray.orchestration.run.train_result",
+    "compare": "cifar_ray.reporting.compare",
+    "report": "cifar_ray.reporting.report",
     "resume": "cifar_ray.orchestration.run.driver",
     "sweep": "cifar_ray.orchestration.sweep.runner",
     "train": "cifar_ray.orchestration.run.driver",

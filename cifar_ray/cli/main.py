@@ -35,7 +35,6 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Study
 from cifar_ray.training.errors import CheckpointError
 
 _OBJECTS_PER_LOOK = 100_000
@@ -125,49 +124,28 @@ def runs(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """``cifar-ray report``."""
     command = flags.read(ReportCommand, words, "report")
-    from cifar_ray.reporting import cost, data, exported, markdown, papers
+    from cifar_ray.reporting import data, exported, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
 
-    _check_targets(command.target)
-    price = cost.find(command.price) if command.price is not None else None
+    reports.checked(command.price, command.target)
     if command.baseline is not None:
         papers.check(command.baseline)
-    of_files = {
-        word: exported.read(files.absolute("", word)) for word in command.sweeps if word.endswith(exported.SUFFIX)
-    }
-    in_store = [word for word in command.sweeps if word not in of_files]
-    found = of_files | _in_store(in_store, command.tracking_uri)
-    study = exported.together([found[word] for word in dict.fromkeys(command.sweeps)], command.hold)
-    folder = reports.folder(command.out) if command.format == "files" else None
-    whole = reports.build(study, command.baseline, price, command.target, command.title)
-    if folder is None:
-        output.show(data.whole(whole), as_json=True)
+    if in_store := [word for word in command.sweeps if not word.endswith(exported.SUFFIX)]:
+        for name in in_store:
+            early.check_sweep(name, command.tracking_uri)
+        with early.loading("loading MLflow"):
+            import cifar_ray.tracking.reading  # noqa: F401
+    options = {name: value for name, value in vars(command).items() if name not in ("sweeps", "out", "format")}
+    made = reports.report(*command.sweeps, out=command.out if command.format == "files" else None, **options)
+    if not made.files:
+        output.show(data.whole(made), as_json=True)
         return 0
-    written = reports.write(whole, folder, flags.note)
-    for line in spoken(whole.findings, whole.cautions):
+    for line in spoken(made.findings, made.cautions):
         print(line)
-    print(written[0])
-    print(f"{len(written)} files in {folder}")
-    if list(command.sweeps) == in_store and study.run_id:
-        from cifar_ray.tracking import parent
-
-        uri, tables = stores.resolve_uri(command.tracking_uri), [file for file in written if file.suffix == ".csv"]
-        summary = markdown.first_screen(whole.findings, whole.cautions)
-        if refused := parent.attach(uri, study.run_id, written[0], tables, summary):
-            flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
+    print(made.files[0])
+    print(f"{len(made.files)} files in {made.files[0].parent}")
     return 0
-
-
-def _in_store(sweeps: Sequence[str], tracking_uri: str | None) -> dict[str, Study]:
-    """Studies of a tracking store by name; without any, MLflow is not loaded."""
-    for name in sweeps:
-        early.check_sweep(name, tracking_uri)
-    if not sweeps:
-        return {}
-    with early.loading("loading MLflow"):
-        from cifar_ray.tracking import reading
-    return {name: reading.sweep_or_run(stores.resolve_uri(tracking_uri), name) for name in sweeps}
 
 
 def delete(words: Sequence[str]) -> int:
@@ -207,7 +185,9 @@ def export(words: Sequence[str]) -> int:
     out = files.absolute("out", given)
     if out.suffix != exported.SUFFIX:
         raise ConfigError("out", f"must be a file whose name ends in {exported.SUFFIX}, got {given}")
-    study = _in_store([command.sweep], command.tracking_uri)[command.sweep]
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import reading
+    study = reading.sweep_or_run(stores.resolve_uri(command.tracking_uri), command.sweep)
     try:
         files.write_whole(out, exported.text(study))
     except OSError as error:
@@ -220,26 +200,21 @@ def compare(words: Sequence[str]) -> int:
     """``cifar-ray compare``."""
     command = flags.read(CompareCommand, words, "compare")
     from cifar_ray.reporting import compare as side_by_side
-    from cifar_ray.reporting import cost, data
+    from cifar_ray.reporting import data
     from cifar_ray.reporting import report as reports
 
-    _check_targets(command.target)
-    price = cost.find(command.price) if command.price is not None else None
+    price = reports.checked(command.price, command.target)
     early.check_runs(command.runs, command.tracking_uri)
     with output.progress(command.json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
-    study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
-    lines = side_by_side.terminal(study, price, command.target, command.full)
-    whole = data.whole(reports.build(study, price=price, targets=command.target)) if command.json else None
-    output.show(whole, command.json, lambda: print(*lines, sep="\n"))
+    if command.json:
+        study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
+        output.show(data.whole(reports.build(study, price=price, targets=command.target)), as_json=True)
+    else:
+        options = {name: value for name, value in vars(command).items() if name not in ("runs", "json")}
+        print(side_by_side.compare(*command.runs, **options))
     return 0
-
-
-def _check_targets(targets: Sequence[float]) -> None:
-    for target in targets:
-        if not 0 < target < 1:
-            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
 
 
 def evaluate(words: Sequence[str]) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cifar_ray.config import runfile
-from cifar_ray.reporting import aggregate, cautions, markdown, tables, words
+from cifar_ray.reporting import aggregate, cautions, markdown, report, tables, words
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.contents import Entry, Table
 from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study, Trial
 
 _SHOWN = ("main", "quality")
@@ -17,6 +18,24 @@ _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
 _UNSET = "-"
 _COMMIT = 12
 _WIDEST = 24  # characters of a column's heading
+
+
+def compare(
+    *runs: str,
+    price: str | None = None,
+    target: Sequence[float] = (),
+    full: bool = False,
+    tracking_uri: str | None = None,
+) -> str:
+    """Compare runs of these names or MLflow ids, as text to print: what ``cifar-ray compare`` shows, by its options.
+
+    Raises:
+        ConfigError: when an option is wrong, or there is no such run.
+    """
+    from cifar_ray.tracking import reading
+
+    node = report.checked(price, target)
+    return "\n".join(terminal(reading.runs(stores.resolve_uri(tracking_uri), runs), node, target, full))
 
 
 def terminal(study: Study, price: Price | None, targets: Sequence[float], full: bool) -> Iterator[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from cifar_ray.config.errors import counted
 from cifar_ray.tracking.study import Study
 
 Theme = Literal["light", "dark"]
@@ -137,6 +139,7 @@ class Report:
         data: tidy rows: ``runs``, one for every run, and ``figures``, one for every figure of a configuration.
         version: of the program that wrote it.
         written: when, in UTC, as ``2026-01-31 12:00 UTC``.
+        files: what it was written to, the page for a browser first.
     """
 
     study: Study
@@ -149,3 +152,7 @@ class Report:
     data: Mapping[str, Sequence[Mapping[str, Any]]]
     version: str
     written: str
+    files: Sequence[Path] = ()
+
+    def __repr__(self) -> str:
+        return f"<report {self.study.name}: {counted(len(self.study.trials), 'run')}>"

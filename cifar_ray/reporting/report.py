@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Literal
 
 from cifar_ray import __version__
-from cifar_ray.config import files
+from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import cautions, data, markdown, papers, tables, words
+from cifar_ray.reporting import cautions, cost, data, exported, markdown, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study, Trial
 
 _MANIFEST = ".report.json"
@@ -22,6 +24,64 @@ _MANIFEST = ".report.json"
 
 Note = Callable[[str], None]
 """Is told how far a report is."""
+
+
+def report(
+    *sweeps: str,
+    out: str | None = None,
+    baseline: str | None = None,
+    price: str | None = None,
+    title: str | None = None,
+    hold: Literal["batch", "global_batch"] | None = None,
+    target: Sequence[float] = (),
+    tracking_uri: str | None = None,
+) -> Report:
+    """Report on sweeps or runs of these names, or on .json files of ``cifar-ray export``.
+
+    The result's ``data["runs"]`` and ``data["figures"]`` are tidy rows. With ``out``, a folder, the report is written
+    there, too. The others are the options of ``cifar-ray report``.
+
+    Raises:
+        ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
+    """
+    node = checked(price, target)
+    if baseline is not None:
+        papers.check(baseline)
+    study = exported.together([_find(name, tracking_uri) for name in dict.fromkeys(sweeps)], hold)
+    into = folder(out) if out is not None else None
+    made = build(study, baseline, node, target, title)
+    if into is None:
+        return made
+    made = replace(made, files=write(made, into, flags.note))
+    if study.run_id and not any(name.endswith(exported.SUFFIX) for name in sweeps):
+        from cifar_ray.tracking import parent
+
+        uri, csvs = stores.resolve_uri(tracking_uri), [file for file in made.files if file.suffix == ".csv"]
+        first = markdown.first_screen(made.findings, made.cautions)
+        if refused := parent.attach(uri, study.run_id, made.files[0], csvs, first):
+            flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
+    return made
+
+
+def checked(price: str | None, targets: Sequence[float]) -> Price | None:
+    """The price of a node, if one is asked for.
+
+    Raises:
+        ConfigError: when it is not known, or a target is no test accuracy.
+    """
+    for target in targets:
+        if not 0 < target < 1:
+            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
+    return cost.find(price) if price is not None else None
+
+
+def _find(name: str, tracking_uri: str | None) -> Study:
+    """Read an exported file, or a sweep or run of a tracking store; for a file, MLflow is not loaded."""
+    if name.endswith(exported.SUFFIX):
+        return exported.read(files.absolute("", name))
+    from cifar_ray.tracking import reading
+
+    return reading.sweep_or_run(stores.resolve_uri(tracking_uri), name)
 
 
 def build(

@@ -112,6 +112,8 @@ def test_a_sweep_from_python(person: Person) -> None:
     assert done.returncode == 0, done.stderr
     shown = re.findall(r"^learning rate ([\d.]+): mean accuracy [\d.]+% over 2 seeds$", done.stdout, flags=re.M)
     assert shown == ["0.01", "0.1"]
+    assert f"{person.home}/rates/report.html\n" in done.stdout
+    assert re.search(r"^lr +0\.01 +0\.1$", done.stdout, flags=re.M), done.stdout
 
 
 IN_ORDER = """

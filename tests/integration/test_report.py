@@ -13,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
+import cifar_ray
 from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
@@ -143,6 +144,22 @@ def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys
         page = [line for line in (out / "report.md").read_text().splitlines() if not line.startswith("Written ")]
         told.append([page, *((out / name).read_text() for name in ("runs.csv", "figures.csv"))])
     assert told[0] == told[1]
+
+
+def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = cifar_ray.report("scaling", out=str(tmp_path / "out"), tracking_uri=uri)
+    assert made.files[0] == tmp_path / "out" / "report.html"
+    assert all(file.exists() for file in made.files)
+    assert repr(made) == "<report scaling: 5 runs>"
+    capsys.readouterr()
+    assert main.main(["report", "scaling", "--format", "json", "--tracking-uri", uri]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == list(made.data["runs"])
+    assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
+    compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
+    assert capsys.readouterr().out == f"{compared}\n"
+    assert re.search("^topology +1x1 +2x2$", compared, flags=re.M), compared
+    with pytest.raises(ConfigError, match="there is no run 'none'"):
+        cifar_ray.report("none", tracking_uri=uri)
 
 
 def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
