@@ -128,3 +128,18 @@ def test_ddp_trains_a_network_that_leaves_out_parameters_with_its_options(
     assert many.error == ""
     assert len(set(many.digests)) == 1
     assert difference(many.weights, one.weights) < (1e-2 if "comm_hook" in values else CLOSE)
+
+
+def test_a_parameter_that_only_the_training_leaves_out_is_refused_at_its_first_step(tmp_path: Path) -> None:
+    """The check before the start, with two images, sees nothing; both workers end with the sentence."""
+    names = ("fsdp", "parameter_server", "ddp")
+    configs = [config(name, "few") for name in names]
+    with ServerHost(("127.0.0.1", 0), AUTHKEY) as host:
+        sharded, served, plain = cells_on_ranks(configs[0], configs, tmp_path, host.address)
+    sentence = (
+        "ConfigError: strategy must be another than {} where a step leaves out a parameter, {}; ddp trains such a model"
+    )
+    assert sharded.error == sentence.format("fsdp", "and layers.3.few.weight has no gradient in this one")
+    assert served.error == sentence.format("parameter_server", "as one has just done")
+    assert plain.error == ""
+    assert len(set(plain.digests)) == 1

@@ -45,6 +45,18 @@ class Experts(nn.Module):
         return y
 
 
+class ForFew(nn.Module):
+    """A layer for two images at most, as many as a model is checked with before the start."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.few, self.always = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.always(x)
+        return self.few(x) if len(x) <= 2 else x
+
+
 class Scaled(nn.Module):
     """A parameter that multiplies."""
 
@@ -124,6 +136,7 @@ def build(image_size: int, channels: int, classes: int, kind: str) -> nn.Module:
     else:
         middle = {
             "sometimes": [nn.Sigmoid(), Experts(width)],
+            "few": [ForFew(width)],
             "scalar": [*middle, Scaled(torch.tensor(1.0))],
             "complex": [*middle, Scaled(torch.ones(width, dtype=torch.complex64))],
             "buffer": [*middle, Counting()],
