@@ -140,6 +140,13 @@ def test_no_best_is_marked_where_chance_or_the_shown_digits_tell_no_difference()
     assert marked(("1x1", 800.0), ("1x1", 801.0), ("1x2", 857.0), ("1x2", 857.0)) == ["1x1"]
 
 
+def test_no_speed_up_is_the_best_over_a_single_run_of_the_reference() -> None:
+    speeds = (("1x2", (100.0, 101.0)), ("1x4", (180.0, 181.0)), ("2x4", (300.0, 301.0)))
+    runs = [trial(top, seed=n, images_per_s=speed) for top, both in speeds for n, speed in enumerate(both)]
+    assert best(table(study(*runs), "main"))["Speed-up (times)"] == ["2x4"]
+    assert "Speed-up (times)" not in best(table(study(*runs[1:]), "main"))  # the other has failed
+
+
 def test_costs_of_another_kind_of_machine_have_no_best() -> None:
     marks = best(table(twice(grid()), "main", price=cost.find("g4dn.xlarge")))
     assert "Cost (USD)" not in marks
