@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -21,9 +19,6 @@ _TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
 _TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
 _RETRIED_TAG = "cifar_ray.retried_ms"
-_SILENT = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
-_before: list[str | None] = []  # for each run that is just being ended, what the variable was
-_one_at_a_time = threading.Lock()
 
 Write = Callable[[MlflowClient, str], None]
 
@@ -102,8 +97,7 @@ class Sink:
         end_ms = None if ended is None else round(1000 * ended)
 
         def end(client: MlflowClient, run_id: str) -> None:
-            with _silently():
-                client.set_terminated(run_id, status, end_ms)
+            client.set_terminated(run_id, status, end_ms)
             written.set()
 
         self.call(end)
@@ -183,23 +177,6 @@ class Sink:
             self._read_back = True
         last = {(point.key, point.step): point for point in points}
         return [point for point in last.values() if point.step not in self._written.get(point.key, ())]
-
-
-@contextmanager
-def _silently() -> Iterator[None]:
-    """Context manager: MLflow prints no addresses of runs; several threads may be in it, and none changes the rest."""
-    with _one_at_a_time:
-        _before.append(_before[0] if _before else os.environ.get(_SILENT))
-        os.environ[_SILENT] = "true"
-    try:
-        yield
-    finally:
-        with _one_at_a_time:
-            value = _before.pop()
-            if not _before:
-                os.environ.pop(_SILENT)
-                if value is not None:
-                    os.environ[_SILENT] = value
 
 
 def _is_refusal(error: Exception) -> bool:
