@@ -75,7 +75,7 @@ def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
 
     Args:
         value: a mapping of fields to their values, or a list of such. A single value is a list of one;
-            ``{"uniform": [0, 1]}`` is a :class:`Range`; fields may be nested.
+            ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a :class:`Range`; fields may be nested.
         strict: as for :func:`schema.field`.
 
     Raises:
@@ -93,6 +93,7 @@ def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
     made: dict[str, Any] = {}
     for name, values in schema.flatten(axes, is_leaf=_is_range).items():
         _check_field("grid", name)
+        values = _spelled(values)
         if isinstance(values, Mapping):
             values = _range(name, values)
         if isinstance(values, Range):
@@ -112,6 +113,13 @@ def _is_list(name: str) -> bool:
 
 def _is_range(value: Mapping[str, Any]) -> bool:
     return len(value) == 1 and next(iter(value)) in RANGES
+
+
+def _spelled(values: Any) -> Any:
+    """The mapping for a range in one word, such as ``loguniform:0.01:0.3``; all else as it is."""
+    text = values[0] if isinstance(values, list) and len(values) == 1 else values
+    kind, *ends = text.split(":") if isinstance(text, str) else [""]
+    return {kind: ends} if kind in RANGES and ends else values
 
 
 def _range(name: str, value: Mapping[str, Any]) -> Range:
@@ -393,7 +401,9 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         if isinstance(values, Range):
             if sweep.search != "random":
                 raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random")
-            if schema.bare(schema.type_of(TrainConfig, name)) is not float or not 0 < values.low < values.high:
+            if schema.bare(schema.type_of(TrainConfig, name)) is not float:
+                raise ConfigError("grid", f"must list the values of {name}; only decimal numbers have ranges")
+            if not 0 < values.low < values.high:
                 raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
             continue
         if not values:

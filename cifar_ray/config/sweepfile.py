@@ -9,7 +9,7 @@ from typing import Any
 
 from cifar_ray.config import errors, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import BATCHES, RANGES, Range, SweepConfig, grids, options, shared_by_all
+from cifar_ray.config.sweep import BATCHES, Range, SweepConfig, grids, options, shared_by_all
 from cifar_ray.config.train import TrainConfig
 
 
@@ -83,11 +83,9 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
         if name in axes:
             raise ConfigError("grid", f"must name every field once, and {name} comes twice")
-        kind, *ends = text.split(":")
-        if kind in RANGES and ends:
-            axes[name] = {kind: ends}
-        else:
-            axes[name] = [value for value in text.split(",") if value]
+        axes[name] = text.split(",") if text else []
+        if "" in axes[name]:
+            raise ConfigError("grid", f"must have a value on both sides of a comma, got {errors.brief(word)}")
     return axes
 
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.text import Text
 
 from cifar_ray.config.errors import counted
 from cifar_ray.display.terminal import Display, tilde
@@ -60,6 +61,13 @@ class View(Protocol):
         """An epoch has ended."""
 
 
+class _Figures(TextColumn):
+    """The figures, or as long as there are none, how long the command has run."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["figures"] or duration(task.elapsed or 0))
+
+
 class Console(Display):
     """Displays one run on standard output."""
 
@@ -68,7 +76,7 @@ class Console(Display):
         self.live: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
+            _Figures(""),
             console=self.terminal,
             transient=True,
             expand=True,

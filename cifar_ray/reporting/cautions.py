@@ -49,12 +49,15 @@ def _unfinished(study: Study) -> list[str]:
         said.append(f"The sweep {study.state}: {done} of {asked} runs are finished.")
     elif counts["PENDING"] or counts["RUNNING"]:
         said.append(f"Not everything is done: {done} of {asked} runs are finished.")
-    for status, verb in (("FAILED", "failed"), ("KILLED", "were ended early"), ("SKIPPED", "were skipped")):
-        those = [trial for trial in study.trials if trial.status == status]
+    for status, verb in (
+        ("FAILED", "failed"), ("KILLED", "{} ended early"), ("SKIPPED", "{} skipped"), ("PENDING", "{} deleted or lost")
+    ):  # fmt: skip
+        those = [trial for trial in study.trials if trial.status == status and (trial.reason or status != "PENDING")]
         if those:
+            be = "was" if len(those) == 1 else "were"
             listed = "; ".join(outcome(trial) for trial in those[:_MOST_LISTED])
             more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
-            said.append(f"{len(those)} of {len(study.trials)} runs {verb}: {listed}{more}.")
+            said.append(f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}.")
     return said
 
 

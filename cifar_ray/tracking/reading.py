@@ -124,8 +124,10 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
             trials.append(_trial(client, run, params, reason))
         else:
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
-            if status == "PENDING" and (reason or own.info.status == "FINISHED"):
-                status, reason = "FAILED", reason or "it ended without a run"
+            if status == "PENDING" and reason:
+                status = "FAILED"
+            elif status == "PENDING" and own.info.status == "FINISHED":
+                reason = "MLflow does not have it (any more)"
             trials.append(Trial(cell["name"], "", status, reason, params=params, tags=purpose))
     rest = [_trial(client, run, {}, "") for run in children.values()]
     return trials + [trial for trial in rest if all(key in trial.params for key in _NEEDED)]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, counted
 
 EXCLUDES = [".?*"]
 """Outside git: hidden files, which may hold secrets. Ray itself leaves out ``venv`` and what .gitignore lists."""
@@ -72,5 +72,5 @@ def packed(root: Path, named: str | None, say: Callable[[str], None]) -> Iterato
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / name, target)
         left = sum(tag == "?" and name not in going for tag, name in entries)
-        say(f"{len(files)} files of {root} go along, those that git tracks; {left} untracked stay here")
+        say(f"going along: {counted(len(files), 'file')} of {root} that git tracks; {left} untracked stay here")
         yield {"working_dir": copy}

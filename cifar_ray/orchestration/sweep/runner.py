@@ -293,14 +293,13 @@ class _Sweep:
     def _announce(self, at_once: int) -> None:
         board, config = self._board, self._config
         waiting = self._waiting()
-        held = "per worker is held, so the global batch grows with the workers"
-        if config.held == "global_batch":
-            held = "over all workers is held"
-        count = len(waiting)
-        board.line(
-            f"sweep {config.name}: {count} run{'s' if count != 1 else ''} of {len(self._trials)}, "
-            f"{at_once} at once; the batch {held}"
-        )
+        held = ""
+        if len({run.world_size for _, run in waiting}) > 1:
+            held = "; the batch per worker is held, so the global batch grows with the workers"
+            if config.held == "global_batch":
+                held = "; the batch over all workers is held"
+        runs = counted(len(waiting), "run")
+        board.line(f"sweep {config.name}: {runs} of {len(self._trials)}, {at_once} at once{held}")
         for trial in self._trials:
             if trial.state == boards.SKIPPED:
                 board.skip(trial.index, trial.reason)

@@ -212,7 +212,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ),
         ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
         ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
-        ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for epochs, the lower one first"),
+        ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of epochs; only decimal numbers have ranges"),
         ({"grid": {"lr": {"uniform": [0, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
         ({"grid": {"lr": {"uniform": [1, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
         ({"grid": {"vit": {"dropout": {"uniform": [0.1]}}}}, "--grid must have two numbers for the range of vit.dropout, got [0.1]"),
@@ -281,6 +281,14 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
             assert sweepfile.to_yaml(made) == sweepfile.to_yaml(usual)  # YAML has no word for numpy's numbers
     (axes,) = SweepConfig("s", {"lr": {"loguniform": (np.float64(0.5), 1)}}, search="random", samples=1).grid  # type: ignore[arg-type]
     assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
+    for spelled in ("loguniform:0.5:1", ["loguniform:0.5:1"]):  # as flags take it
+        (axes,) = SweepConfig("s", {"lr": spelled}, search="random", samples=1).grid
+        assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
+    for name, sentence in (("batch_size", "only decimal numbers have ranges"), ("lr", "the lower one first")):
+        with pytest.raises(ConfigError, match=sentence):
+            SweepConfig("s", {name: "uniform:8:4"}, search="random", samples=1)
+    with pytest.raises(ConfigError, match="on both sides of a comma"):
+        sweepfile.read_axes(["lr=0.1,,0.2"])
 
 
 @pytest.mark.parametrize(
@@ -322,10 +330,10 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
 
 
 def test_words_of_the_command_line() -> None:
-    assert sweepfile.read_axes(["batch-size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c,"]) == {
+    assert sweepfile.read_axes(["batch-size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
         "batch_size": ["16", "64"],
         "vit.depth": ["2"],
-        "lr": {"loguniform": ["0.01", "0.3"]},
+        "lr": ["loguniform:0.01:0.3"],
         "storage": ["uniform"],
         "lr2": ["a:b=c"],
     }  # fmt: skip

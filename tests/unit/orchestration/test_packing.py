@@ -49,7 +49,7 @@ def test_what_git_tracks_goes_and_nothing_else(folder: Path, tmp_path: Path) -> 
     (folder / "code" / "gone.py").unlink()
     files, sentence = packed(folder, None, tmp_path / "tracked.zip")
     assert files == {"code/model.py", "run.yaml"}
-    assert sentence == f"2 files of {folder} go along, those that git tracks; 1 untracked stay here"
+    assert sentence == f"going along: 2 files of {folder} that git tracks; 1 untracked stay here"
     files, _ = packed(folder, str(folder / "mine.yaml"), tmp_path / "named.zip")
     assert files == {"code/model.py", "run.yaml", "mine.yaml"}
     files, _ = packed(folder / "code", None, tmp_path / "below.zip")

@@ -368,7 +368,7 @@ def test_a_sweep_that_has_not_ended_well() -> None:
         "half of it is missing.",
         "The sweep still runs: 1 of 3 runs are finished.",
         "1 of 4 runs failed: bs16 1x2 seed0 FAILED: out of memory.",
-        "1 of 4 runs were skipped: bs16 2x4 seed0 SKIPPED: needs 8 CPUs.",
+        "1 of 4 runs was skipped: bs16 2x4 seed0 SKIPPED: needs 8 CPUs.",
     ]
     killed = replace(some, status="KILLED")
     assert warned(killed, "ended as") == "The sweep has ended as KILLED: 1 of 3 runs are finished."
