@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cifar_ray import data, storage
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -109,6 +110,7 @@ def _folder(path: Path) -> Finding:
 
 
 def _store(config: TrainConfig) -> str:
+    files.home()  # MLflow needs one
     from cifar_ray import tracking
     from cifar_ray.tracking import store
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from cifar_ray import storage
-from cifar_ray.config import servers
+from cifar_ray.config import files, servers
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run import names
@@ -20,7 +20,11 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
     Args:
         text: what the command is about and waits for.
         always: whether to print a line also where there is no terminal; not where the output is a result.
+
+    Raises:
+        ConfigError: when there is no home folder, which MLflow needs wherever its store is.
     """
+    files.home()
     with Console() as console:
         if console.is_live or always:
             console.doing(text)

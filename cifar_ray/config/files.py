@@ -31,8 +31,8 @@ def home() -> Path:
     except RuntimeError:
         raise ConfigError(
             "",
-            "this user has no home folder: set HOME to a folder that can be written; runs, data sets and MLflow's "
-            "database are kept there by default",
+            "this user has no home folder: set HOME to a folder that can be written; MLflow needs one, and runs and "
+            "data sets are kept there by default",
         ) from None
 
 

@@ -32,7 +32,7 @@ def wrapped(line: str, width: int, indent: int = 0) -> str:
 def tilde(path: str) -> str:
     """``path`` with ``~`` for the home folder."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111  Path's own raises where there is no home folder
-    return f"~/{Path(path).relative_to(home)}" if home in Path(path).parents else path
+    return f"~/{Path(path).relative_to(home)}" if home.name and home in Path(path).parents else path
 
 
 class Output(Terminal):

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -278,9 +278,8 @@ def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> No
 
 def shown(uri: str) -> str:
     """A tracking URI without the home folder's name, for reports."""
-    with suppress(ConfigError):  # without a home folder
-        return uri.replace(str(files.home().parent), "~", 1)
-    return uri
+    home = files.home().parent
+    return uri.replace(f"{home}/", "~/", 1) if home.name else uri
 
 
 def _known(run: Run) -> KnownRun:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -43,10 +43,7 @@ def _at_home() -> str:
 def flag(uri: str) -> str:
     """The flag, after a space, with which another command finds the store; empty for the one it finds by itself."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
-    with suppress(ConfigError):  # without a home folder, the store was given
-        if uri == (given or _at_home()):
-            return ""
-    return f" --tracking-uri {shlex.quote(uri)}"
+    return "" if uri == (given or _at_home()) else f" --tracking-uri {shlex.quote(uri)}"
 
 
 def is_server(uri: str) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import pwd
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cifar_ray import TrainConfig, train
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import uri
+from cifar_ray.orchestration.cluster import local
 from tests.support.person import Person
 
 MEDDLER = """
@@ -35,7 +34,8 @@ warnings.simplefilter("error")
 def build(image_size, channels, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
 """
-WORDS = ["--dataset", "digits", "--model", "meddler:build", "--epochs", "1", "--steps-per-epoch", "2"]
+SHORT = ["--dataset", "digits", "--epochs", "1", "--steps-per-epoch", "2"]
+WORDS = [*SHORT, "--model", "meddler:build"]
 FROM_PYTHON = """
 from cifar_ray import TrainConfig, train
 train(TrainConfig(dataset="digits", model="meddler:build", epochs=1, steps_per_epoch=2, run_name="ours"))
@@ -71,6 +71,42 @@ def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_c
     assert person.artifact("ours", "per_class.json").exists()
 
 
+LIBRARIES = ("code", "numbers", "pandas", "random", "ray", "statistics", "torch", "torchmetrics", "yaml")
+OWN_RAY = """
+import ray
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+from cifar_ray import TrainConfig, train
+train(TrainConfig(dataset="digits", model="simple_cnn", epochs=1, steps_per_epoch=2))
+"""
+
+
+def named_like_libraries(folder: Path) -> None:
+    for name in LIBRARIES:
+        (folder / f"{name}.py").write_text("raise SystemExit(3)\n")
+
+
+@pytest.mark.slow
+def test_files_named_like_libraries_hide_nothing_from_the_workers_of_a_ray_started_here(person: Person) -> None:
+    named_like_libraries(person.home)
+    (person.home / "meddler.py").write_text(MEDDLER)
+    person.succeeds("train", *WORDS)
+
+
+@pytest.mark.slow
+def test_a_file_that_hides_a_library_from_the_workers_of_a_ray_that_is_there_is_named(person: Person) -> None:
+    named_like_libraries(person.home)
+    (person.home / "pandas.py").unlink()
+    (person.home / "scripts").mkdir()
+    (person.home / "scripts" / "script.py").write_text(OWN_RAY)
+    words = [sys.executable, "scripts/script.py"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home, check=False
+    )
+    # Ray's workers have imported code, numbers, random and ray before the working folder is on their path.
+    assert "ConfigError: statistics.py in the working folder" in done.stderr.splitlines()[-1]
+    assert "Ray" not in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Person) -> None:
@@ -78,19 +114,40 @@ def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Per
     address = folder / "ray" / "ray_current_cluster"  # of the head
     address.parent.mkdir(parents=True)
     address.write_text("10.0.0.1:6379")
-    words = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--steps-per-epoch", "2"]
-    words += ["--local-nodes", "2", "--topology", "2x1", "--oversubscribe"]
-    person.succeeds("train", *words, TMPDIR=str(folder))
+    named_like_libraries(person.home)
+    (person.home / "meddler.py").write_text(MEDDLER)
+    words = ["--local-nodes", "2", "--topology", "2x1", "--oversubscribe"]
+    person.succeeds("train", *WORDS, *words, TMPDIR=str(folder))
     assert address.read_text() == "10.0.0.1:6379"
 
 
-def test_without_a_home_folder_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(f"uid not found: {uid}")
+@pytest.mark.extended
+@pytest.mark.parametrize("name", [59 * "t", "données"])
+def test_a_run_with_a_folder_for_temporary_files_that_is_just_short_enough_or_is_not_ascii(
+    person: Person, name: str
+) -> None:
+    folder = Path("/tmp", name)
+    assert len(str(folder)) == local._LONGEST_FOLDER or not name.isascii()
+    folder.mkdir(exist_ok=True)
+    try:
+        person.succeeds("train", *SHORT, TMPDIR=str(folder))
+    finally:
+        shutil.rmtree(folder)
 
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigError, match=r"^this user has no home folder: set HOME"):
-        train(TrainConfig(dataset="digits"))
-    assert uri.flag("sqlite:////data/m.db") == " --tracking-uri sqlite:////data/m.db"
+
+NO_HOME = """
+import os, pwd
+def unknown(uid):
+    raise KeyError(f"uid not found: {uid}")
+pwd.getpwuid = unknown
+os.environ.pop("HOME")
+from cifar_ray.cli import main
+raise SystemExit(main.main(["runs", "--tracking-uri", "sqlite:////data/m.db"]))
+"""
+
+
+def test_without_a_home_folder_the_way_out_is_named() -> None:
+    """As in a container whose user has only a number; MLflow cannot be imported then."""
+    done = subprocess.run([sys.executable, "-c", NO_HOME], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: this user has no home folder: set HOME")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,19 +28,23 @@ _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the command of a job
 
 
 @contextmanager
-def connected(config: TrainConfig, functions: Sequence[str] = ()) -> Iterator[Callable[[], str]]:
+def connected(
+    config: TrainConfig, functions: Sequence[str] = (), doing: Callable[[str], object] = str
+) -> Iterator[Callable[[], str]]:
     """Context manager: a connection to Ray, closed at the end unless it was there before.
 
     Args:
         config: which Ray to join or start.
         functions: import paths of the user's own. Their modules are sent to a cluster that is joined, but for a job,
             whose working folder is there already; a Ray that is started here finds them where this process does.
+        doing: called with what is being done, once nothing is wrong with what was asked for.
 
     Yields:
         A function that names the process of a Ray started here that has ended, or returns an empty string.
 
     Raises:
-        ConfigError: when no cluster answers at the address, or this machine has too few CPUs for the nodes.
+        ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes, or a file of
+            the user's hides a library.
         NotStartedError: when Ray does not start here.
     """
     head = address(config)
@@ -45,12 +53,16 @@ def connected(config: TrainConfig, functions: Sequence[str] = ()) -> Iterator[Ca
         raise ConfigError(
             "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {there}"
         )
+    joins = bool(head) or ray.is_initialized()
+    if joins:  # the path of its workers begins with these folders
+        script = Path(os.path.realpath(sys.argv[0])).parent
+        for folder in {Path.cwd(), script} & {Path.cwd(), *map(Path, sys.path)}:
+            imports.refuse_hiding(folder, _loaded_before)
+    doing("joining Ray" if joins else "starting Ray")
     with ExitStack() as stack:
         stack.enter_context(ray_internals.without_sigterm_handler())
         if not config.verbose:
             stack.enter_context(ray_internals.without_notices())
-        if not ray.is_initialized():
-            imports.refuse_hiding()
         if ray.is_initialized():
             yield str
         elif head:
@@ -113,15 +125,18 @@ def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -
     ]
 
 
-def note(config: TrainConfig) -> str:
-    """What is being done to have Ray, for the display."""
-    return "joining Ray" if address(config) else "starting Ray"
-
-
 def shares_a_machine(config: TrainConfig) -> bool:
     """Whether the workers share CPUs or one machine, so that the run's times are not those of a cluster."""
     crowded = config.oversubscribe and config.world_size * config.cpus_reserved > hardware.allowed_cpus()
     return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
+
+
+@functools.cache
+def _loaded_before() -> set[str]:
+    """Modules that one of Ray's workers imports before the user's folders are on its path."""
+    listed = "import ray._private.workers.default_worker, sys; print(*sys.modules)"
+    words = [sys.executable, "-c", f"import sys; sys.path[:] = [*filter(None, sys.path)]; {listed}"]
+    return set(subprocess.run(words, capture_output=True, text=True).stdout.split())
 
 
 def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:

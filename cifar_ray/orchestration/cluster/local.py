@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray.job_config import JobConfig
 
 from cifar_ray import storage
 from cifar_ray.config.errors import CommandFailedError, ConfigError
@@ -28,6 +30,16 @@ _KILLED_S = 5.0
 _LONGEST_FOLDER = 64
 _HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
+
+
+class _UserFoldersLast(JobConfig):  # type: ignore[misc]
+    """Workers import from where this process does, and from the user's folders last. Ray would look there first."""
+
+    def _serialize(self) -> str:
+        users: list[str] = self._py_driver_sys_path  # type: ignore[has-type]  # the script's folder and the working folder
+        first = [path for path in sys.path if path and path not in users]
+        self._py_driver_sys_path = [*users, *reversed(first)]  # each worker puts one after the other at the beginning
+        return super()._serialize()  # type: ignore[no-any-return]
 
 
 class NotStartedError(CommandFailedError):
@@ -158,14 +170,14 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
 
 def _try(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any, Callable[[], None]]:
     if config.local_nodes == 1:
-        ray.init(address="local", **sizes, **quiet(config), _temp_dir=str(folder))
+        ray.init(address="local", **sizes, **quiet(config), job_config=_UserFoldersLast(), _temp_dir=str(folder))
         return ray_internals._global_node, ray.shutdown
     logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
     (folder / "ray").mkdir(exist_ok=True)  # Cluster writes its address there
     cluster = ray_internals.Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
     for _ in range(config.local_nodes - 1):
         cluster.add_node(**sizes)
-    ray.init(address=cluster.address, **quiet(config))
+    ray.init(address=cluster.address, **quiet(config), job_config=_UserFoldersLast())
 
     def stop() -> None:
         ray.shutdown()

@@ -85,6 +85,8 @@ MEMBERS: dict[str, tuple[str, str, str]] = {
     ),
     "all_processes": ("ray._private.node", "Node", "a head that was killed would be waited for"),
     "_temp_dir": ("ray._private.worker", "init", "Ray's folder would stay behind in the system's"),
+    "_serialize": ("ray.job_config", "JobConfig", "a file of the user's would hide a library from workers"),
+    "_py_driver_sys_path": ("ray._private.worker", "connect", "a file of the user's would hide a library from workers"),
     "_world_rank_to_ongoing_poll": (
         f"{_V2}.execution.worker_group.worker_group",
         "WorkerGroup",

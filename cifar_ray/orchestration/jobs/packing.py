@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, counted
 
 EXCLUDES = [".?*"]
@@ -55,10 +56,14 @@ def packed(root: Path, named: str | None, say: Callable[[str], None]) -> Iterato
         root: the working folder.
         named: a file in it that goes along even if git does not track it.
         say: is called with one sentence on what goes.
+
+    Raises:
+        ConfigError: when a file that goes hides a library: Python looks in the working folder first there.
     """
     words = ["git", "-C", str(root), "ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, capture_output=True) if shutil.which("git") else None
     if listed is None or listed.returncode:
+        imports.refuse_hiding(root)
         say(f"{root} goes along without hidden files; in a git repository, only what git tracks would")
         yield {"working_dir": str(root), "excludes": EXCLUDES}
         return
@@ -72,5 +77,6 @@ def packed(root: Path, named: str | None, say: Callable[[str], None]) -> Iterato
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / name, target)
         left = sum(tag == "?" and name not in going for tag, name in entries)
+        imports.refuse_hiding(Path(copy))
         say(f"going along: {counted(len(files), 'file')} of {root} that git tracks; {left} untracked stay here")
         yield {"working_dir": copy}

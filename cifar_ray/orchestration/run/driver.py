@@ -18,7 +18,7 @@ from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, results, segments
 from cifar_ray.orchestration.run import folder as runs
@@ -155,9 +155,8 @@ def _allocated(
     config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console
 ) -> Iterator[tuple[Allocation, Callable[[], None], NodeAllocator]]:
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
-    console.doing(connection.note(config))
     with (
-        connected(config, console.line, [held], imports.functions(config)) as check,
+        connected(config, console, [held], imports.functions(config)) as check,
         allocation.allocator(console.waiting, check) as allocator,
     ):
         chosen = allocator.allocate(config)

@@ -13,6 +13,7 @@ from types import FrameType
 
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.display.terminal import Display
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.storage import Lock
 
@@ -27,7 +28,7 @@ class RayLostError(RunFailedError):
 
 @contextmanager
 def connected(
-    config: TrainConfig, log: Callable[[str], None], locks: Sequence[Lock] = (), functions: Sequence[str] = ()
+    config: TrainConfig, display: Display, locks: Sequence[Lock] = (), functions: Sequence[str] = ()
 ) -> Iterator[Callable[[], None]]:
     """Context manager: a connection to Ray.
 
@@ -37,7 +38,7 @@ def connected(
 
     Args:
         config: which Ray to join or start.
-        log: called with a sentence when an interruption begins.
+        display: shows that Ray is joined or started, and that an interruption begins.
         locks: locks that this driver must not lose; may grow.
         functions: import paths of the user's own that workers need: their files are sent to the cluster.
     """
@@ -45,14 +46,14 @@ def connected(
 
     def check() -> None:
         if pending:
-            log("interrupted; stopping Ray")
+            display.line("interrupted; stopping Ray")
             raise InterruptedRunError(pending[0])
         if lost := ended():
             raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
         check_locks(locks)
 
     # Twice, since Ray's compiled part installs a handler of its own when it starts.
-    with signals(pending), connection.connected(config, functions) as ended, signals(pending):
+    with signals(pending), connection.connected(config, functions, display.doing) as ended, signals(pending):
         check()
         yield check
 

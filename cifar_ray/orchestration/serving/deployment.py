@@ -56,8 +56,7 @@ def serve(command: ServeCommand, note: results.Note) -> None:
     with signals(), Console() as console:
         console.doing(f"reading the model of {command.run}")
         served, spec, model = _load(command, note)
-        console.doing(connection.note(config))
-        with connected(config, console.line, functions=[served.model]) as check:
+        with connected(config, console, functions=[served.model]) as check:
             head = _check_cluster(command)
             console.doing("starting Ray Serve")
             deployment = Endpoint.options(num_replicas=command.replicas)  # type: ignore[attr-defined]

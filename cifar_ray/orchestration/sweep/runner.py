@@ -165,9 +165,8 @@ class _Sweep:
         """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
         with self._board as board:
             datasets = self._load_data()
-            board.doing(connection.note(self._base))
             functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
-            with connected(self._base, board.line, self._locks, functions) as check:
+            with connected(self._base, board, self._locks, functions) as check:
                 at_once = self._fit_to_cluster()
                 precision.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()

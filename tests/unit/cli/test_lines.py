@@ -13,6 +13,7 @@ from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console, made_up_note
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.display.terminal import Output, tilde
+from cifar_ray.tracking import store
 
 TEXT = "run mine: simple_cnn on cifar10, topology 2x2, 128 images per step (32 per worker), gather_scatter"
 
@@ -48,6 +49,9 @@ def test_the_home_folder_is_a_tilde(path: str, short: str, tmp_path: Path, monke
 
 
 def test_without_a_home_folder_paths_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")  # as in a container, too
+    assert tilde("/runs/a") == "/runs/a"
+    assert store.shown("sqlite:////.cifar_ray/mlflow.db") == "sqlite:////.cifar_ray/mlflow.db"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # as in a container: no name, no home folder
     assert tilde("/runs/a") == "/runs/a"

@@ -18,20 +18,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("file", ["random.py", "torch.py", "numbers.py", "yaml.py", "pydantic/__init__.py"])
-def test_a_file_that_would_hide_a_library_in_use_is_named(file: str, here: Path) -> None:
-    (here / "nets.py").touch()
-    (here / "json").mkdir()  # no package
-    imports.refuse_hiding()
+LIBRARIES = ["cloudpickle", "code", "filelock", "numbers", "random", "sqlite3", "statistics", "torch", "torchmetrics"]
+
+
+@pytest.mark.parametrize("file", [*(f"{name}.py" for name in LIBRARIES), "pydantic/__init__.py"])
+def test_a_file_that_would_hide_a_library_is_named_whether_this_process_has_imported_that_or_not(
+    file: str, here: Path
+) -> None:
     (here / file).parent.mkdir(exist_ok=True)
     (here / file).touch()
-    with pytest.raises(ConfigError, match=rf"^{here / file} has the name of a library, .* rename it$"):
-        imports.refuse_hiding()
+    name = file.removesuffix("/__init__.py").removesuffix(".py")
+    imports.refuse_hiding(here, lambda: {name})
+    with pytest.raises(ConfigError, match=rf"^{file} in the .* has the name of a library, {name}, .* rename it$"):
+        imports.refuse_hiding(here, lambda: {"os"})
 
 
-def test_a_library_itself_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(imports.__file__).parents[2])
-    imports.refuse_hiding()
+def test_other_files_hide_nothing(here: Path) -> None:
+    for name in ("nets", "test", "example", "utils", "sys"):  # the last one is not in a file
+        (here / f"{name}.py").touch()
+    (here / "json").mkdir()  # no package
+    imports.refuse_hiding(here)
+    imports.refuse_hiding(Path(imports.__file__).parents[2])
+    imports.refuse_hiding(Path(pytest.__file__).parents[1])
 
 
 def test_helpers_and_modules_of_the_users_do_not_take_libraries_from_the_working_folder(

@@ -63,6 +63,17 @@ def test_outside_git_all_goes_but_what_is_hidden_or_ignored(folder: Path, tmp_pa
     assert sentence.startswith(f"{folder} goes along without hidden files")
 
 
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_a_file_that_would_hide_a_library_does_not_go(folder: Path, tmp_path: Path, is_tracked: bool) -> None:
+    (folder / "random.py").touch()
+    if is_tracked:
+        git(folder, "init", "-q")
+        packed(folder, None, tmp_path / "untracked.zip")
+        git(folder, "add", "random.py")
+    with pytest.raises(ConfigError, match=r"^random\.py in the working folder .* rename it$"):
+        packed(folder, None, tmp_path / "tracked.zip")
+
+
 def test_a_folder_that_is_no_piece_of_work(folder: Path, home: Path) -> None:
     for wrong, problem in ((home, "holds everything"), (Path("/"), "holds everything"), (folder / "none", "a folder")):
         with pytest.raises(ConfigError, match=f"^working_dir must be .*{problem}"):
