@@ -16,8 +16,9 @@ import ray
 from ray._private import parameter, services
 
 from cifar_ray.cli import main
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import local, ray_internals
+from cifar_ray.orchestration.cluster import connection, local, ray_internals
 from cifar_ray.orchestration.run import trainer
 from cifar_ray.training import recipe
 
@@ -169,3 +170,25 @@ def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 64 characters .*, got /é+, "):
         local._short()
+
+
+def test_before_ray_is_joined_a_file_is_named_that_hides_what_its_workers_import_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+
+    def joined() -> str:
+        with (
+            pytest.raises(ConfigError) as refused,
+            connection.connected(TrainConfig(address="127.0.0.1:1"), (), said.append),
+        ):
+            pass
+        return str(refused.value)
+
+    Path("code.py").touch()  # Ray's workers have imported it before the working folder is on their path
+    assert joined().startswith("address must be that of a running Ray head")
+    assert said.pop() == "joining Ray"
+    Path("statistics.py").touch()
+    assert joined().startswith("statistics.py in the working folder")
+    assert not said
