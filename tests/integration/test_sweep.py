@@ -160,8 +160,9 @@ def test_its_name_is_taken(runs: object, resident: Person) -> None:
     sentence = resident.refused("sweep", "--name", "mixed", *SMALL, "--grid", "lr=0.1")
     assert sentence.startswith("--name must be new, and 'mixed' is in")
     assert "`cifar-ray sweep --resume mixed` continues it" in sentence
-    *_, last = resident.succeeds("sweep", "--resume", "mixed").stdout.splitlines()
-    assert last == "sweep mixed is finished; there is nothing to resume"
+    assert resident.refused("sweep", "--resume", "mixed") == (
+        "--retry-failed must be given to go on with sweep mixed: nothing is left of it but 2 failed runs"
+    )
 
 
 def test_a_run_of_a_sweep_is_a_run_like_any_other(runs: dict[str, Run], resident: Person) -> None:
@@ -220,6 +221,55 @@ def test_values_drawn_at_random(person: Person) -> None:
     rates = [float(run.data.params["lr"]) for run in children(person, "drawn").values()]
     assert len(set(rates)) == 2
     assert all(0.01 <= rate <= 0.1 for rate in rates)
+
+
+FRAGILE = """
+import pathlib
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, pixels, classes, fails_at):
+        super().__init__()
+        self.layer, self.fails_at, self.steps = nn.Linear(pixels, classes), fails_at, 0
+
+    def forward(self, images):
+        if self.training and len(images) > 2:
+            self.steps += 1
+            if self.steps == self.fails_at and pathlib.Path(__file__).with_name("broken").exists():
+                raise ValueError("broken")
+        return self.layer(images.flatten(1))
+
+def build(side, channels, classes, fails_at=0):
+    return Net(side**2 * channels, classes, fails_at)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_failed_runs_are_tried_again_where_that_is_asked_for(person: Person) -> None:
+    """One that has failed before its first checkpoint begins anew, one that has a checkpoint continues after it."""
+    (person.home / "fragile.py").write_text(FRAGILE)
+    (person.home / "broken").touch()
+    words = [*SMALL, "--model", "fragile:build", "--precision", "fp32", "--epochs", "2", "--steps-per-epoch", "3"]
+    done = person.runs("sweep", "--name", "again", *words, "--grid", "model_options.fails_at=0,1,5", "lr=0.05")
+    assert done.returncode == 1, done
+    fine, first, later = (f"fails-at{step} bs32 1x1 seed0" for step in (0, 1, 5))
+    before = children(person, "again")
+    ended = {name: run.info.status for name, run in before.items()}
+    assert ended == {fine: "FINISHED", first: "FAILED", later: "FAILED"}
+    (person.home / "broken").unlink()
+    resumed = person.succeeds("sweep", "--resume", "again", "--retry-failed").stdout
+    assert "sweep again: 2 runs of 3" in resumed
+    assert f"{later}: continuing after step 3\n" in resumed
+    after = children(person, "again")
+    assert {name: run.info.run_id for name, run in after.items()} == {n: r.info.run_id for n, r in before.items()}
+    for name, run in after.items():
+        assert run.info.status == "FINISHED"
+        assert "cifar_ray.failure" not in run.data.tags
+        assert person.steps(name, "test/accuracy") == [1, 2]
+    assert after[fine].info.end_time == before[fine].info.end_time
+    *_, last = person.succeeds("sweep", "--resume", "again", "--retry-failed").stdout.splitlines()
+    assert last == "sweep again is finished; there is nothing to resume"
 
 
 @pytest.mark.fault

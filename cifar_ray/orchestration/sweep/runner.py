@@ -129,7 +129,8 @@ def resume(
         None when nothing is left.
 
     Raises:
-        ConfigError: when there is no such sweep, its folder is gone, or another process works on it.
+        ConfigError: when there is no such sweep, its folder is gone, another process works on it, or only failed runs
+            are left and ``retry_failed`` is not given.
         InterruptedRunError: as for :func:`sweep`.
     """
     begun = begun or time.time()
@@ -145,6 +146,9 @@ def resume(
             if retry_failed and trial.state == boards.FAILED:
                 trial.state, trial.reason = boards.WAITING, ""
         if all(trial.state != boards.WAITING for trial in trials):
+            if failed := sum(trial.state == boards.FAILED for trial in trials):
+                left = f"nothing is left of it but {counted(failed, 'failed run')}"
+                raise ConfigError("retry_failed", f"must be given to go on with sweep {name}: {left}")
             return None
         return _Sweep(config, folder, client, trials, begun - known.wall_s).run(
             lambda: SweepRecord.reopen(client, known)
