@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +15,17 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+import cifar_ray
 from cifar_ray import data, storage
-from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
 from cifar_ray.orchestration.run.events import ControllerStarted, NoRoom, Placed
 from cifar_ray.orchestration.run.trainer import Attempt
-from cifar_ray.training import recipe
+from cifar_ray.training import hardware, recipe
 from cifar_ray.training.observer import EpochRecord, Launch
+from tests.support.person import Person
 
 pytestmark = pytest.mark.fault
 BACK_S = 10.0
@@ -102,6 +105,40 @@ def test_a_run_whose_controller_is_killed_gives_its_cpus_back(dataset: ray.Objec
     with pytest.raises(RunFailedError, match="controller has died"):
         train(dataset, tmp_path / "run", handle, lambda: False)
     all_back()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
+def test_a_signal_to_train_in_a_program_with_a_ray_of_its_own_gives_the_cpus_back(
+    signum: signal.Signals, dataset: ray.ObjectRef, home: Path
+) -> None:
+    class Interrupting(cifar_ray.Callback):
+        def epoch(self, record: EpochRecord) -> None:
+            os.kill(os.getpid(), signum)
+
+    config = TrainConfig(dataset="digits", model="simple_cnn", epochs=500, precision="fp32", cpus_per_worker=1)
+    before = signal.getsignal(signum)
+    with pytest.raises(InterruptedRunError) as stopped:
+        cifar_ray.train(config, callbacks=[Interrupting()])
+    assert stopped.value.signum == signum
+    all_back()
+    assert ray.is_initialized()
+    assert signal.getsignal(signum) is before
+
+
+@pytest.mark.slow
+def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: Person) -> None:
+    """One worker's, and the one that Ray Tune runs for a trial; Ray kills with SIGKILL, too, when memory runs out."""
+    cpus = hardware.allowed_cpus()
+    words = ["--dataset", "digits", "--model", "simple_cnn", "--topology", f"1x{cpus}", "--cpus-per-worker", "1"]
+    words += ["--max-concurrent", "1", "--max-failures", "0", "--start-timeout-s", "60", "--precision", "fp32"]
+    with person.starts("sweep", "--name", "killed", *words, "--grid", "epochs=5001,5002,1") as sweep:
+        for epochs, title in ((5001, "ray::RayTrainWorker"), (5002, "ray::ResourceTrainable")):
+            sweep.until(f"epochs{epochs} 1x{cpus} seed0: epoch 2/")
+            os.kill(next(pid for pid, words in person.processes().items() if words.startswith(title)), signal.SIGKILL)
+        assert sweep.end() == 1
+    assert re.search(r"^runs +2 failed, 1 finished$", sweep.output, flags=re.MULTILINE), sweep.output
+    assert f"epochs5001 1x{cpus} seed0: failed, " in sweep.output
+    assert f"epochs5002 1x{cpus} seed0: failed, the process that drove it has died" in sweep.output
 
 
 def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_path: Path) -> None:
