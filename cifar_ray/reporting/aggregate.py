@@ -60,6 +60,12 @@ class Statistic:
     n: int
     run_ids: tuple[str, ...]
 
+    @classmethod
+    def of(cls, values: Sequence[float], run_ids: tuple[str, ...] = ()) -> Statistic:
+        """Of one value or more."""
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), std, len(values), run_ids)
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -118,11 +124,7 @@ class Configuration:
     def statistic(self, measure: Measure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
         found = [(value, trial.run_id) for trial in self.finished if (value := measure(trial)) is not None]
-        values = [value for value, _ in found]
-        if not values:
-            return None
-        std = statistics.stdev(values) if len(values) > 1 else None
-        return Statistic(statistics.fmean(values), std, len(values), tuple(run_id for _, run_id in found))
+        return Statistic.of([value for value, _ in found], tuple(run_id for _, run_id in found)) if found else None
 
 
 def metric(name: str, scale: float = 1.0) -> Measure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
 from cifar_ray.reporting import aggregate, measures, pace, scaling
@@ -16,6 +17,7 @@ from cifar_ray.tracking.study import Study, Trial
 # These are read from two configurations; here is how they are called and written.
 SPEED_UP = Figure("speed_up", "Speed-up (times)", lambda _: None, " times", 2, "high")
 EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", lambda _: None, " %", 1)
+_COMMON = "over the seeds that both have"
 SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", lambda _: None, " %", 1)
 
 
@@ -106,24 +108,27 @@ def ratio(figure: Figure, group: Group, one: Configuration) -> Entry:
     if found is None:
         return Entry(note="images per second were not recorded" if one.finished else "")
     if found.reference is one and one.devices > 1:
-        return Entry(note="nothing with fewer workers to compare with")
+        return Entry(note="nothing with fewer workers and the same seeds to compare with")
     value = found.efficiency if figure is EFFICIENCY else found.speed_up
     like = found.reference.devices == 1 and group.names.series(found.reference) == group.names.series(one)
-    return _entry(figure, value, "" if like else f"against {group.names.row(found.reference)}")
+    runs = len(scaling.by_seed(one, measures.IMAGES_PER_S.measure))
+    note = "" if like else f"against {group.names.row(found.reference)}"
+    return _entry(figure, value, "; ".join(filter(None, (note, _COMMON if runs > value.n else ""))), runs)
 
 
 def share_of_single(group: Group, one: Configuration) -> Entry:
     """Its iteration as a share of a single worker's; empty without one."""
-    value = one.statistic(ITERATION_TIME.measure)
-    alone = scaling.single_worker(one, group.among, ITERATION_TIME.measure)
-    base = alone.statistic(ITERATION_TIME.measure) if alone is not None else None
-    if value is None or one.devices == 1:
+    measure = ITERATION_TIME.measure
+    runs = len(scaling.by_seed(one, measure))
+    if not runs or one.devices == 1:
         return Entry()
-    if alone is None or base is None or base.mean <= 0:
-        return Entry(note="no single worker with a global batch of the same size was measured")
-    ids = tuple(dict.fromkeys((*value.run_ids, *base.run_ids)))
-    share = Statistic(100 * value.mean / base.mean, None, value.n, ids)
-    return _entry(SHARE, share, f"against {group.names.row(alone)}")
+    alone = scaling.single_worker(one, group.among, measure)
+    both = scaling.pairs(one, alone, measure) if alone is not None else None
+    if alone is None or both is None or min(both.base) <= 0:
+        return Entry(note="no single worker with a global batch of the same size was measured with the same seeds")
+    share = Statistic(100 * fmean(both.own) / fmean(both.base), None, len(both.own), both.run_ids)
+    note = f"against {group.names.row(alone)}" + (f"; {_COMMON}" if runs > share.n else "")
+    return _entry(SHARE, share, note, runs)
 
 
 def most_stale(_: Group, one: Configuration) -> Entry:

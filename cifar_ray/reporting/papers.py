@@ -258,13 +258,12 @@ def _shares(
     if computed:
         equal, figure = alone, measures.IMAGES_PER_S
     equal.sort(key=lambda other: other.others != one.others)
-    value = one.statistic(figure.measure)
-    of = equal[0].statistic(figure.measure) if equal else None
-    if value is None or of is None or min(value.mean, of.mean) <= 0:
+    both = scaling.pairs(one, equal[0], figure.measure) if equal else None
+    if both is None or min(*both.own, *both.base) <= 0:
         lacking = "run on their base that trained on as many images"
-        return published, Entry(note=f"no finished {lacking}" if not alone else "no images/s of a run on their base")
-    ours = 100 * (of.mean / value.mean if computed else value.mean / of.mean)
-    ids = tuple(dict.fromkeys((*value.run_ids, *of.run_ids)))
+        reason = "no images/s of a run on their base with the same seeds"
+        return published, Entry(note=f"no finished {lacking}" if not alone else reason)
+    ours = 100 / both.ratio.mean if computed else 100 * both.ratio.mean
     note = f"against {group.names.row(equal[0])}"
     note += ", computed from measured steps for as many images" if computed else ""
-    return published, Entry(f"{ours:.1f}", ours, None, value.n, run_ids=ids, note=note)
+    return published, Entry(f"{ours:.1f}", ours, None, len(both.own), run_ids=both.run_ids, note=note)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cifar_ray.reporting import aggregate
-from cifar_ray.reporting.aggregate import RUN, Configuration, Statistic
+from cifar_ray.reporting.aggregate import RUN, Configuration, Measure, Statistic
 from cifar_ray.reporting.names import STRATEGY
 from cifar_ray.tracking.study import Study
 
@@ -23,20 +23,46 @@ _OPTIONS = (
 )
 
 
+class Pairs(NamedTuple):
+    """A figure of two configurations, seed by seed, with the seeds that both have.
+
+    Attributes:
+        own: of the first, a value for every seed.
+        base: of the second, likewise.
+        run_ids: the runs, those of the first before those of the second.
+    """
+
+    own: Sequence[float]
+    base: Sequence[float]
+    run_ids: tuple[str, ...]
+
+    @property
+    def ratio(self) -> Statistic:
+        """The mean of the first as a multiple of the second's.
+
+        The standard deviation is that of the seeds' own ratios about it, to first order (Cochran, 1977, section
+        2.11): runs of one seed were trained in turn, and what slows a whole round is in neither.
+        """
+        base = statistics.fmean(self.base)
+        mean = statistics.fmean(self.own) / base
+        apart = [own - mean * other for own, other in zip(self.own, self.base)]
+        std = statistics.stdev(apart) / base if len(apart) > 1 else None
+        return Statistic(mean, std, len(apart), self.run_ids)
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A configuration's speed against that of the smallest one like it.
 
     Attributes:
         reference: what it is compared with.
-        speed_up: images per second as a multiple of the reference's, both as means over the seeds. Its standard
-            deviation is that of the seeds' own ratios about it, where both have the same seeds, which were trained in
-            turn: what slows a whole round is in neither. Else it is what those of the two means make of it; None
-            without both, and of the reference itself.
+        pairs: images per second of both with the seeds that both have.
+        speed_up: images per second as a multiple of the reference's. That of the reference itself has no deviation.
         efficiency: ``speed_up`` as a share of the multiple of workers, or of GPUs where a worker drives several.
     """
 
     reference: Configuration
+    pairs: Pairs
     speed_up: Statistic
     efficiency: Statistic
 
@@ -46,45 +72,52 @@ def ratio(study: Study, configuration: Configuration, among: Sequence[Configurat
 
     The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
     device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
-    worker that trains plainly, whatever its strategy and that one's options. It is its own reference.
+    worker that trains plainly, whatever its strategy and that one's options, and have a seed in common. It is its own
+    reference.
 
     Returns:
         None when either speed was not measured.
     """
-    speed = configuration.statistic(_SPEED)
     alike = [other for other in among if _comparable(study, configuration, other)]
-    alike = [other for other in alike if other.statistic(_SPEED) is not None]
-    if speed is None or not alike:
+    alike = [other for other in alike if pairs(configuration, other, _SPEED) is not None]
+    if not alike:
         return None
     same = [other for other in alike if other.others == configuration.others]
     least = min(other.devices for other in alike)
     first = [other for other in same if other.devices == least] or [o for o in alike if o.devices == least]
     reference = min(first, key=lambda other: other.nodes)
-    base = reference.statistic(_SPEED)
-    if base is None or base.mean <= 0:
+    both = pairs(configuration, reference, _SPEED)
+    if both is None or statistics.fmean(both.base) <= 0:
         return None
-    speed_up, times = speed.mean / base.mean, configuration.devices / reference.devices
-    std = None if reference is configuration else _spread(configuration, reference, speed, base)
-    ids = tuple(dict.fromkeys((*speed.run_ids, *base.run_ids)))
-    return Ratio(
-        reference,
-        Statistic(speed_up, std, speed.n, ids),
-        Statistic(100 * speed_up / times, None if std is None else 100 * std / times, speed.n, ids),
-    )
+    speed_up, times = both.ratio, configuration.devices / reference.devices
+    if reference is configuration:
+        speed_up = replace(speed_up, std=None)
+    std = None if speed_up.std is None else 100 * speed_up.std / times
+    return Ratio(reference, both, speed_up, replace(speed_up, mean=100 * speed_up.mean / times, std=std))
 
 
-def _spread(one: Configuration, reference: Configuration, speed: Statistic, base: Statistic) -> float | None:
-    """The standard deviation of a ratio of means, to first order (Cochran, 1977, section 2.11)."""
-    if speed.std is None or base.std is None:
+def pairs(one: Configuration, base: Configuration, measure: Measure) -> Pairs | None:
+    """A figure of two configurations with the seeds that both have it with; None without one.
+
+    Seeds differ in their figures, and those of one round were trained in turn, so that a ratio of means over
+    different seeds would be one of the seeds, too.
+    """
+    found = [by_seed(each, measure) for each in (one, base)]
+    seeds = [seed for seed in found[0] if seed in found[1]]
+    if not seeds:
         return None
-    ratio, own, theirs = speed.mean / base.mean, _by_seed(one), _by_seed(reference)
-    if own.keys() == theirs.keys() and len(own) == speed.n == base.n:
-        return statistics.stdev(own[seed] - ratio * theirs[seed] for seed in own) / base.mean
-    return math.hypot(speed.std, ratio * base.std) / base.mean
+    runs = (t.run_id for each in (one, base) for t in each.finished if t.seed in seeds and measure(t) is not None)
+    own, theirs = ([statistics.fmean(values[seed]) for seed in seeds] for values in found)
+    return Pairs(own, theirs, tuple(dict.fromkeys(runs)))
 
 
-def _by_seed(one: Configuration) -> dict[int, float]:
-    return {trial.seed: speed for trial in one.finished if (speed := _SPEED(trial)) is not None}
+def by_seed(one: Configuration, measure: Measure) -> Mapping[int, Sequence[float]]:
+    """A figure of the finished runs with every seed; sweeps together may have several with one."""
+    found: dict[int, list[float]] = {}
+    for trial in one.finished:
+        if (value := measure(trial)) is not None:
+            found.setdefault(trial.seed, []).append(value)
+    return found
 
 
 def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
@@ -92,13 +125,11 @@ def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
     return alike and same_work(other, one) and may_be_base(other, one)
 
 
-def single_worker(
-    one: Configuration, among: Sequence[Configuration], measure: aggregate.Measure
-) -> Configuration | None:
+def single_worker(one: Configuration, among: Sequence[Configuration], measure: Measure) -> Configuration | None:
     """The single worker on one device that a configuration is compared with; None when none was measured.
 
-    It does the same work, a global batch of the same size. Where its own strategy has none, as a pipeline's, it is
-    the first of another one that may be its base.
+    It does the same work, a global batch of the same size, and has a seed in common. Where its own strategy has none,
+    as a pipeline's, it is the first of another one that may be its base.
     """
     alike = [
         other
@@ -107,7 +138,7 @@ def single_worker(
         and may_be_base(other, one)
         and other.global_batch_size == one.global_batch_size
         and same_work(other, one)
-        and other.statistic(measure) is not None
+        and pairs(one, other, measure) is not None
     ]
     alike.sort(key=lambda other: (other.strategy != one.strategy, other.others != one.others))
     return alike[0] if alike else None

@@ -163,12 +163,11 @@ def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = ""
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
     """The best speed-up for its workers, or that more workers brought none."""
 
-    def gained(one: Configuration, ratio: scaling.Ratio) -> bool:
-        speed, base = one.statistic(IMAGES_PER_S.measure), ratio.reference.statistic(IMAGES_PER_S.measure)
-        chance = speed is not None and base is not None and peers.distinct(speed, base) is False
-        return ratio.speed_up.mean > 1 and not chance
+    def gained(ratio: scaling.Ratio) -> bool:
+        speed, base = (Statistic.of(values) for values in (ratio.pairs.own, ratio.pairs.base))
+        return ratio.speed_up.mean > 1 and peers.distinct(speed, base) is not False
 
-    gains = [(one, ratio) for one, ratio in ratios if gained(one, ratio)]
+    gains = [(one, ratio) for one, ratio in ratios if gained(ratio)]
     if ratios and not gains:
         one, ratio = max(ratios, key=lambda pair: pair[1].speed_up.mean)
         which = "second" if ratio.reference.devices == 1 else "further"

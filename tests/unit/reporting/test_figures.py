@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import aggregate, measures, pace, peers, scaling
+from cifar_ray.reporting import aggregate, cells, measures, pace, peers, scaling
 from cifar_ray.reporting.aggregate import Statistic
+from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import of_strategies, of_strategy, study, trial
 
@@ -218,16 +219,9 @@ def test_a_plain_single_worker_is_the_base_of_every_option_of_a_strategy() -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("first_seed", "spread"),
-    [
-        (-1, 0.015),  # 150 + 3n against 1.5 times 100 + n, for the same seeds n
-        (5, 1.5 * (0.01**2 + 0.02**2) ** 0.5),
-    ],
-    ids=["in turn", "apart"],
-)
-def test_speed_ups_over_seeds_have_a_spread(first_seed: int, spread: float) -> None:
-    slow = [trial("1x1", seed=first_seed + n + 1, images_per_s=100.0 + n) for n in (-1, 0, 1)]
+def test_speed_ups_over_seeds_have_a_spread() -> None:
+    spread = 0.015  # 150 + 3n against 1.5 times 100 + n, for the same seeds n
+    slow = [trial("1x1", seed=n, images_per_s=100.0 + n) for n in (-1, 0, 1)]
     fast = [trial("1x2", seed=n, images_per_s=150.0 + 3 * n) for n in (-1, 0, 1)]
     runs = study(*slow, *fast)
     first, second = aggregate.configurations(runs)
@@ -238,6 +232,33 @@ def test_speed_ups_over_seeds_have_a_spread(first_seed: int, spread: float) -> N
     assert ratio.speed_up == Statistic(1.5, pytest.approx(spread), 3, ids)
     assert ratio.efficiency == Statistic(75.0, pytest.approx(50 * spread), 3, ids)
     assert (base.speed_up.std, base.speed_up.n) == (None, 3)
+
+
+def test_a_speed_up_is_of_the_seeds_that_both_have() -> None:
+    """Seed 1 was slow all through; without it of one worker, two workers would seem 1.5 times as fast."""
+    known = {("1x1", 0): 100.0, ("1x2", 0): 81.0, ("1x2", 1): 219.0, ("1x4", 2): 400.0}
+    runs = study(*(trial(top, seed=seed, images_per_s=speed) for (top, seed), speed in known.items()))
+    assert ratios(runs) == {
+        "ddp 1x1": ("1x1", 1.0, 100.0),
+        "ddp 1x2": ("1x1", 0.81, 40.5),
+        "ddp 1x4": ("1x4", 1.0, 100.0),  # no seed in common
+    }
+    one, two, _ = aggregate.configurations(runs)
+    ratio = scaling.ratio(runs, two, (one, two))
+    assert ratio is not None
+    assert ratio.speed_up == Statistic(0.81, None, 1, ("id-bs16-1x2-seed0", "id-bs16-1x1-seed0"))
+    entry = cells.ratio(cells.SPEED_UP, cells.Group(runs, (one, two), Names.of(runs, (one, two))), two)
+    assert (entry.text, entry.note) == ("0.81 (n=1 of 2)", "over the seeds that both have")
+
+
+def test_a_share_of_a_single_worker_is_of_the_seeds_that_both_have() -> None:
+    runs = [of_strategy("ddp", top, s, seed=n) for top, s, n in (("1x1", 0.4, 0), ("1x2", 0.3, 0), ("1x2", 0.1, 1))]
+    of = of_strategies(*runs)
+    among = aggregate.configurations(of)
+    entry = cells.share_of_single(cells.Group(of, among, Names.of(of, among)), among[1])
+    assert (entry.text, entry.note) == ("75.0 (n=1 of 2)", "against 1x1; over the seeds that both have")
+    apart = aggregate.configurations(of_strategies(runs[0], runs[2]))
+    assert not cells.share_of_single(cells.Group(of, apart, Names.of(of, apart)), apart[1]).text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +295,8 @@ STATISTIC = Statistic(50.0, 1.0, 3, ())
         (Statistic(50.5, 1.0, 3, ()), None, False),  # t = 0.61
         (Statistic(53.0, 1.0, 3, ()), None, True),  # t = 3.67 with 4 degrees of freedom: p = 0.021
         (Statistic(52.0, 1.0, 3, ()), None, False),  # t = 2.45: p = 0.07
-        (Statistic(53.0, None, 1, ()), None, None),
+        (Statistic(53.0, None, 1, ()), None, False),  # 4.97 points with 2 degrees of freedom
+        (Statistic(56.0, None, 1, ()), None, True),
         (Statistic(53.0, 1.0, 3, ()), 1000, False),  # two standard errors are 4.5 points
         (Statistic(53.0, 1.0, 3, ()), 10000, True),  # 1.4 points
         (Statistic(55.0, 3.0, 3, ()), None, False),  # t = 2.74: p = 0.052

@@ -255,7 +255,7 @@ def test_without_fewer_workers_there_is_no_speed_up() -> None:
     found = column(table(held, "main"), "Efficiency (%)")
     assert found["2x2"].text == "75.0"  # 1.5 times with twice the workers
     assert found["2x2"].note == "against 1x2"
-    assert found["1x2"] == Entry(note="nothing with fewer workers to compare with")
+    assert found["1x2"] == Entry(note="nothing with fewer workers and the same seeds to compare with")
 
 
 def test_strategies_are_an_axis_like_any_other() -> None:
@@ -286,7 +286,8 @@ def test_a_steps_parts_add_up_to_its_iteration() -> None:
     assert [entry.text for entry in whole] == ["", "", "", "", "", "300", "300", "250", "74.6"]
     half = [of_strategy("ddp", "1x2", params={"global_batch_size": "128"}), *small().trials]
     entry = column(table(of_strategies(*half), "steps"), "Share of a single worker's (%)")["ddp, 1x2, global batch 128"]
-    assert entry == Entry(note="no single worker with a global batch of the same size was measured")
+    nothing = "no single worker with a global batch of the same size was measured with the same seeds"
+    assert entry == Entry(note=nothing)
     assert whole[0].note == "the run did not split its steps"
     missing = column(found, "Exposed communication (ms)")["ddp, 1x1"]
     assert missing == Entry(note="not measured apart from the rest")
