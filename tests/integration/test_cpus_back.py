@@ -126,6 +126,7 @@ def test_a_signal_to_train_in_a_program_with_a_ray_of_its_own_gives_the_cpus_bac
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: Person) -> None:
     """One worker's, and the one that Ray Tune runs for a trial; Ray kills with SIGKILL, too, when memory runs out."""
     cpus = hardware.allowed_cpus()

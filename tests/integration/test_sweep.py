@@ -245,6 +245,7 @@ def build(side, channels, classes, fails_at=0):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.fault
 def test_failed_runs_are_tried_again_where_that_is_asked_for(person: Person) -> None:
     """One that has failed before its first checkpoint begins anew, one that has a checkpoint continues after it."""
