@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -130,7 +132,7 @@ class Board(Display):
                 Text(row.state),
                 Text(bar),
                 Text(duration(spent) if spent else ""),
-                Text(_note(row), overflow="ellipsis", no_wrap=True),
+                _WholeWords(_note(row)),
             )
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
@@ -158,6 +160,19 @@ def _note(row: RowState) -> str:
     if row.state != RUNNING or row.no_room_since is None:
         return row.note
     return f"waiting for room in the cluster for {duration(time.monotonic() - row.no_room_since)}"
+
+
+@dataclass
+class _WholeWords:
+    """One line of text; of what has no room, words are left out."""
+
+    text: str
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(textwrap.shorten(self.text, options.max_width, placeholder=" …"), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, max(len(self.text), 1)).with_maximum(options.max_width)
 
 
 class RunView:

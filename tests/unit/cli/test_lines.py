@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import rich.console
 
 from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console, made_up_note
@@ -69,3 +70,13 @@ def test_one_is_singular() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
     assert made_up_note(1, oversubscribe=True).startswith("note: 1 Ray node on this machine, counting more CPUs")
     assert made_up_note(2, oversubscribe=False).startswith("note: 2 Ray nodes on this machine; ")
+
+
+def test_the_board_leaves_out_words_that_have_no_room() -> None:
+    board = Board(["bs16 1x1 seed0"], time.time())
+    board.rows[0].state, board.rows[0].note = "finished", "accuracy 88.33%, training 4.2 s, 7,642 images/s"
+    for width, ending in ((120, "7,642 images/s"), (70, "training 4.2 s, …"), (56, "accuracy 88.33%, …")):
+        screen = rich.console.Console(width=width, file=io.StringIO(), highlight=False)
+        with screen.capture() as shown:
+            screen.print(board._table())
+        assert shown.get().splitlines()[0].rstrip().endswith(ending)
