@@ -34,12 +34,14 @@ _Matched: TypeAlias = Mapping[tuple[str, ...], tuple[_Cell, _Cell]]
 """The cells with two values of an axis, by the other settings."""
 
 
-class _Effect(NamedTuple):
+class Effect(NamedTuple):
     """By how much ``high`` exceeds ``low`` on average over the settings that were measured with both.
 
     Attributes:
         low: the axis's value with the lower figure.
         high: the one with the higher figure.
+        axis: what differs.
+        figure: what it has an effect on.
         mean: the difference.
         half: half of its 95 % interval; None with one run of each.
         pairs: the cells with ``low`` and with ``high``, by the other settings.
@@ -48,18 +50,30 @@ class _Effect(NamedTuple):
 
     low: str
     high: str
+    axis: str
+    figure: Figure
     mean: float
     half: float | None
     pairs: _Matched
     differing: bool
 
+    @property
+    def measurable(self) -> bool:
+        """Whether there is one by more than chance."""
+        return self.half is not None and (self.differing or (self.mean > self.half and not _none(self)))
 
-def sentences(study: Study, among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
-    """What every axis does to speed and accuracy, one sentence each.
+    @property
+    def sentence(self) -> str:
+        """What the axis does to the figure."""
+        return f"{self.axis}: {_told(self)}."
+
+
+def effects(study: Study, among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
+    """What every axis does to speed and accuracy.
 
     Two values of an axis are compared in runs that are alike in everything else. The interval has Student's t, or
     Tukey's range where an axis has more values, of which the two are told whose difference is the largest at least;
-    the deviation is that of the seeds, taken as one over all configurations.
+    the deviation is that of the seeds, taken as one over all configurations that trained on as many images as the two.
 
     Args:
         study: the runs.
@@ -80,7 +94,7 @@ def sentences(study: Study, among: Sequence[Configuration], speed: Figure) -> It
                 continue
             effect = _effect(among, settings, axis, figure)
             if effect is not None:
-                yield f"{axis}: {_told(effect, axis, figure)}."
+                yield effect
 
 
 def _settings(study: Study, one: Configuration) -> dict[str, str]:
@@ -92,7 +106,7 @@ def _settings(study: Study, one: Configuration) -> dict[str, str]:
 
 def _effect(
     among: Sequence[Configuration], settings: Mapping[int, Mapping[str, str]], axis: str, figure: Figure
-) -> _Effect | None:
+) -> Effect | None:
     """The effect of an axis, between the two values whose interval begins highest.
 
     None where no two runs differ in the axis alone.
@@ -106,32 +120,46 @@ def _effect(
     pairs: dict[tuple[str, str], dict[tuple[str, ...], tuple[_Cell, _Cell]]] = {}
     for rest_of, by_value in found.items():
         for one, other in itertools.combinations(sorted(by_value, key=_order), 2):
-            if axis in _MORE_WORK or _equal_work(by_value[one], by_value[other], figure):
+            fair = axis in _MORE_WORK or figure.alike != "work"
+            if fair or _equal_work(by_value[one], by_value[other], figure):
                 pairs.setdefault((one, other), {})[rest_of] = (by_value[one], by_value[other])
     if not pairs:
         return None
-    freedom = sum(len(cell.values) - 1 for cell in cells)
-    chance = 0.0  # half of the interval, as a multiple of the error
-    if freedom:
-        varied = [cell.values for cell in cells if len(cell.values) > 1]
-        variance = sum((len(values) - 1) * statistics.variance(values) for values in varied) / freedom
-        levels = len({value for pair in pairs for value in pair})
-        chance = _quantile(levels, freedom) * math.sqrt(variance)
+    varied = [cell for cell in cells if len(cell.values) > 1]
+    spreads = {pair: _spread(matched, varied, figure) for pair, matched in pairs.items()}
     means = {pair: statistics.fmean(_differences(matched)) for pair, matched in pairs.items()}
-    low, high = max(pairs, key=lambda pair: abs(means[pair]) - chance * _error(pairs[pair]))
+    levels = len({value for pair in pairs for value in pair})
+
+    def half(pair: tuple[str, str]) -> float:
+        freedom, variance = spreads[pair]
+        return _quantile(levels, freedom) * math.sqrt(variance) * _error(pairs[pair])
+
+    tested = [pair for pair in pairs if spreads[pair][0]]
+    low, high = max(tested or pairs, key=lambda pair: abs(means[pair]) - (half(pair) if tested else 0.0))
+    (freedom, variance), chance = spreads[low, high], half((low, high)) if tested else 0.0
     matched, mean = pairs[low, high], means[low, high]
     if mean < 0:
         low, high, mean = high, low, -mean
         matched = {rest_of: (top, bottom) for rest_of, (bottom, top) in matched.items()}
-    if not freedom:
-        return _Effect(low, high, mean, None, matched, False)
+    if not tested:
+        return Effect(low, high, axis, figure, mean, None, matched, False)
     of_images = 0.0
     if figure is ACCURACY:
-        level = statistics.fmean(cell.mean for pair in matched.values() for cell in pair)
-        of_images = peers.of_images(level, peers.test_images(cell.one for cell in cells))
+        of_both = [cell for pair in matched.values() for cell in pair]
+        level = statistics.fmean(cell.mean for cell in of_both)
+        of_images = peers.of_images(level, peers.test_images(cell.one for cell in of_both))
     variances = [max(share * variance, (of_images / 2) ** 2) for share in _shares(matched)]
     differing = _differ(_differences(matched), variances, freedom)
-    return _Effect(low, high, mean, max(chance * _error(matched), of_images), matched, differing)
+    return Effect(low, high, axis, figure, mean, max(chance, of_images), matched, differing)
+
+
+def _spread(matched: _Matched, varied: Sequence[_Cell], figure: Figure) -> tuple[int, float]:
+    """Degrees of freedom and variance over the seeds, in cells that trained on as many images as those compared."""
+    of_both = [cell for pair in matched.values() for cell in pair]
+    alike = [one for one in varied if one in of_both or any(_equal_work(one, other, figure) for other in of_both)]
+    freedom = sum(len(cell.values) - 1 for cell in alike)
+    total = sum((len(cell.values) - 1) * statistics.variance(cell.values) for cell in alike)
+    return freedom, total / freedom if freedom else 0.0
 
 
 def _shares(matched: _Matched) -> list[float]:
@@ -162,7 +190,7 @@ def _order(value: str) -> tuple[float, str]:
 
 
 def _equal_work(one: _Cell, other: _Cell, figure: Figure) -> bool:
-    return figure.alike != "work" or not peers.difference((one.one, other.one), figure)
+    return not peers.difference((one.one, other.one), figure)
 
 
 def _differences(matched: _Matched) -> list[float]:
@@ -192,37 +220,42 @@ def _differ(differences: Sequence[float], variances: Sequence[float], freedom: i
     return bool(stats.f.sf(spread, len(differences) - 1, freedom) < peers.CHANCE)
 
 
-def _told(effect: _Effect, axis: str, figure: Figure) -> str:
-    accuracy = figure is ACCURACY
-    number: Callable[[float], str] = (lambda value: f"{value:.1f}") if accuracy else lambda value: _times(value)
+def _none(effect: Effect) -> bool:
+    """Whether a difference is none in the digits that are shown."""
+    return _number(effect)(effect.mean) == _number(effect)(0.0)
+
+
+def _number(effect: Effect) -> Callable[[float], str]:
+    return (lambda value: f"{value:.1f}") if effect.figure is ACCURACY else lambda value: f"{math.exp(value):.2f}"
+
+
+def _told(effect: Effect) -> str:
+    accuracy, number = effect.figure is ACCURACY, _number(effect)
     what = "accuracy" if accuracy else "speed"
     unit, more = (" points", "more accurate than") if accuracy else (" times", "as fast as")
-    size = f"{number(effect.mean)}{unit} {more} {effect.low}"
+    much = f"as {'accurate' if accuracy else 'fast'} as" if _none(effect) else f"{number(effect.mean)}{unit} {more}"
+    size = f"{effect.high} {'was' if effect.half is None else 'is'} {much} {effect.low}"
     if effect.half is None:
-        told = f"{effect.high} was {size}, in one run of each, so without an interval"
+        told = f"{size}, in one run of each, so without an interval"
     else:
         interval = f"95 % interval {number(effect.mean - effect.half)} to {number(effect.mean + effect.half)}"
         if effect.mean > effect.half:
-            told = f"{effect.high} is {size} ({interval})"
+            told = f"{size} ({interval})"
         elif effect.differing:
-            told = f"its effect on {what} depends on the rest; on average {effect.high} is {size} ({interval})"
+            told = f"its effect on {what} depends on the rest; on average {size} ({interval})"
         else:
-            told = f"no measurable effect on {what} ({effect.high} is {size}, {interval})"
+            told = f"no measurable effect on {what} ({size}, {interval})"
     if effect.differing:
         by_size = sorted((high.mean - low.mean, _place(rest, effect)) for rest, (low, high) in effect.pairs.items())
         (least, there), *_, (most, here) = by_size
         told += f", from {number(least)} with {there} to {number(most)} with {here}"
     grows = any(low.one.global_batch_size != high.one.global_batch_size for low, high in effect.pairs.values())
-    if accuracy and grows and "atch" not in axis:
+    if accuracy and grows and "atch" not in effect.axis:
         told += "; the global batch differs, too"
     return told
 
 
-def _times(logarithm: float) -> str:
-    return f"{math.exp(logarithm):.2f}"
-
-
-def _place(rest: tuple[str, ...], effect: _Effect) -> str:
+def _place(rest: tuple[str, ...], effect: Effect) -> str:
     """What tells the settings apart in which two values were compared."""
     shared = set.intersection(*(set(other) for other in effect.pairs))
     return ", ".join(word.lower() for word in rest if word not in shared)

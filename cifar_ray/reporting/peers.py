@@ -6,10 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import Configuration, Statistic
-from cifar_ray.reporting.measures import ACCURACY, F1, PRECISION, RECALL, Figure
+from cifar_ray.reporting.measures import ACCURACY, F1, PRECISION, RECALL, SPECIFICITY, Figure
 from cifar_ray.tracking.study import Trial
 
 _SAME = 0.02
@@ -28,6 +29,10 @@ SHARES = (ACCURACY, PRECISION, RECALL, F1)
 
 _LEAST_POINTS = 5.0
 """Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
+
+_LEAST = 0.01
+"""Share of the larger mean from which a difference counts as one, besides chance; that of shares of the test images
+has the size of the test set."""
 
 _TEST_IMAGES = aggregate.metric("test/images")
 
@@ -83,22 +88,34 @@ def better(figure: Figure, among: Sequence[Configuration]) -> str:
 
 
 def visible(one: Statistic, other: Statistic, images: float | None = None) -> float | None:
+    """The smallest difference of two means that counts as one; None with one run of each.
+
+    It is more than chance, see :func:`by_seeds`, and at least 1 %. Shares of so many test ``images``, in percent, must
+    instead differ by more than two standard errors of the difference between two such shares: seeds that agree do not
+    make the test larger.
+    """
+    chance = by_seeds(one, other)
+    if chance is None:
+        return None
+    least = _LEAST * max(abs(one.mean), abs(other.mean))
+    return max(chance, least if images is None else of_images((one.mean + other.mean) / 2, images))
+
+
+def by_seeds(one: Statistic, other: Statistic) -> float | None:
     """The smallest difference of two means that is more than chance; None with one run of each.
 
     By Student's t-test over the seeds, at 5 %. It takes one deviation for both: of two or three seeds, Welch's with one
-    for each hardly tells anything apart, and a single run has none. Shares of so many test ``images``, in percent, must
-    also differ by more than two standard errors of the difference between two such shares: seeds that agree do not make
-    the test larger.
+    for each hardly tells anything apart, and a single run has none.
     """
     spread = [(each.n - 1, each.std) for each in (one, other) if each.std is not None]
     freedom = sum(count for count, _ in spread)
     if not freedom:
         return None
     variance = sum(count * std**2 for count, std in spread) / freedom
-    of_seeds = quantile(freedom) * math.sqrt(variance * (1 / one.n + 1 / other.n))
-    return max(of_seeds, of_images((one.mean + other.mean) / 2, images))
+    return quantile(freedom) * math.sqrt(variance * (1 / one.n + 1 / other.n))
 
 
+@lru_cache
 def quantile(freedom: int) -> float:
     """Standard errors from which a difference is more than chance, with so many degrees of freedom (Student's t)."""
     from scipy import stats  # takes long to import
@@ -118,8 +135,15 @@ def test_images(among: Iterable[Configuration]) -> float | None:
     return min(known, default=None)
 
 
+def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
+    """How many test images limit how exact a share is, infinitely many where they set no limit; None for all else."""
+    if figure in SHARES:
+        return test_images(among) or math.inf
+    return math.inf if figure is SPECIFICITY else None
+
+
 def distinct(one: Statistic, other: Statistic, images: float | None = None) -> bool | None:
-    """Whether the means of a figure differ by more than chance, see :func:`visible`; None with one run of each."""
+    """Whether the means of a figure differ, see :func:`visible`; None with one run of each: that is not tested."""
     least = visible(one, other, images)
     return None if least is None else abs(one.mean - other.mean) > least
 

@@ -192,7 +192,7 @@ def _comparable(group: Group, cost: Figure, price: Price) -> Figure:
 def _marked(
     columns: Sequence[Column], rows: Sequence[tuple[Configuration, Sequence[Entry]]]
 ) -> list[tuple[Configuration, list[Entry]]]:
-    """The rows with the best entry of every column marked, if it is better than all others by more than chance.
+    """The rows with the best entry of every column marked, if it is told from all others by :func:`peers.distinct`.
 
     A mean over only some of the runs is no candidate.
     """
@@ -203,7 +203,7 @@ def _marked(
         ranked = [(entries[at].value or 0.0, entries) for _, entries in measured if not entries[at].partial]
         if not better or len(ranked) < 2:
             continue
-        images = peers.test_images(one for one, _ in measured) if column.figure in peers.SHARES else None
+        images = peers.images(column.figure, [one for one, _ in measured])
         ranked.sort(key=lambda pair: pair[0], reverse=better == "high")
         (_, top), *others = ranked
         if all(_better(column.figure, top[at], entries[at], images) for _, entries in others):
@@ -212,7 +212,7 @@ def _marked(
 
 
 def _better(figure: Figure, top: Entry, other: Entry, images: float | None) -> bool:
-    """Whether two entries differ by more than chance, and as the table shows them."""
+    """Whether two entries differ, and as the table shows them."""
 
     def statistic(entry: Entry) -> Statistic:
         # The reference of a ratio has none; other ratios are also of the reference's runs.

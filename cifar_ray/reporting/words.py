@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
 from typing import NamedTuple
 
 from cifar_ray.reporting import aggregate, cells, effects, measures, peers, scaling
@@ -77,49 +79,71 @@ class _Question(NamedTuple):
 
 
 class _Ranking(NamedTuple):
-    """Configurations by one figure, the best first, and those that chance does not tell from the best."""
+    """Configurations by one figure, the best first.
+
+    Attributes:
+        figure: which one.
+        found: all of them.
+        ties: those that the test does not tell from the best.
+        untested: those that it cannot be applied to, as they and the best have one run each.
+        images: how many test images limit how exact the figure is.
+        level: whether the test tells no two apart, nor finds an effect of an axis.
+    """
 
     figure: Figure
     found: Sequence[_Found]
     ties: Sequence[_Found]
+    untested: Sequence[_Found]
     images: float | None
+    level: bool
 
     @property
     def single(self) -> bool:
         """Whether there is no test, for want of a second run."""
-        return bool(self.ties) and all(peers.distinct(self.found[0].value, one.value) is None for one in self.ties)
+        return 0 < len(self.untested) == len(self.found) - 1
+
+    @property
+    def same(self) -> Sequence[_Found]:
+        """Those without a test whose figure reads as the best one's."""
+        best = self.figure.number(self.found[0].value.mean)
+        return [one for one in self.untested if self.figure.number(one.value.mean) == best]
 
 
-def _ranking(figure: Figure, found: Sequence[_Found]) -> _Ranking:
-    images = peers.test_images(one.one for one in found) if figure in peers.SHARES else None
-    ties = [other for other in found[1:] if peers.distinct(found[0].value, other.value, images) is not True]
-    return _Ranking(figure, found, ties, images)
+def _ranking(figure: Figure, found: Sequence[_Found], effect: bool = False) -> _Ranking:
+    images = peers.images(figure, [one.one for one in found])
+    distinct = [peers.distinct(found[0].value, other.value, images) for other in found[1:]]
+    ties, untested = ([other for other, are in zip(found[1:], distinct) if are is which] for which in (False, None))
+    level = len(ties) == len(found) - 1 and not (
+        effect or any(peers.distinct(one.value, other.value, images) for one, other in combinations(found[1:], 2))
+    )
+    if found and figure.unit == " s" and found[0].value.mean < 1:
+        figure = replace(figure, digits=None)
+    return _Ranking(figure, found, ties, untested, images, level)
 
 
 _SPEEDS = {
     TRAINING_TIME: _Question("Fastest", "Shortest training", "Training time", "speed"),
     IMAGES_PER_S: _Question("Fastest", "Most images/s", "Images per second", "speed"),
 }
+_HIGHEST = "Highest accuracy, unequal training"
 _ACCURACIES = _Question("Most accurate", "Highest accuracy", "Test accuracy", "accuracy")
+_UNEQUAL = _Question(_HIGHEST, _HIGHEST, "Test accuracy, unequal training", "accuracy, unequal training")
 _GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
 
 
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     unequal, apart = (peers.difference(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
     speed = IMAGES_PER_S if unequal else TRAINING_TIME
-    speeds = _ranking(speed, group.found(speed))
+    known = list(effects.effects(group.study, group.among, speed))
+    moved = {effect.figure for effect in known if effect.measurable}
+    speeds = _ranking(speed, group.found(speed), speed in moved)
     fastest = speeds.found[0].one if speeds.found else None
-    accuracies = _ranking(ACCURACY, _leading(group.found(ACCURACY), fastest))
+    accuracies = _ranking(ACCURACY, _leading(group.found(ACCURACY), fastest), ACCURACY in moved)
     if not speeds.found and not accuracies.found:
         return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
     ratios = _ratios(group)
     shown = [*_tile(group, speeds, _SPEEDS[speed])]
-    if apart and len(accuracies.found) > 1:
-        best = accuracies.found[0]
-        words = (ACCURACY.text(best.value.mean), group.name(best.one))
-        shown.append(Highlight("Highest accuracy, unequal training", *words))
-    else:
-        shown += _tile(group, accuracies, _ACCURACIES)
+    shown += _tile(group, accuracies, _UNEQUAL if apart else _ACCURACIES)
     shown += _gain(group, ratios)
     if price is not None and all(one.device == price.device for one in group.among):
         cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
@@ -132,11 +156,10 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         cause = ", and a difference in accuracy may come from the amount of training" if apart else ""
         said.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
     if len(speeds.found) > 1:
-        said.append(_speed(group, speeds))
+        said.append(_speed(group, speeds, _SPEEDS[speed]))
     if len(accuracies.found) > 1 and not apart:
-        alike = len(speeds.ties) == len(speeds.found) - 1 and not speeds.single
-        said += _accuracy(group, None if alike else fastest, accuracies)
-    said += effects.sentences(group.study, group.among, speed)
+        said += _accuracy(group, None if speeds.level else fastest, accuracies)
+    said += [effect.sentence for effect in known]
     return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
 
 
@@ -144,20 +167,28 @@ def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = ""
     """The best, called the best only where the test tells it from all others."""
     if not ranking.found:
         return
-    best, ties = ranking.found[0], len(ranking.ties)
+    best, *rest = ranking.found
     figure, name = shown or ranking.figure.text(best.value.mean), group.name(best.one)
-    if len(ranking.found) == 1:
+    every = f"{len(ranking.found)} configurations"
+    if not rest:
         yield Highlight(question.alone, figure, name)
-    elif not ties:
+    elif not ranking.ties and not ranking.untested:
         yield Highlight(question.best, figure, name)
-    elif ranking.single:
-        yield Highlight(f"{question.single} (n = 1)", figure, name)
-    elif ties == len(ranking.found) - 1 and not shown:
-        text = _span(ranking)
-        yield Highlight(f"No measurable difference in {question.what}", text, f"{ties + 1} configurations")
+    elif ranking.level and not shown:
+        yield Highlight(f"No measurable difference in {question.what}", _span(ranking), every)
+    elif len(ranking.same) == len(rest) and not shown:
+        yield Highlight(f"Same {question.what} (n = 1)", figure, every)
     else:
-        others = f"{ties} other{'s' if ties > 1 else ''}"
-        yield Highlight(f"{question.single}, not alone", figure, f"{name}; not distinguishable from {others}")
+        of_one = len(ranking.untested) > len(ranking.same) or bool(shown and ranking.untested)
+        told = [f"not distinguishable from {_others(ranking.ties)}"] if ranking.ties else []
+        told += [f"the same as {_others(ranking.same)}"] if ranking.same and not shown else []
+        told += [f"not tested against {_others(ranking.untested)}"] if of_one and not ranking.single else []
+        title = f"{question.single} (n = 1)" if ranking.untested else f"{question.single}, not alone"
+        yield Highlight(title, figure, "; ".join([name, ", ".join(told)] if told else [name]))
+
+
+def _others(those: Sequence[_Found]) -> str:
+    return f"{len(those)} other{'s' if len(those) > 1 else ''}"
 
 
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
@@ -197,7 +228,7 @@ def _leading(accuracies: Sequence[_Found], fastest: Configuration | None) -> lis
     return sorted(accuracies, key=lambda found: (found not in equal, found.one is not fastest))
 
 
-def _speed(group: _Group, speeds: _Ranking) -> str:
+def _speed(group: _Group, speeds: _Ranking, question: _Question) -> str:
     """The fastest beside a single worker with the same batch, else beside the slowest that is told from it."""
     figure, (best, *rest) = speeds.figure, speeds.found
     column = aggregate.column(group.study, best.one)
@@ -211,20 +242,23 @@ def _speed(group: _Group, speeds: _Ranking) -> str:
     ]
     alone.sort(key=lambda found: found.one.others != best.one.others)
     others = [*alone, *reversed(rest)]
-    slower = [found for found in others if found not in speeds.ties]
-    if not slower and not speeds.single:
+    slower = [found for found in others if found not in speeds.ties and found not in speeds.untested]
+    if speeds.level:
         return _no_difference(speeds, "No configuration is measurably faster")
+    if not slower and not speeds.single:
+        value = figure.text(best.value.mean)
+        return f"{group.name(best.one)} has the {question.single.lower()}, {value}. {_tied(group, speeds, 'speed')}"
     other = (slower or others)[0]
     figures = f"{figure.number(best.value.mean)} against {figure.text(other.value.mean)}"
     verb = f"{group.name(best.one)} is" if slower else f"{_ONCE}, {group.name(best.one)} was"
     sentence = f"{verb} {_times(best, other)} {group.name(other.one)} ({figures})."
-    ties = [found for found in speeds.ties if peers.distinct(best.value, found.value) is False]
-    return f"{sentence} {_tied(group, best, ties, figure, 'speed')}".rstrip()
+    return f"{sentence} {_tied(group, speeds, 'speed')}".rstrip()
 
 
 def _span(ranking: _Ranking) -> str:
     low, *_, high = sorted(found.value.mean for found in ranking.found)
-    return f"{ranking.figure.number(low)} to {ranking.figure.text(high)}"
+    least, most = ranking.figure.number(low), ranking.figure.text(high)
+    return most if ranking.figure.text(low) == most else f"{least} to {most}"
 
 
 def _no_difference(ranking: _Ranking, claim: str) -> str:
@@ -234,11 +268,14 @@ def _no_difference(ranking: _Ranking, claim: str) -> str:
 
 def _test(best: _Found, others: Sequence[_Found], figure: Figure, images: float | None = None) -> str:
     """The test that did not tell these apart, and how large a difference it would have seen."""
-    against = "the seeds and the size of the test set" if images else "the seeds"
+    against = "the seeds and the size of the test set" if images and math.isfinite(images) else "the seeds"
     least = [peers.visible(best.value, other.value, images) for other in others]
-    known = max((one for one in least if one is not None), default=0.0)
+    chance = [peers.by_seeds(best.value, other.value) for other in others]
+    known, by_seeds = (max((one for one in found if one is not None), default=0.0) for found in (least, chance))
     counts = sorted({best.value.n, *(other.value.n for other in others)})
     runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
+    if images is None and known > by_seeds:
+        return f"Student's t-test over {against}, 5 %, {runs}; differences below 1 % count as none"
     shown = f"{known:.1f} points" if figure.unit == " %" else figure.text(known)
     return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
 
@@ -249,15 +286,20 @@ def _times(fast: _Found, slow: _Found) -> str:
     return "as fast as" if times == "1.00" else f"{times} times as fast as"
 
 
-def _tied(
-    group: _Group, best: _Found, ties: Sequence[_Found], figure: Figure, what: str, images: float | None = None
-) -> str:
-    """Names the configurations that chance does not tell from the best."""
-    if not ties:
-        return ""
-    more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
-    listed = "; ".join(group.name(found.one) for found in ties[:_MOST_NAMED])
-    return f"Its {what} is not distinguishable from that of {listed}{more} ({_test(best, ties, figure, images)})."
+def _tied(group: _Group, ranking: _Ranking, what: str) -> str:
+    """Names the configurations that the test does not tell from the best, and those without one."""
+
+    def listed(those: Sequence[_Found]) -> str:
+        more = f" and {len(those) - _MOST_NAMED} more" if len(those) > _MOST_NAMED else ""
+        return "; ".join(group.name(found.one) for found in those[:_MOST_NAMED]) + more
+
+    ties, said = ranking.ties, []
+    if ties:
+        test = _test(ranking.found[0], ties, ranking.figure, ranking.images)
+        said.append(f"Its {what} is not distinguishable from that of {listed(ties)} ({test}).")
+    if ranking.untested and not ranking.single:
+        said.append(f"One run of each (n = 1) cannot tell it from {listed(ranking.untested)}.")
+    return " ".join(said)
 
 
 def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> list[str]:
@@ -268,7 +310,9 @@ def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking
         return [_most_accurate(group, accuracies)]
     if own is top:
         if accuracies.single:
-            return [f"{_ONCE}, no other was more accurate."]
+            every = len(accuracies.same) == len(accuracies.untested)
+            equal = f"{_ONCE}, all had an accuracy of {ACCURACY.text(top.value.mean)}."
+            return [equal if every else f"{_ONCE}, no other was more accurate than {group.name(top.one)}."]
         return ["No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."]
     figures = f"{ACCURACY.number(own.value.mean)} against {ACCURACY.text(top.value.mean)}"
     distinct = peers.distinct(own.value, top.value, images)
@@ -277,6 +321,8 @@ def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking
             f"Its accuracy is not distinguishable from the highest, that of {group.name(top.one)}: {figures} "
             f"({_test(top, [own], ACCURACY, images)})."
         ]
+    if own in accuracies.same:
+        return [f"{_ONCE}, its accuracy was the highest, {ACCURACY.text(own.value.mean)}."]
     lost = top.value.mean - own.value.mean
     chance = "" if distinct else " One run of each (n = 1) cannot tell that from chance."
     sizes = ""
@@ -291,13 +337,14 @@ def _most_accurate(group: _Group, accuracies: _Ranking) -> str:
     top, *rest = accuracies.found
     value = ACCURACY.text(top.value.mean)
     if accuracies.single:
+        if len(accuracies.same) == len(rest):
+            return f"{_ONCE}, all had an accuracy of {value}."
         return f"{_ONCE}, {group.name(top.one)} had the highest accuracy, {value}."
-    if len(accuracies.ties) == len(rest):
+    if accuracies.level:
         return _no_difference(accuracies, "No configuration is measurably more accurate")
-    if not accuracies.ties:
+    if not accuracies.ties and not accuracies.untested:
         return f"{group.name(top.one)} is the most accurate, {value}."
-    tied = _tied(group, top, accuracies.ties, ACCURACY, "accuracy", accuracies.images)
-    return f"{group.name(top.one)} has an accuracy of {value}. {tied}"
+    return f"{group.name(top.one)} has an accuracy of {value}. {_tied(group, accuracies, 'accuracy')}"
 
 
 def _ratios(group: _Group) -> list[tuple[Configuration, scaling.Ratio]]:
@@ -349,10 +396,10 @@ def _rivals(group: _Group, times: Sequence[_Found]) -> str:
         remark = ITERATION_TIME.remarks(found.one.finished)
         return f"{ITERATION_TIME.text(found.value.mean)}{f', {remark}' if remark else ''}"
 
-    ties = [found for found in times[1:] if peers.distinct(best.value, found.value) is False]
-    if len(ties) == len(times) - 1:
-        return _no_difference(_Ranking(ITERATION_TIME, times, ties, None), "no strategy is measurably faster")
-    single = peers.distinct(best.value, after.value) is None
+    ranking = _ranking(ITERATION_TIME, times)
+    ties, single = ranking.ties, after in ranking.untested
+    if ranking.level:
+        return _no_difference(ranking, "no strategy is measurably faster")
     name = f"{group.name(best.one)} {'had, in one run of each,' if single else 'has'}"
     if after in ties:
         sentence = f"{name} an iteration of {told(best)}"
@@ -364,7 +411,7 @@ def _rivals(group: _Group, times: Sequence[_Found]) -> str:
         sentence += f"{_times(best, after)} {group.name(after.one)} ({told(after)})"
         if slowest is not after:
             sentence += f" and {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
-    tied = _tied(group, best, ties, ITERATION_TIME, "time")
+    tied = _tied(group, ranking, "time")
     why = "" if slowest in ties else _why(group, best.one, slowest.one)
     return " ".join(filter(None, (f"{sentence}.", tied, why)))
 

@@ -137,6 +137,7 @@ def test_no_best_is_marked_where_chance_or_the_shown_digits_tell_no_difference()
 
     assert marked(("1x1", 856.0), ("1x1", 858.0), ("1x2", 857.0), ("1x2", 857.0)) == []  # 857 +- 1 and 857 +- 0
     assert marked(("1x1", 856.9), ("1x1", 856.9), ("1x2", 857.1), ("1x2", 857.1)) == []
+    assert marked(("1x1", 679.1), ("1x1", 679.2), ("1x2", 684.9), ("1x2", 685.0)) == []  # below 1 %
     assert marked(("1x1", 800.0), ("1x1", 801.0), ("1x2", 857.0), ("1x2", 857.0)) == ["1x1"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import cautions, compare, cost, html, report, words
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
 from tests.unit.reporting.test_tables import small
 
@@ -91,6 +91,90 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
     assert said(study(*one_ahead))[0].startswith("1x1 is 29.43 times as fast as 1x4 (34.00 against 1,000.50 s). Its")
 
 
+def of_seeds(**known: tuple[float, ...]) -> Study:
+    """Accuracies by worker, t1 on 1x1, one for every seed."""
+    return study(
+        *(
+            trial(f"1x{name[1:]}", seed=seed, accuracies=(accuracy,), params={"lr": "0.1"})
+            for name, accuracies in known.items()
+            for seed, accuracy in enumerate(accuracies)
+        )
+    )
+
+
+def test_what_cannot_be_tested_is_no_tie() -> None:
+    runs = of_seeds(t1=(0.6,), t2=(0.5,), t4=(0.59, 0.55), t8=(0.101, 0.102), t16=(0.4,))
+    assert [one for one in highlights(runs) if "accuracy" in one[0]] == [
+        (
+            "Highest accuracy (n = 1)",
+            "60.00 %",
+            "1x1; not distinguishable from 1 other, not tested against 2 others",
+        )
+    ]
+    timed = study(
+        *(
+            replace(one, metrics={**one.metrics, "time/training_s": 10 / accuracy})
+            for one, accuracy in ((one, one.metrics["test/accuracy"]) for one in runs.trials)
+            if one.topology != "1x8"
+        )
+    )
+    assert said(timed)[0] == (
+        "1x1 has the shortest training, 16.67 s. Its speed is not distinguishable from that of 1x4 (Student's t-test "
+        "over the seeds, 5 %; with n = 1 to 2 it sees differences above 13.56 s). One run of each (n = 1) cannot tell "
+        "it from 1x2; 1x16."
+    )
+
+
+def test_no_tile_says_that_nothing_differs_where_a_test_tells_two_apart() -> None:
+    """The best varies so much that nothing is told from it, but the others are told from each other."""
+    runs = of_seeds(t1=(0.4, 0.8), t2=(0.55, 0.5501), t4=(0.5, 0.5001))
+    tiles = [one for one in highlights(runs) if "accuracy" in one[0]]
+    assert tiles == [("Highest accuracy, not alone", "60.00 %", "1x1; not distinguishable from 2 others")]
+    assert not [line for line in said(runs) if line.startswith("No configuration is measurably more accurate")]
+
+
+def test_no_tile_says_that_nothing_differs_where_an_axis_has_an_effect() -> None:
+    """Batches differ by 2.1 points; two seeds each cannot tell two cells apart, but six cells tell the batches."""
+    runs = study(
+        *(
+            trial(top, batch, seed=seed, accuracies=(base + 0.01 * seed,))
+            for top in ("1x1", "1x2", "1x4")
+            for batch, base in ((16, 0.6), (64, 0.621))
+            for seed in (0, 1)
+        )
+    )
+    (line,) = (line for line in said(runs) if line.startswith("Batch per worker: 64 is 2.1 points more accurate"))
+    assert "95 % interval" in line
+    tiles = [title for title, *_ in highlights(runs) if "accuracy" in title]
+    assert tiles == ["Highest accuracy, not alone"]
+    assert not [line for line in said(runs) if line.startswith("No configuration is measurably more accurate")]
+
+
+def test_equal_figures_of_one_run_each_make_nothing_the_highest() -> None:
+    runs = study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16))))
+    assert highlights(runs)[1] == ("Same accuracy (n = 1)", "60.00 %", "3 configurations")
+    assert said(runs)[1] == "In one run of each, all had an accuracy of 60.00 %."
+    assert "Batch per worker: 64 was as accurate as 16, in one run of each, so without an interval." in said(runs)
+    ahead = study(trial("1x2", training_s=50.0, accuracies=(0.7,)), trial(accuracies=(0.6,)))
+    assert said(ahead)[1] == "In one run of each, no other was more accurate than 1x2."
+    again = twice(study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16)))))
+    assert highlights(again)[1] == ("No measurable difference in accuracy", "60.00 %", "3 configurations")
+
+
+def test_short_times_have_the_digits_that_tell_them_apart() -> None:
+    short = study(trial(training_s=0.0236), trial("1x2", training_s=0.0205))
+    assert said(short)[0] == "In one run of each, 1x2 was 1.15 times as fast as 1x1 (0.0205 against 0.0236 s)."
+    assert highlights(short)[0] == ("Shortest training (n = 1)", "0.0205 s", "1x2")
+
+
+def test_a_difference_below_one_percent_is_none() -> None:
+    near = [trial(t, seed=n, training_s=s + 0.001 * n) for t, s in (("1x1", 100.0), ("1x2", 99.5)) for n in (0, 1)]
+    assert said(study(*near))[0] == (
+        "1x2 has the shortest training, 99.50 s. Its speed is not distinguishable from that of 1x1 (Student's t-test "
+        "over the seeds, 5 %, n = 2; differences below 1 % count as none)."
+    )
+
+
 def two_axes(low: float) -> Study:
     """Batch 16 and 64 on one worker and two, whose accuracies differ by batch on one worker alone."""
     known = {("1x1", 16): low, ("1x1", 64): 0.55, ("1x2", 16): 0.55, ("1x2", 64): 0.55}
@@ -152,6 +236,26 @@ def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
         line for line in said(study(*rates, axes=("lr", "batch_size"))) if line.startswith("lr: ") and "accu" in line
     )
     assert line.startswith("lr: 0.1 is 10.0 points more accurate than 0.01 (95 % interval ")
+
+
+def test_an_interval_is_of_runs_of_as_much_work_as_those_compared() -> None:
+    """Seeds of short runs say nothing of how much long ones differ."""
+
+    def rate(lr: str, accuracy: float, epochs: int, seeds: int) -> list[Trial]:
+        values = [(accuracy + 0.01 * seed,) * epochs for seed in range(seeds)]
+        return [trial(seed=seed, accuracies=of, params={"lr": lr}) for seed, of in enumerate(values)]
+
+    def told(*runs: list[Trial]) -> str:
+        whole = study(*(one for part in runs for one in part), axes=("lr", "epochs"))
+        (line,) = (line for line in said(whole) if line.startswith("lr: ") and "accurate" in line)
+        return line
+
+    long = [rate("0.1", 0.7, 3, 1), rate("0.4", 0.2, 3, 1)]
+    assert told(*long, rate("0.1", 0.1, 1, 3)) == (
+        "lr: 0.1 was 50.0 points more accurate than 0.4, in one run of each, so without an interval."
+    )
+    short = [rate("0.2", 0.3, 1, 2), rate("0.3", 0.2, 1, 2)]
+    assert told(*long, *short).startswith("lr: 0.2 is 10.0 points more accurate than 0.3 (95 % interval ")
 
 
 def test_one_run_beside_several_is_told_by_their_deviation() -> None:
@@ -272,9 +376,18 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
     ]
 
 
+def test_after_unequal_work_no_accuracy_is_the_highest_where_the_test_tells_none_apart() -> None:
+    runs = [replace(one, metrics={**one.metrics, "test/images": 360.0}) for one in twice(unequal()).trials]
+    near = [replace(one, metrics={**one.metrics, "test/accuracy": 0.1278 - 0.003 * n}) for n, one in enumerate(runs)]
+    tiles = [one for one in highlights(study(*near)) if "accuracy" in one[0]]
+    assert [title for title, *_ in tiles] == ["No measurable difference in accuracy, unequal training"]
+    assert ("Highest accuracy, unequal training (n = 1)", "40.00 %", "2x2") in highlights(unequal())
+
+
 def test_of_equally_accurate_ones_the_fastest_is_named() -> None:
     runs = study(trial("1x1", training_s=100.0), trial("1x2", training_s=50.0))
-    assert highlights(runs)[1] == ("Highest accuracy (n = 1)", "60.00 %", "1x2")
+    runs = study(*runs.trials, trial("2x2", training_s=80.0, accuracies=(0.5,) * 3))
+    assert highlights(runs)[1] == ("Highest accuracy (n = 1)", "60.00 %", "1x2; the same as 1 other")
 
 
 def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
