@@ -123,6 +123,18 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: 
     assert_complete(person)
 
 
+def test_a_signal_to_the_command_and_all_that_it_has_started_is_told_as_one_to_the_command(person: Person) -> None:
+    """As ``timeout`` sends it. Ray, which has ended, too, would end the command after a minute, without a word."""
+    with person.starts(*LONG) as run:
+        run.until("epoch 3/30")
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.end() == 143
+        last = run.output.splitlines()[-1]
+        assert re.fullmatch(r"stopped after epoch \d+; continue with `cifar-ray resume victim`", last), run.output
+    assert person.run_named("victim").info.status == "KILLED"
+    wait_for_nothing_left(person)
+
+
 def worker_pids(person: Person) -> list[int]:
     run_id = person.run_named("victim").info.run_id
     end = time.monotonic() + 60

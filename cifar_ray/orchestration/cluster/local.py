@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import secrets
+import socket
 import sys
 import time
 import traceback
@@ -76,7 +77,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
             head, stop = _start(config, sizes, folder)
 
         def ended() -> str:
-            kind = ray_internals.ended_process(head)
+            kind = ray_internals.ended_process(head) or ("gcs_server" if _is_closed(head.gcs_address) else "")
             return f"Ray's {kind} process on this machine" if kind else ""
 
         try:
@@ -88,6 +89,18 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
             else:
                 stop()
             _kill(left)  # Ray's agents end later, and would make their folders again
+
+
+def _is_closed(address: str) -> bool:
+    """Whether nobody listens at an address, as at that of a process that is ending."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it is only busy
+        return False
+    return False
 
 
 def _short() -> str:

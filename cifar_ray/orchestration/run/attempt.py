@@ -14,7 +14,7 @@ from cifar_ray.orchestration.run import events, trainer
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.callbacks import NotPlacedError
 from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Placed, Stopped, WorkersFailed
-from cifar_ray.orchestration.run.interrupts import RayLostError
+from cifar_ray.orchestration.run.interrupts import RAY_LOST
 from cifar_ray.orchestration.run.trainer import Attempt
 from cifar_ray.training.observer import Outcome, Started
 
@@ -56,7 +56,7 @@ def run(attempt: Attempt, handle: Callable[[Any], None], check: Callable[[], boo
             elif isinstance(event, Started):
                 failure = None
             handle(event)
-    except RayLostError:  # there is nothing left to end
+    except RAY_LOST:  # there is nothing left to end
         raise
     except BaseException:
         _end(controller, running, fitting, mailbox)

@@ -19,11 +19,19 @@ from cifar_ray.storage import Lock
 
 _PATIENCE = 2  # signals before the process ends at once
 _APART_S = 1  # what comes sooner after a signal is the same wish: a shaky finger, or a parent that passes it on as well
+_SPREAD_S = 0.5  # until SIGTERM has ended the others that it was sent to
 _SHOW_CURSOR = "\x1b[?25h"  # which the display hides
 
 
 class RayLostError(RunFailedError):
     """Ray itself has ended under the run, and answers no more calls."""
+
+
+class InterruptedWithRayError(InterruptedRunError):
+    """The signal has ended Ray, too: ``timeout`` and others send SIGTERM to a command and all that it has started."""
+
+
+RAY_LOST = (RayLostError, InterruptedWithRayError)
 
 
 @contextmanager
@@ -47,7 +55,9 @@ def connected(
     def check() -> None:
         if pending:
             display.line("interrupted; stopping Ray")
-            raise InterruptedRunError(pending[0])
+            if pending[0] == signal.SIGTERM:
+                time.sleep(_SPREAD_S)
+            raise (InterruptedWithRayError if ended() else InterruptedRunError)(pending[0])
         if lost := ended():
             raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
         check_locks(locks)

@@ -24,7 +24,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, preflight, r
 from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
-from cifar_ray.orchestration.run.interrupts import connected, signals
+from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import precision
 from cifar_ray.orchestration.sweep.planner import Trial, absolute, create, draw, lock, plan, read, refuse, write_cells
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
@@ -333,6 +333,8 @@ class _Sweep:
                 tuning.wait(_POLL_S)
                 recorder.catch_up(mailbox, tuning.take_ended())
             recorder.catch_up(mailbox, tuning.take_ended())
+        except RAY_LOST:
+            raise
         except BaseException:
             tuning.cancel()
             reservations.remove_abandoned()
