@@ -7,6 +7,7 @@ from collections import Counter
 from cifar_ray.reporting import aggregate, audit, peers, scaling
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME
+from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import Study
 
@@ -109,6 +110,7 @@ def _unequal(study: Study) -> list[str]:
 
 def _held_rate(study: Study) -> list[str]:
     """Learning rates that did not follow the global batch."""
+    short = shortened(study)
     found: dict[tuple[str, ...], dict[int, set[str]]] = {}
     for trial in study.trials:
         if trial.finished and trial.measure != "times" and trial.params.get("lr_scaling", "none") == "none":
@@ -120,8 +122,9 @@ def _held_rate(study: Study) -> list[str]:
             sizes = sorted(size for size, rates in by_batch.items() if rate in rates)
             searched = min(len(by_batch[sizes[0]]), len(by_batch[sizes[-1]])) > 1
             if sizes[-1] >= _HELD * sizes[0] and not searched:
+                named = short.get(("lr", rate), rate)
                 said.append(
-                    f"{model} on {dataset}: the learning rate {rate} was the same for global batches of {sizes[0]} to "
+                    f"{model} on {dataset}: the learning rate {named} was the same for global batches of {sizes[0]} to "
                     f"{sizes[-1]}, so accuracies may differ by the rate that suits each. With --lr-scaling sqrt or "
                     "linear, the rate follows the batch."
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from cifar_ray.config import runfile
@@ -17,6 +18,7 @@ _TAGS = {name: aggregate.ORIGIN[name] for name in ("commit", "hardware")}
 _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
 _UNSET = "-"
 _COMMIT = 12
+_HASH = 8  # digits of a SHA-256
 _WIDEST = 24  # characters of a column's heading
 
 
@@ -109,5 +111,8 @@ def _value(trial: Trial, name: str) -> str:
     if name == "status":
         return trial.status
     value = trial.tags.get(_TAGS[name], "") if name in _TAGS else trial.params.get(name, "")
-    value = value[:_COMMIT] + value[40:] if name == "commit" else value  # 40 digits, and perhaps -dirty
-    return "" if value == "None" else value  # as older runs recorded it
+    if name == "commit":
+        return value[:_COMMIT] + value[40:]  # 40 digits, and perhaps -dirty
+    if value == "None":  # as older runs recorded it
+        return ""
+    return value[:_HASH] if re.fullmatch("[0-9a-f]{64}", value) else value

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from cifar_ray.reporting import aggregate, peers
 from cifar_ray.reporting.aggregate import Configuration
 from cifar_ray.reporting.measures import ACCURACY, Figure
-from cifar_ray.reporting.names import STRATEGY
+from cifar_ray.reporting.names import STRATEGY, shortened
 from cifar_ray.tracking.study import Study
 
 _NO_AXES = (aggregate.RUN, aggregate.HARDWARE)
@@ -82,7 +82,8 @@ def effects(study: Study, among: Sequence[Configuration], speed: Figure) -> Iter
     """
     if len(among) < 3 and not any(max(one.counts) > 1 for one in among):
         return  # the difference of two runs is told anyway
-    settings = {id(one): _settings(study, one) for one in among}
+    short = shortened(study)
+    settings = {id(one): _settings(study, one, short) for one in among}
     strategies = any(one.devices > 1 for one in among)  # then their iterations are compared
     axes = dict.fromkeys(name for known in settings.values() for name in known if name not in _NO_AXES)
     for known in settings.values():
@@ -97,11 +98,11 @@ def effects(study: Study, among: Sequence[Configuration], speed: Figure) -> Iter
                 yield effect
 
 
-def _settings(study: Study, one: Configuration) -> dict[str, str]:
+def _settings(study: Study, one: Configuration, short: Mapping[tuple[str, str], str]) -> dict[str, str]:
     """What a configuration was given, by the names of the axes."""
     batch = "Global batch" if study.hold == "global_batch" else "Batch per worker"
     known = {batch: str(aggregate.column(study, one)), "Topology": one.topology, "Strategy": one.strategy}
-    return known | {name: value for name, value in one.others if name != STRATEGY}
+    return known | {name: short.get((name, value), value) for name, value in one.others if name != STRATEGY}
 
 
 def _effect(

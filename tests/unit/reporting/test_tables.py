@@ -530,6 +530,14 @@ def test_compared_runs_of_different_models_show_every_setting_that_differs_and_n
     assert not any("numbers of images" in line for line in equal)
 
 
+def test_a_hash_is_short_on_a_terminal() -> None:
+    lines, rows = side_by_side(
+        *(trial(top, params={"model_source": d * 64}) for top, d in (("1x1", "a"), ("1x2", "b")))
+    )
+    assert rows["model_source"] == ["a" * 8, "b" * 8]
+    assert not [line for line in lines if "a" * 9 in line]
+
+
 def test_a_setting_that_only_one_of_two_seeds_has_parts_them() -> None:
     short = trial(seed=1, accuracies=(0.3, 0.5, 0.2), params={"steps_per_epoch": "150"})
     assert side_by_side(trial(), short)[1]["Accuracy (%)"] == ["60.00", "20.00"]

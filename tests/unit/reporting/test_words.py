@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import cautions, compare, cost, html, report, words
+from cifar_ray.reporting import cautions, compare, cost, data, html, report, tables, words
 from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
 from tests.unit.reporting.test_tables import small
@@ -173,6 +173,27 @@ def test_a_difference_below_one_percent_is_none() -> None:
         "1x2 has the shortest training, 99.50 s. Its speed is not distinguishable from that of 1x1 (Student's t-test "
         "over the seeds, 5 %, n = 2; differences below 1 % count as none)."
     )
+
+
+def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> None:
+    rates = ("0.06769478642833601", "0.06772478642833601", "0.2285004845526464", "0.05")
+    runs = study(*(trial(params={"lr": lr}, accuracies=(float(lr),)) for lr in rates), axes=("lr",))
+    names = [row for row, _ in tables.sections(runs, [], None)[0].tables[0].rows]
+    assert names == ["1x1, lr=0.06769", "1x1, lr=0.06772", "1x1, lr=0.2285", "1x1, lr=0.05"]
+    assert "lr: 0.2285 was 17.9 points more accurate than 0.05, in one run of each, so without an interval." in said(
+        runs
+    )
+    assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
+    assert {row["lr"] for row in data.figures(runs, [], None)} == set(rates)
+    chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
+    names = [row for row, _ in tables.sections(chosen, [], None)[0].tables[0].rows]
+    assert names == ["1x1, ema=0.99995", "1x1, ema=0.9999", "1x1, ema=none"]
+    digests = ("ab" * 32, "ab" * 4 + "cd" * 28)
+    own = study(*(trial(params={"model_source": one}) for one in digests), axes=())
+    names = [row for row, _ in tables.sections(own, [], None)[0].tables[0].rows]
+    assert names == ["1x1, model_source=abababab" + "a", "1x1, model_source=abababab" + "c"]
+    held = study(*(trial(batch=batch, params={"lr": rates[0]}) for batch in (16, 64)))
+    assert "the learning rate 0.0677 was the same" in warned(held, "--lr-scaling")
 
 
 def two_axes(low: float) -> Study:
