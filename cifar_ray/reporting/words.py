@@ -249,7 +249,7 @@ def _speed(group: _Group, speeds: _Ranking, question: _Question) -> str:
         value = figure.text(best.value.mean)
         return f"{group.name(best.one)} has the {question.single.lower()}, {value}. {_tied(group, speeds, 'speed')}"
     other = (slower or others)[0]
-    figures = f"{figure.number(best.value.mean)} against {figure.text(other.value.mean)}"
+    figures = _both(figure, best, other)
     verb = f"{group.name(best.one)} is" if slower else f"{_ONCE}, {group.name(best.one)} was"
     sentence = f"{verb} {_times(best, other)} {group.name(other.one)} ({figures})."
     return f"{sentence} {_tied(group, speeds, 'speed')}".rstrip()
@@ -278,6 +278,14 @@ def _test(best: _Found, others: Sequence[_Found], figure: Figure, images: float 
         return f"Student's t-test over {against}, 5 %, {runs}; differences below 1 % count as none"
     shown = f"{known:.1f} points" if figure.unit == " %" else figure.text(known)
     return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
+
+
+def _both(figure: Figure, one: _Found, other: _Found) -> str:
+    """Two figures, with the counts of their runs where those differ."""
+    first, second = figure.number(one.value.mean), figure.text(other.value.mean)
+    if one.value.n == other.value.n:
+        return f"{first} against {second}"
+    return f"{first}, n = {one.value.n}, against {second}, n = {other.value.n}"
 
 
 def _times(fast: _Found, slow: _Found) -> str:
@@ -314,7 +322,7 @@ def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking
             equal = f"{_ONCE}, all had an accuracy of {ACCURACY.text(top.value.mean)}."
             return [equal if every else f"{_ONCE}, no other was more accurate than {group.name(top.one)}."]
         return ["No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."]
-    figures = f"{ACCURACY.number(own.value.mean)} against {ACCURACY.text(top.value.mean)}"
+    figures = _both(ACCURACY, own, top)
     distinct = peers.distinct(own.value, top.value, images)
     if distinct is False:
         return [

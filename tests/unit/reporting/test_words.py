@@ -288,7 +288,7 @@ def test_one_run_beside_several_is_told_by_their_deviation() -> None:
         "No configuration is measurably faster: 99.00 to 100.50 s in 2 configurations (Student's t-test over the seeds, "
         "5 %; with n = 1 to 2 it sees differences above 11.00 s)."
     )
-    assert said(far)[0] == "1x2 is 2.01 times as fast as 1x1 (50.00 against 100.50 s)."
+    assert said(far)[0] == "1x2 is 2.01 times as fast as 1x1 (50.00, n = 1, against 100.50 s, n = 2)."
     assert [title for title, *_ in highlights(near)[:1] + highlights(far)[:1]] == [
         "No measurable difference in speed",
         "Fastest",
