@@ -137,7 +137,7 @@ def test_a_parameter_that_only_the_training_leaves_out_is_refused_at_its_first_s
     with ServerHost(("127.0.0.1", 0), AUTHKEY) as host:
         sharded, served, plain = cells_on_ranks(configs[0], configs, tmp_path, host.address)
     sentence = (
-        "ConfigError: strategy must be another than {} where a step leaves out a parameter, {}; ddp trains such a model"
+        "ConfigError: strategy must be other than {} where a step leaves out a parameter, {}; ddp trains such a model"
     )
     assert sharded.error == sentence.format("fsdp", "and layers.3.few.weight has no gradient in this one")
     assert served.error == sentence.format("parameter_server", "as one has just done")
