@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from cifar_ray.reporting import aggregate, peers
@@ -126,8 +127,16 @@ def _effect(
                 pairs.setdefault((one, other), {})[rest_of] = (by_value[one], by_value[other])
     if not pairs:
         return None
-    varied = [cell for cell in cells if len(cell.values) > 1]
-    spreads = {pair: _spread(matched, varied, figure) for pair, matched in pairs.items()}
+    varied = [
+        (cell, (len(cell.values) - 1, (len(cell.values) - 1) * statistics.variance(cell.values)))
+        for cell in cells
+        if len(cell.values) > 1
+    ]
+    alike = {
+        id(cell): {id(one): sums for one, sums in varied if one is cell or _equal_work(one, cell, figure)}
+        for cell in cells
+    }
+    spreads = {pair: _spread(matched, alike) for pair, matched in pairs.items()}
     means = {pair: statistics.fmean(_differences(matched)) for pair, matched in pairs.items()}
     levels = len({value for pair in pairs for value in pair})
 
@@ -154,13 +163,13 @@ def _effect(
     return Effect(low, high, axis, figure, mean, max(chance, of_images), matched, differing)
 
 
-def _spread(matched: _Matched, varied: Sequence[_Cell], figure: Figure) -> tuple[int, float]:
+def _spread(matched: _Matched, alike: Mapping[int, Mapping[int, tuple[int, float]]]) -> tuple[int, float]:
     """Degrees of freedom and variance over the seeds, in cells that trained on as many images as those compared."""
-    of_both = [cell for pair in matched.values() for cell in pair]
-    alike = [one for one in varied if one in of_both or any(_equal_work(one, other, figure) for other in of_both)]
-    freedom = sum(len(cell.values) - 1 for cell in alike)
-    total = sum((len(cell.values) - 1) * statistics.variance(cell.values) for cell in alike)
-    return freedom, total / freedom if freedom else 0.0
+    every: dict[int, tuple[int, float]] = {}
+    for cell in itertools.chain(*matched.values()):
+        every |= alike[id(cell)]
+    freedom = sum(count for count, _ in every.values())
+    return freedom, sum(squares for _, squares in every.values()) / freedom if freedom else 0.0
 
 
 def _shares(matched: _Matched) -> list[float]:
@@ -198,6 +207,7 @@ def _differences(matched: _Matched) -> list[float]:
     return [high.mean - low.mean for low, high in matched.values()]
 
 
+@lru_cache
 def _quantile(levels: int, freedom: int) -> float:
     """Standard errors in half of a 95 % interval of the difference between two of so many values."""
     if levels < 3:
