@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from cifar_ray import tracking
 from cifar_ray.config import runfile
 from cifar_ray.reporting import aggregate, cautions, markdown, report, tables, words
 from cifar_ray.reporting.aggregate import Configuration
@@ -22,6 +23,7 @@ _HASH = 8  # digits of a SHA-256
 _WIDEST = 24  # characters of a column's heading
 
 
+@tracking.unchanged()
 def compare(
     *runs: str,
     price: str | None = None,

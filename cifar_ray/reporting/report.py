@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from cifar_ray import __version__
+from cifar_ray import __version__, tracking
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions, cost, data, exported, markdown, papers, tables, words
@@ -26,6 +26,7 @@ Note = Callable[[str], None]
 """Is told how far a report is."""
 
 
+@tracking.unchanged()
 def report(
     *sweeps: str,
     out: str | None = None,
