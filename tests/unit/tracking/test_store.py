@@ -77,7 +77,10 @@ def silent() -> Iterator[int]:
 
 def test_a_server_that_is_away_or_silent_is_refused(home: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 60)  # a busy machine may take as long to hear of a refusal
-    with tracking.unchanged(), pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not \(.*Connection refused\)"):
+    with (
+        tracking.unchanged(),
+        pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not \(.*Connection refused\)"),
+    ):
         store.connect("http://127.0.0.1:9")
     monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 0.25)
     with pytest.raises(ConfigError) as caught:
