@@ -24,8 +24,13 @@ SHORT = {"epochs": 2, "steps_per_epoch": 11, "batch_size": 16, "checkpoint_every
 SHORT["cpus_per_worker"] = 1  # several threads are slow where other tests run beside
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+CASES = [(name, precision) for name in sorted(ARCHITECTURES) for precision in ("fp32", "bf16")]
+LONG = {("speednet", "bf16")}  # a quarter of an hour on a processor without bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [pytest.param(*case, marks=[pytest.mark.extended] * (case in LONG)) for case in CASES]
+)
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     name: str, precision: str, digits: Dataset, tmp_path: Path
 ) -> None:
