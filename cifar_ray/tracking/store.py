@@ -44,8 +44,9 @@ SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
 NOTE_TAG = "mlflow.note.content"
-_RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
 """Tag that MLflow shows as a run's description."""
+
+_RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
 
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200

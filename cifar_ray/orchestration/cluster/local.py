@@ -96,10 +96,8 @@ def _is_closed(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # it is only busy
-        return False
+    except OSError as error:  # any other, and it is only busy
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 

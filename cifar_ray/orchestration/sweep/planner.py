@@ -205,16 +205,15 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     known = parent.find(client, config.name)
     with storage.refusing(above):
         if known is not None and not folder.exists():
-            raise _taken("cifar-ray sweep --resume", config.name, client.tracking_uri, client.tracking_uri)
+            raise _taken(folder, config.name, client.tracking_uri, client.tracking_uri)
         contents = {_CONFIG: sweepfile.to_yaml(config)}
-        is_run = folder.exists() and _CONFIG not in folder.names()
-        resume = "cifar-ray resume" if is_run else "cifar-ray sweep --resume"
-        taken = partial(_taken, resume, config.name, client.tracking_uri, above.address)
+        taken = partial(_taken, folder, config.name, client.tracking_uri, above.address)
         return folder, storage.claim(folder, contents, taken, _busy(config.name))
 
 
-def _taken(resume: str, name: str, store: str, where: str) -> ConfigError:
-    command = f"{resume} {name}{uri.flag(store)}"
+def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:
+    is_run = folder.exists() and _CONFIG not in folder.names()
+    command = f"cifar-ray {'resume' if is_run else 'sweep --resume'} {name}{uri.flag(store)}"
     return ConfigError("name", f"must be new, and {name!r} is in {where}; `{command}` continues it")
 
 
