@@ -32,14 +32,30 @@ def report(*words, checkpoint=None, said=ray.train.report, **others):
     FAULT
 ray.train.report = report
 """
+KILLER = """
+import os, signal, time
+
+class Killer(ray.train.UserCallback):
+    '''Kills the driver after Ray has kept a checkpoint and before the callbacks that follow hear of it.'''
+
+    def __init__(self, epoch):
+        self.driver, self.epoch = os.getpid(), epoch
+
+    def after_report(self, run_context, metrics, checkpoint):
+        if metrics[0]["epoch"] == self.epoch:
+            os.kill(self.driver, signal.SIGKILL)
+            time.sleep(60)  # Ray ends this process
+"""
 
 
-def script(person: Person, name: str, fault: str = "pass") -> Path:
-    """The example with pauses, in which it can be killed, and a fault after every report."""
+def script(person: Person, name: str, fault: str = "pass", killed_at: int | None = None) -> Path:
+    """The example with pauses, in which it can be killed, a fault after every report, and an epoch that kills it."""
     head, loop = EXAMPLE.read_text().split("    images, labels =", 1)
     pauses = "".join(f"    {line}\n" for line in SLOW.replace("FAULT", fault).strip().splitlines())
     file = person.home / f"{name}.py"
     lean = loop.replace("    with MLflowRun(", "    ray.init(include_dashboard=False)\n    with MLflowRun(")
+    lean = lean.replace("callbacks=[", f"callbacks=[Killer({killed_at}), ")
+    head = head.replace("def loop", f"{KILLER}\ndef loop")
     file.write_text(f"{head}{pauses}    images, labels ={lean}".replace('"digits"', f'"{name}"'))
     return file
 
@@ -92,14 +108,13 @@ def assert_complete(person: Person, name: str) -> Run:
 @pytest.mark.slow
 @pytest.mark.fault
 def test_one_run_though_a_worker_and_then_the_driver_are_killed(person: Person) -> None:
-    file = script(person, "victim")
+    file = script(person, "victim", killed_at=7)
     with started(person, file) as process:
         until_epoch(person, "victim", 3)
         worker = next(pid for pid, words in person.processes().items() if words.startswith("ray::RayTrainWorker"))
         os.kill(worker, signal.SIGKILL)
-        until_epoch(person, "victim", 6)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        assert process.wait(300) == -signal.SIGKILL
+    script(person, "victim")
     first = person.run_named("victim")
     end = time.monotonic() + 60
     while person.run_named("victim").info.status != "KILLED":

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.train import Checkpoint, RunConfig, UserCallback
+from ray.train import Checkpoint, Result, RunConfig, UserCallback
 
 from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
 from cifar_ray.tracking import store
@@ -104,6 +104,7 @@ class MLflowRun:
         self._mailbox = open_mailbox()
         self._record = JobRecord.open(self._uri, self._experiment, self._name, self._params)
         self.run_id, self.page, self.trouble = self._record.run_id, self._record.page, ""
+        _complete(self._record.journal, self.run_id)
         self.callback = _Poster(self._mailbox, self.run_id)
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="mlflow-run")
@@ -184,8 +185,7 @@ class _Poster(UserCallback):
             event = _Reported(self._count, now, figures, address)
             self._mailbox.post(event)
             if journal is not None:
-                with journal.open("a", encoding="utf-8") as file:  # the line before may have been cut by a kill
-                    file.write("\n" + json.dumps({"run": self._run_id, **asdict(event)}))
+                _keep(journal, self._run_id, event)
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
@@ -213,6 +213,27 @@ def _kept(journal: str, run_id: str) -> list[_Reported]:
                 if values.pop("run") == run_id:
                     found.append(_Reported(**values))
     return found
+
+
+def _keep(journal: Path, run_id: str, event: _Reported) -> None:
+    """Add a report to the file of a job."""
+    with journal.open("a", encoding="utf-8") as file:  # the line before may have been cut by a kill
+        file.write("\n" + json.dumps({"run": run_id, **asdict(event)}))
+
+
+def _complete(journal: str, run_id: str) -> None:
+    """Add the newest report to the file of a job if it is missing.
+
+    Ray Train keeps a checkpoint before it tells the callbacks, and a driver that is killed between the two is
+    continued after that checkpoint. Ray keeps its metrics as well.
+    """
+    with suppress(Exception):  # the folder is not on this machine, or has no checkpoint yet
+        newest = Result.from_path(Path(journal).parent)
+        address = _address(newest.checkpoint)
+        reports = _kept(journal, run_id)
+        if address not in [report.checkpoint for report in reports]:
+            after_ms = max([Path(address).stat().st_mtime_ns // 1_000_000, *(one.timestamp_ms + 1 for one in reports)])
+            _keep(Path(journal), run_id, _Reported(len(reports) + 1, after_ms, newest.metrics, address))
 
 
 def _journal(config: RunConfig) -> Path | None:
