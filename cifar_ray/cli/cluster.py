@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from cifar_ray.cli import early
@@ -18,7 +17,6 @@ from cifar_ray.config.cluster_commands import (
     ServeCommand,
     StopCommand,
     SubmitCommand,
-    WatchCommand,
 )
 from cifar_ray.config.errors import ConfigError
 
@@ -33,7 +31,8 @@ def cluster(words: Sequence[str]) -> int:
             print(f"  {name:<10} {summary}")
         return 0
     got = repr(words[0]) if words else "nothing"
-    raise ConfigError("", f"cifar-ray cluster must be followed by {errors.one_of(CLUSTER_COMMANDS)}, got {got}")
+    moved = " (now examples/nodes/drain_on_notice.py)" if words[:1] == ["watch"] else ""
+    raise ConfigError("", f"cifar-ray cluster must be followed by {errors.one_of(CLUSTER_COMMANDS)}, got {got}{moved}")
 
 
 def cluster_check(words: Sequence[str]) -> int:
@@ -65,16 +64,6 @@ def cluster_check(words: Sequence[str]) -> int:
     if others:
         flags.note(f"not for `ray up`, so not checked: {', '.join(others)}")
     return 0 if sound else 2
-
-
-def cluster_watch(words: Sequence[str]) -> int:
-    """``cifar-ray cluster watch``."""
-    command = flags.read(WatchCommand, words, "cluster watch")
-    from cifar_ray.orchestration.cluster import spot
-
-    say = partial(print, flush=True)
-    done = spot.watch(command.provider, command.metadata_url, command.address, command.node_id, say)
-    return 0 if done else 1
 
 
 def submit(words: Sequence[str]) -> int:
@@ -151,11 +140,10 @@ def register(words: Sequence[str]) -> int:
 
 CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
     "check": (cluster_check, ClusterCheckCommand, "check files for `ray up`, offline"),
-    "watch": (cluster_watch, WatchCommand, "on a node: wait for the cloud's notice of its end, and drain the node"),
 }
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
-    "cluster": (cluster, CLUSTER_COMMANDS, "check a cluster file; watch a node that its cloud may take away"),
+    "cluster": (cluster, CLUSTER_COMMANDS, "check a cluster file"),
     "submit": (submit, SubmitCommand, "train, resume or sweep on a Ray cluster, as a job"),
     "jobs": (jobs, JobsCommand, "list the jobs of a Ray cluster"),
     "logs": (logs, LogsCommand, "print what a job has printed"),

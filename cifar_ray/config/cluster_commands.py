@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count
@@ -17,23 +16,6 @@ class ClusterCheckCommand:
 
     files: Positional[tuple[Path, ...]]
     """Ray cluster files, such as cluster.yaml."""
-
-
-@dataclass(frozen=True)
-class WatchCommand:
-    """Run on a spot or preemptible node: wait for the cloud's notice, then drain the node so that runs move in time."""
-
-    provider: Literal["aws", "gcp"] | None = None
-    """The node's cloud. Default: try both."""
-
-    metadata_url: str | None = None
-    """URL of the metadata service, if not the cloud's own."""
-
-    address: str | None = None
-    """HOST:PORT of the Ray head. Default: the Ray that runs on this machine."""
-
-    node_id: str | None = None
-    """Ray's id of the node, if several run on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

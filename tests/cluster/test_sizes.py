@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +22,7 @@ from tests.support.helpers import train_here
 from tests.support.nodes import Head
 from tests.support.person import Person, Started
 
+SCRIPT = Path(__file__).parents[2] / "examples" / "nodes" / "drain_on_notice.py"
 pytestmark = pytest.mark.cluster
 
 WORDS = ["train", "--dataset", "digits", "--global-batch-size", "64", "--precision", "fp32", "--log-every", "5"]
@@ -100,14 +104,14 @@ class Metadata:
 
 
 @contextlib.contextmanager
-def watching(user: Person, head: Head, name: str, provider: str) -> Iterator[tuple[Metadata, Started]]:
-    """``cifar-ray cluster watch`` on a node of the cluster."""
-    words = ["--provider", provider, "--address", head.address, "--node-id", head.node_id(name)]
+def watching(user: Person, head: Head, name: str, cloud: str) -> Iterator[tuple[Metadata, Started]]:
+    """The script that waits for a cloud's notice, on a node of the cluster."""
+    words = ["--address", head.address, "--node-id", head.node_id(name)]
     with (
         contextlib.closing(Metadata()) as service,
-        user.starts("cluster", "watch", "--metadata-url", service.url, *words) as watch,
+        user.starts_program(sys.executable, str(SCRIPT), cloud, "--metadata-url", service.url, *words) as watch,
     ):
-        watch.until("watching for a notice", PATIENCE_S)
+        watch.until("waiting for a notice", PATIENCE_S)
         yield service, watch
 
 
@@ -137,7 +141,7 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
             service.take_away()
             run.until("stopping as soon as possible, which is no failure", PATIENCE_S)
             assert watch.end(PATIENCE_S) == 0, watch.output
-            assert "AWS will terminate this spot instance in " in watch.output
+            assert "the node is drained" in watch.output
         run.until("going on with topology 1x1", PATIENCE_S)
         head.remove("second")  # as the cloud would
         assert run.end(PATIENCE_S) == 0, run.output
@@ -208,11 +212,25 @@ def test_an_autoscaler_is_asked_for_nodes_which_may_go_again(user: Person) -> No
         head.until_nodes(1)  # nothing is asked for any more
 
 
-def test_a_watch_without_service_cluster_or_node_says_so(user: Person, head: Head) -> None:
+def test_a_node_is_drained_on_its_clouds_notice(user: Person, head: Head) -> None:
+    """The script for the nodes, with the Ray that is installed: a drained node without work leaves the cluster."""
+    head.add("sixth")
+    with watching(user, head, "sixth", "gcp") as (service, watch):
+        while len(service.asked) < 2:  # no notice yet
+            assert watch.process.poll() is None, watch.output
+            time.sleep(0.1)
+        assert head.node_id("sixth") in head.alive()
+        service.take_away()
+        assert watch.end(PATIENCE_S) == 0, watch.output
+        head.until_nodes(1)
+    head.remove("sixth")
+
+
+def test_a_node_that_ray_does_not_drain_fails_the_script(user: Person, head: Head) -> None:
+    """So systemd starts it again."""
     with contextlib.closing(Metadata()) as service:
-        for url, words, sentence in (
-            ("169.254.169.254", [], "--metadata-url must be an address such as http://169.254.169.254"),
-            ("http://127.0.0.1:9", [], "--metadata-url must lead to the metadata service of AWS or GCP"),
-            (service.url, ["--address", "127.0.0.1:9"], "--address must be that of a running Ray head"),
-        ):
-            assert user.refused("cluster", "watch", "--metadata-url", url, *words).startswith(sentence)
+        service.take_away()
+        words = ["aws", "--metadata-url", service.url, "--address", head.address, "--node-id", "nonsense"]
+        with user.starts_program(sys.executable, str(SCRIPT), *words) as watch:
+            assert watch.end(PATIENCE_S) != 0
+    assert "Ray does not drain the node: exit status " in watch.output

@@ -70,10 +70,16 @@ class Person:
     @contextlib.contextmanager
     def starts(self, *words: str, **variables: str) -> Iterator[Started]:
         """Start the command, to be watched and interfered with."""
+        with self.starts_program(*self.command(*words), **variables) as started:
+            yield started
+
+    @contextlib.contextmanager
+    def starts_program(self, *words: str, **variables: str) -> Iterator[Started]:
+        """Start any program, to be watched and interfered with."""
         with (self.home / f"output-{time.monotonic_ns()}.txt").open("w+") as output:
             with nothing_ignored():
                 process = subprocess.Popen(
-                    self.command(*words),
+                    words,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**self.environment, **variables},

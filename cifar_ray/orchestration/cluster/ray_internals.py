@@ -48,9 +48,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     # Nodes and what is free on them
     "available_resources_per_node": ("ray._private.state", "elastic runs and serving could not see what is free"),
     "state": ("ray._private.state", "runs would not leave a node before it is taken away"),
-    "GcsClient": ("ray._raylet", "a node with notice could not be drained"),
-    "GcsNodeInfo": ("ray.core.generated.gcs_pb2", "live nodes could not be told from dead ones"),
-    "DrainNodeReason": ("ray.core.generated.autoscaler_pb2", "a drained node would count as a failure"),
     # The autoscaler
     "RAY_NODE_GROUP_KEY": ("ray._raylet", "clusters with and without an autoscaler could not be told apart"),
     "AutoscalingState": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),

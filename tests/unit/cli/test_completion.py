@@ -29,7 +29,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("words", "found"),
     [
         (["sw"], {"sweep"}),
-        (["cluster", ""], {"check", "watch"}),
+        (["cluster", ""], {"check"}),
         (["train", "--model", "v"], {"vgg11", "vit"}),
         (["train", "--vit.d"], {"--vit.dim", "--vit.depth", "--vit.dropout"}),
         (["train", "--epochs", ""], {""}),

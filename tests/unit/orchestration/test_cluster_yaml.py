@@ -91,10 +91,11 @@ def test_the_units_start_again_and_run_without_rights(tmp_path: Path) -> None:
     for unit in (ROOT / "examples" / "nodes").glob("*.service"):
         text = unit.read_text()
         assert "\nUser=ubuntu\n" in text
-        assert "\nRestart=always\n" in text
+        assert re.search(r"^Restart=(always|on-failure)$", text, re.MULTILINE)
         assert "\nWantedBy=multi-user.target\n" in text
         (start,) = re.findall(r"^ExecStart=/home/ubuntu/cifar_ray_env/bin/(.+)$", text, re.MULTILINE)
-        assert start in ("python /home/ubuntu/cifar_ray/examples/nodes/mlflow_server.py", "cifar-ray cluster watch")
+        script = re.fullmatch(r"python /home/ubuntu/cifar_ray/(examples/nodes/\w+\.py)(?: %i)?", start)
+        assert (ROOT / script[1]).is_file()
 
 
 @pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
@@ -280,6 +281,7 @@ def test_lines_with_the_mark_are_noted_until_it_is_gone(tmp_path: Path) -> None:
     [
         (["cluster"], "cifar-ray cluster must be followed by check"),
         (["cluster", "chek"], "cifar-ray cluster must be followed by check"),
+        (["cluster", "watch"], "cifar-ray cluster must be followed by check, got 'watch' (now examples/nodes/drain_on"),
         (["cluster", "check"], "files must be given"),
     ],
 )
