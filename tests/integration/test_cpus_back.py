@@ -146,7 +146,7 @@ def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_pa
     own = placement_group([{"CPU": 1.0}])
     assert own.wait(60)
     try:
-        with pytest.raises(RunFailedError, match="of 1 CPUs, this program's own runs hold 1 and others 0"):
+        with pytest.raises(RunFailedError, match="1 of 1 CPUs are in use"):
             _with_timeout(dataset, tmp_path / "run", 1.0)
     finally:
         remove_placement_group(own)

@@ -11,16 +11,11 @@ from ray.autoscaler.sdk import request_resources
 
 from cifar_ray.config import topology
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection
-from cifar_ray.orchestration.cluster.ray_internals import (
-    RAY_NODE_GROUP_KEY,
-    AutoscalingState,
-    GetClusterStatusReply,
-    internal_kv_get_gcs_client,
-)
+from cifar_ray.orchestration.cluster import connection, optional
 
 _ANSWER_S = 10
 _REPEAT_S = 10.0
+_NODE_TYPE = "ray.io/node-group"  # a label of nodes that Ray's launcher or KubeRay has started
 
 
 class Demand:
@@ -44,10 +39,9 @@ class Demand:
         Returns:
             Whether there is an autoscaler that has not refused all of them.
         """
-        state = _state()
-        if state is None:
-            return False
-        if self._bundles and _infeasible(state) == self._bundles:
+        if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
+            return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
+        if self._bundles and optional.refused_bundles(_ANSWER_S) == self._bundles:
             self._refused.append(self._bundles)
         for config in wanted:
             bundles = _bundles(config)
@@ -70,29 +64,6 @@ class Demand:
             with suppress(ray.exceptions.RayError):  # the cluster is gone, and the request with it
                 request_resources(bundles=[])
             self._bundles = []
-
-
-def _state() -> AutoscalingState | None:
-    """The autoscaler's state, or None when the cluster has no autoscaler that starts nodes.
-
-    Every head runs a monitor, which reports the same for nodes that were started by hand. Only nodes that Ray's
-    launcher or KubeRay started are labelled with their node type.
-    """
-    if not any(node["Alive"] and node["Labels"].get(RAY_NODE_GROUP_KEY) for node in ray.nodes()):
-        return None
-    reply = GetClusterStatusReply()
-    reply.ParseFromString(internal_kv_get_gcs_client().get_cluster_status(timeout_s=_ANSWER_S))
-    return reply.autoscaling_state if reply.autoscaling_state.autoscaler_state_version else None
-
-
-def _infeasible(state: AutoscalingState) -> list[dict[str, float]]:
-    """The bundles of the request that the autoscaler cannot meet."""
-    return [
-        dict(group.request.resources_bundle)
-        for constraint in state.infeasible_cluster_resource_constraints
-        for group in constraint.resource_requests
-        for _ in range(group.count)
-    ]
 
 
 def _bundles(config: TrainConfig) -> list[dict[str, float]]:

@@ -19,7 +19,7 @@ from cifar_ray.config import files, imports, servers
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import local, ray_internals
+from cifar_ray.orchestration.cluster import local, optional, ray_internals
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -81,12 +81,12 @@ def address(config: TrainConfig) -> str | None:
 
 def draining() -> dict[str, int]:
     """Nodes about to leave the cluster: node id -> when, in ms since 1970, or 0 when not known."""
-    return ray_internals.state.get_draining_nodes()
+    return optional.draining_nodes()
 
 
 def nodes() -> list[Node]:
     """Live nodes that are not about to leave, most free CPUs first; among equals the driver's first."""
-    free = ray_internals.available_resources_per_node()
+    free = optional.free_resources()
     here = ray.get_runtime_context().get_node_id()
     leaving = draining()
     alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
@@ -114,7 +114,7 @@ def token() -> Iterator[None]:
 
 def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:
     """As :func:`nodes`, with what is free on each, counting what the asking run holds, by node id, as free."""
-    free = ray_internals.available_resources_per_node()
+    free = optional.free_resources()
     return [
         replace(
             node,
@@ -140,11 +140,9 @@ def _loaded_before() -> set[str]:
 
 
 def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
-    if head != "auto":
+    if head != "auto":  # Ray finds that one by itself
         servers.reach(head)
-    found = head if head != "auto" else ray_internals.canonicalize_bootstrap_address(head)
-    if found is not None:
-        _greet(found)
+        _greet(head)
     try:
         ray.init(address=head, runtime_env={"py_modules": modules} if modules else None, **local.quiet(config))
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -153,22 +151,15 @@ def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
 
 
 def _greet(head: str) -> None:
-    """Check the token and the version; Ray itself tries a wrong token for 20 s and does not name it then."""
-    try:
-        import grpc
-    except ImportError:  # comes with ray[default]
+    """Check the token and the version before Ray does, which tries for 20 s and does not name a wrong token."""
+    there = optional.greeting(head, _GREETING_TIMEOUT_S)
+    if there is None or (there.code == "OK" and there.ray_version == ray.__version__):
         return
-    try:
-        with ray_internals.create_gcs_channel(head) as channel:
-            there = ray_internals.NodeInfoGcsServiceStub(channel).CheckAlive(
-                ray_internals.CheckAliveRequest(), timeout=_GREETING_TIMEOUT_S
-            )
-    except grpc.RpcError as error:
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-            raise ConfigError("", wrong_token(head)) from None
-        raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one") from None
-    if there.ray_version != ray.__version__:
+    if there.code == "OK":
         raise ConfigError("", other_version(head, "Ray", there.ray_version, ray.__version__))
+    if there.code == "UNAUTHENTICATED":
+        raise ConfigError("", wrong_token(head))
+    raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one")
 
 
 def wrong_token(address: str) -> str:

@@ -41,18 +41,7 @@ INTERNALS: dict[str, tuple[str, str]] = {
     # Join a Ray that is there
     "Config": ("ray._raylet", "settings made after Ray's import would be ignored"),
     "AuthenticationTokenLoader": ("ray._raylet", "a token chosen after Ray's import would be ignored"),
-    "canonicalize_bootstrap_address": ("ray._private.services", "--address auto would find no head"),
-    "create_gcs_channel": ("ray._private.gcs_utils", "a wrong token would be tried for 20 s and then not named"),
-    "CheckAliveRequest": ("ray.core.generated.gcs_service_pb2", "a wrong token or version would not be named"),
-    "NodeInfoGcsServiceStub": ("ray.core.generated.gcs_service_pb2_grpc", "a wrong token would not be named"),
-    # Nodes and what is free on them
-    "available_resources_per_node": ("ray._private.state", "elastic runs and serving could not see what is free"),
-    "state": ("ray._private.state", "runs would not leave a node before it is taken away"),
-    # The autoscaler
-    "RAY_NODE_GROUP_KEY": ("ray._raylet", "clusters with and without an autoscaler could not be told apart"),
-    "AutoscalingState": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
-    "GetClusterStatusReply": ("ray.core.generated.autoscaler_pb2", "requests it cannot meet would be waited for"),
-    "internal_kv_get_gcs_client": ("ray.experimental.internal_kv", "the autoscaler's answer could not be read"),
+    # Serving
     "_get_global_client": ("ray.serve.context", "a served model would be called ready too early"),
     # Ray Train
     "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
@@ -64,10 +53,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     "PlacementGroupCleanerCallback": (
         f"{_V2}.callbacks.placement_group_callback",
         "each run would start a process that frees its CPUs only where there is a dashboard",
-    ),
-    "PlacementGroupTableData": (
-        "ray.core.generated.gcs_pb2",
-        "the CPUs of a run that was killed would stay reserved until the program ends",
     ),
     "DatasetsCallback": (f"{_V2}.callbacks.datasets", "each start of the workers would start a process for no data"),
 }
@@ -104,16 +89,6 @@ MEMBERS: dict[str, tuple[str, str, str]] = {
         f"{_V2}.execution.controller.controller",
         "TrainController",
         "a run that is stopped would leave its workers to be killed",
-    ),
-    "actor_table": (
-        "ray._private.state",
-        "GlobalState",
-        "the CPUs of a run that was killed would stay reserved until the program ends",
-    ),
-    "_connect_and_get_accessor": (
-        "ray._private.state",
-        "GlobalState",
-        "the CPUs of a run that was killed would stay reserved until the program ends",
     ),
 }
 """Attribute or argument -> the module and class or function that has it, and what breaks without it."""
@@ -296,20 +271,6 @@ def ended_process(head: Any) -> str:
         if any(info.process.poll() is not None for info in head.all_processes.get(kind, ())):
             return str(kind)
     return ""
-
-
-def placement_groups() -> list[Any]:
-    """This job's placement groups that are not removed, as ``PlacementGroupTableData``: it names their creators."""
-    kind = find("PlacementGroupTableData")
-    table = find("state")._connect_and_get_accessor().get_placement_group_table()
-    job = importlib.import_module("ray").get_runtime_context().get_job_id()
-    groups = (kind.FromString(entry) for entry in table)
-    return [group for group in groups if group.creator_job_id.hex() == job and group.state != group.REMOVED]
-
-
-def is_dead(actor_id: str) -> bool:
-    """Whether an actor has ended. A placement group that it made just after it was killed does not say so."""
-    return bool(find("state").actor_table(actor_id).get("State") == "DEAD")
 
 
 def unanswered_since(worker_group: Any) -> dict[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from cifar_ray.orchestration.cluster import ray_internals
+from cifar_ray.orchestration.cluster import optional
 
 
 def remove_abandoned() -> None:
@@ -13,22 +13,18 @@ def remove_abandoned() -> None:
 
     A group that still waits for room counts as well, since it would take the next room there is.
     """
-    for group in ray_internals.placement_groups():
-        creator = ray.ActorID(group.creator_actor_id)
-        if not creator.is_nil() and ray_internals.is_dead(creator.hex()):
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    for group in optional.placement_groups():
+        if group.abandoned:
+            remove_placement_group(PlacementGroup(group.group_id))
 
 
 def held_by(actor_id: str) -> bool:
     """Whether an actor has placement groups, even if it has died."""
-    return any(group.creator_actor_id.hex() == actor_id for group in ray_internals.placement_groups())
+    return any(group.creator == actor_id for group in optional.placement_groups())
 
 
 def holders(resource: str) -> str:
-    """Who holds how much of a resource of the cluster, as ``2 of 3 CPUs are held by ...``."""
+    """How much of a resource of the cluster is in use, as ``2 of 3 CPUs are in use``."""
     total = ray.cluster_resources().get(resource, 0.0)
     held = total - ray.available_resources().get(resource, 0.0)
-    placed = (group for group in ray_internals.placement_groups() if group.state == group.CREATED)
-    own = sum(bundle.unit_resources.get(resource, 0.0) for group in placed for bundle in group.bundles)
-    others = max(held - own, 0.0)
-    return f"of {total:g} {resource}s, this program's own runs hold {own:g} and others {others:g}"
+    return f"{held:g} of {total:g} {resource}s are in use"

@@ -12,13 +12,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from ray.core.generated.autoscaler_pb2 import AutoscalingState
+import ray
 
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import autoscaler, connection, preflight
+from cifar_ray.orchestration.cluster import autoscaler, connection, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, segments
@@ -76,7 +76,8 @@ def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
 
 def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[dict[str, float]]] = []
-    monkeypatch.setattr(autoscaler, "_state", AutoscalingState)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
+    monkeypatch.setattr(optional, "refused_bundles", lambda _: [])
     monkeypatch.setattr(autoscaler, "_bundles", lambda _: [{"CPU": 1.0}])
     monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: sent.append(bundles))
     monkeypatch.setattr(autoscaler, "_REPEAT_S", 3600.0)

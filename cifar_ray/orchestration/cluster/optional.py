@@ -1,0 +1,162 @@
+"""Private parts of Ray that pay: read here, never assigned, and each with a fallback that is right without it.
+
+Ray promises to keep none of them. A part that the installed Ray lacks is logged once, at INFO, and the fallback takes
+its place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import ray
+
+PLAIN = "CIFAR_RAY_PLAIN_RAY"
+
+_logger = logging.getLogger(__name__)
+_missing: set[str] = set()
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def part(fallback: Callable[_P, _T]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorator: call ``fallback`` in place of a function whose private parts of Ray are missing or switched off.
+
+    What Ray's public errors say of the cluster is passed on.
+    """
+
+    def decorate(read: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(read)
+        def reading(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if os.environ.get(PLAIN) != "1":
+                try:
+                    return read(*args, **kwargs)
+                except ray.exceptions.RayError:
+                    raise
+                except Exception as error:
+                    if read.__name__ not in _missing:
+                        _missing.add(read.__name__)
+                        _logger.info("Ray %s has no %s for this program: %r", ray.__version__, read.__name__, error)
+            return fallback(*args, **kwargs)
+
+        return reading
+
+    return decorate
+
+
+def find(path: str) -> Any:
+    """A private part of Ray, by ``module:name``; raises ImportError or AttributeError without it."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _whole_nodes() -> dict[str, dict[str, float]]:
+    """All that the nodes have; of a single one, what is free."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    if len(alive) == 1:
+        return {alive[0]["NodeID"]: ray.available_resources()}
+    return {node["NodeID"]: node["Resources"] for node in alive}
+
+
+@part(_whole_nodes)
+def free_resources() -> dict[str, dict[str, float]]:
+    """What is free on each node, by node id. Without it a run may choose a node that is in use, and waits for it."""
+    return find("ray._private.state:available_resources_per_node")()  # type: ignore[no-any-return]
+
+
+@part(dict[str, int])
+def draining_nodes() -> dict[str, int]:
+    """Nodes about to leave the cluster: node id -> when, in ms since 1970, or 0 when not known.
+
+    Without it a run notices a node that leaves when its workers die.
+    """
+    return find("ray._private.state:state").get_draining_nodes()  # type: ignore[no-any-return]
+
+
+class Greeting(NamedTuple):
+    """What a head says to who knocks.
+
+    Attributes:
+        code: of gRPC, such as ``OK`` or ``UNAUTHENTICATED``.
+        ray_version: the head's, when it answers.
+    """
+
+    code: str
+    ray_version: str
+
+
+def _no_greeting(head: str, timeout_s: float) -> Greeting | None:
+    return None
+
+
+@part(_no_greeting)
+def greeting(head: str, timeout_s: float) -> Greeting | None:
+    """Ask a head for its version. Without it Ray tries a wrong token for 20 s, and says so in its own words."""
+    import grpc
+
+    try:
+        with find("ray._private.gcs_utils:create_gcs_channel")(head) as channel:
+            stub = find("ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub")(channel)
+            request = find("ray.core.generated.gcs_service_pb2:CheckAliveRequest")()
+            return Greeting("OK", stub.CheckAlive(request, timeout=timeout_s).ray_version)
+    except grpc.RpcError as error:
+        return Greeting(error.code().name, "")
+
+
+def _all_accepted(timeout_s: float) -> list[dict[str, float]]:
+    return []
+
+
+@part(_all_accepted)
+def refused_bundles(timeout_s: float) -> list[dict[str, float]]:
+    """Bundles of the request for nodes that the autoscaler cannot meet.
+
+    Without it a run waits for them until ``--start-timeout-s``.
+    """
+    client = find("ray.experimental.internal_kv:internal_kv_get_gcs_client")()
+    reply = find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply").FromString(
+        client.get_cluster_status(timeout_s=timeout_s)
+    )
+    return [
+        dict(group.request.resources_bundle)
+        for constraint in reply.autoscaling_state.infeasible_cluster_resource_constraints
+        for group in constraint.resource_requests
+        for _ in range(group.count)
+    ]
+
+
+class Group(NamedTuple):
+    """A placement group of this job.
+
+    Attributes:
+        group_id: Ray's id of it.
+        creator: id of the actor that made it; empty for the driver's.
+        abandoned: whether that actor has died.
+    """
+
+    group_id: ray.PlacementGroupID
+    creator: str
+    abandoned: bool
+
+
+@part(list[Group])
+def placement_groups() -> list[Group]:
+    """This job's placement groups with their creators, also those that wait for room.
+
+    Without it, what a controller held that was killed is free once Ray notices, or when the program ends.
+    """
+    kind = find("ray.core.generated.gcs_pb2:PlacementGroupTableData")
+    state = find("ray._private.state:state")
+    job = ray.get_runtime_context().get_job_id()
+    groups = []
+    for entry in state._connect_and_get_accessor().get_placement_group_table():
+        group = kind.FromString(entry)
+        if group.creator_job_id.hex() == job and group.state != kind.REMOVED:
+            creator = ray.ActorID(group.creator_actor_id)
+            abandoned = not creator.is_nil() and state.actor_table(creator.hex()).get("State") == "DEAD"
+            groups.append(Group(ray.PlacementGroupID(group.placement_group_id), creator.hex(), abandoned))
+    return groups
