@@ -3,7 +3,7 @@
     python benchmarks/gpu.py                                                       # under 8 minutes
     python benchmarks/gpu.py --device cpu --seconds 0.5 --rounds 1 --only simple_cnn:64 --dry   # does it work?
 
-Needs no Ray and no MLflow, only torch, torchvision, torchmetrics, safetensors, filelock, pydantic, scikit-learn and
+Needs no Ray and no MLflow, only torch, torchvision, safetensors, filelock, pydantic, scikit-learn and
 pytest. What a machine without a network lacks of them can be carried along as wheels:
 
     pip download --only-binary=:all: --python-version 3.12 --dest wheels pydantic    # where there is a network

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from cifar_ray.data import order
 
@@ -77,6 +76,8 @@ def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:
 
 def _operations(side: int) -> list[_Operation]:
     """For images of ``side`` pixels."""
+    from torchvision.transforms.v2 import functional as F  # seconds of CPU time, and few runs use it
+
     return [
         _Operation(lambda images, _: images),
         _Operation(lambda images, by: _sheared(images, [by, 0.0]), 0.3, 0.99, signed=True),
@@ -96,9 +97,13 @@ def _operations(side: int) -> list[_Operation]:
 
 
 def _sheared(images: Tensor, by: list[float]) -> Tensor:
+    from torchvision.transforms.v2 import functional as F
+
     degrees = [math.degrees(math.atan(each)) for each in by]
     return F.affine(images, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
 
 
 def _moved(images: Tensor, by: list[int]) -> Tensor:
+    from torchvision.transforms.v2 import functional as F
+
     return F.affine(images, angle=0.0, translate=by, scale=1.0, shear=[0.0, 0.0])

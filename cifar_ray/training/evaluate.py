@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.config import imports
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import evaluation_batches
 from cifar_ray.strategies.gradients import gather
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
-
-if find_spec("matplotlib"):
-    imports.matplotlib()  # torchmetrics imports it and would not bear a user's MPLBACKEND
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -52,21 +46,22 @@ class Evaluator:
 
     def __init__(self, dataset: Dataset, worker: Worker) -> None:
         self._dataset, self._place = dataset, worker
-        self._confusion = MulticlassConfusionMatrix(dataset.spec.num_classes).to(worker.device)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
 
-        torchmetrics adds the counts of all ranks together; every rank returns the same figures.
+        The counts of all ranks are added together; every rank returns the same figures.
         """
-        self._confusion.reset()
+        classes = self._dataset.spec.num_classes
+        confusion = torch.zeros(classes**2, dtype=torch.int64, device=self._place.device)
         loss = torch.zeros((), dtype=torch.float64, device=self._place.device)  # float32 would lose digits
         for logits, labels in self._logits(model, self._place.rank, self._place.world_size):
             loss += F.cross_entropy(logits.double(), labels, reduction="sum")
-            self._confusion.update(logits.argmax(1), labels)
+            confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
         loss = torch.stack(gather(loss)).sum(0) / len(self._dataset.test.labels)
-        return _evaluation(self._confusion.compute().cpu(), loss.item())
+        confusion = torch.stack(gather(confusion)).sum(0).view(classes, classes)
+        return _evaluation(confusion.cpu(), loss.item())
 
     @torch.inference_mode()
     def alone(self, model: nn.Module) -> tuple[float, float]:
@@ -92,7 +87,7 @@ class Evaluator:
 
 
 def _evaluation(confusion: Tensor, loss: float) -> Evaluation:
-    """Figures of an integer confusion matrix (classes, classes), in float64; torchmetrics' own rates are float32."""
+    """Figures of an integer confusion matrix (classes, classes), in float64."""
     right, images = confusion.diagonal(), confusion.sum()
     true, predicted = confusion.sum(1), confusion.sum(0)
 

@@ -1,6 +1,6 @@
 """Fork Ray's worker processes from one that has imported their modules.
 
-A Ray worker spends seconds of a core on importing torch and torchmetrics, and a run starts several. For a Ray started
+A Ray worker spends seconds of a core on importing torch, and a run starts several. For a Ray started
 on this machine, the fork server imports those modules once and forks a copy of itself for each worker: in place of
 its own ``setup_worker.py``, Ray runs ``fork_client.py``, which asks for a copy and exits when the copy does. The
 server does not import Ray, whose compiled part reads its settings at import, and computes nothing, so that a fork
