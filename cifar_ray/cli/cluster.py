@@ -19,6 +19,7 @@ from cifar_ray.config.cluster_commands import (
     SubmitCommand,
 )
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.display.run import Console
 
 
 def cluster(words: Sequence[str]) -> int:
@@ -115,12 +116,11 @@ def stop(words: Sequence[str]) -> int:
 def serve(words: Sequence[str]) -> int:
     """``cifar-ray serve``."""
     command = flags.read(ServeCommand, words, "serve")
-    if servers.ray_head(command.address) is None:
-        ports.check(command.host, command.port)
-    early.check_runs([command.run], command.tracking_uri)
-    with _extra(), early.loading("loading PyTorch and Ray", always=True):
-        from cifar_ray.orchestration.serving import deployment
-    deployment.serve(command, flags.note)
+    with ports.listen(command.host, command.port) as listener:
+        early.check_runs([command.run], command.tracking_uri)
+        with early.loading("loading PyTorch and MLflow", always=True):
+            from cifar_ray.serving import server
+        server.serve(command, listener, Console().line, flags.note)
     return 0
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.schema import Count
 from cifar_ray.config.train import WhichCheckpoint
 
 
@@ -80,12 +79,6 @@ class ServeCommand:
 
     port: int = 8000
     """Port to listen on."""
-
-    replicas: Count = 1
-    """Copies of the model that share the requests, with one CPU each."""
-
-    address: str | None = None
-    """Ray cluster to run on, whose head then listens (RAY_ADDRESS)."""
 
     tracking_uri: str | None = None
     """MLflow tracking store that has the run."""

@@ -41,8 +41,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     # Join a Ray that is there
     "Config": ("ray._raylet", "settings made after Ray's import would be ignored"),
     "AuthenticationTokenLoader": ("ray._raylet", "a token chosen after Ray's import would be ignored"),
-    # Serving
-    "_get_global_client": ("ray.serve.context", "a served model would be called ready too early"),
     # Ray Train
     "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
     "ControllerCallback": (f"{_V2}.execution.callback", "nodes could not be chosen anew after a failure"),

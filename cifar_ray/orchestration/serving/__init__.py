@@ -1,1 +1,0 @@
-"""A trained model on Ray Serve."""

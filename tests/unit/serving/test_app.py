@@ -1,0 +1,208 @@
+"""The application that classifies images, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi import FastAPI
+from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from torch import Tensor
+
+from cifar_ray.data import SPECS
+from cifar_ray.serving import app as apps
+from cifar_ray.serving.app import Bodies, Served
+
+NAMES = tuple("0123456789")
+
+
+def brightest(images: Tensor) -> Tensor:
+    """A model whose class is the images' mean shade in tenths."""
+    shades = (images.float().mean((1, 2, 3)) / 25.6).long()
+    return 0.5 * torch.nn.functional.one_hot(shades, 10) + 0.05
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    about = {field.name: None for field in dataclasses.fields(Served)}
+    return apps.build(Served(**{**about, "classes": NAMES}), SPECS["digits"], brightest)  # type: ignore[arg-type]
+
+
+def shade(value: int, kind: str = "png") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((20, 30), value, np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+def sending(*parts: bytes, ends: bool = True, announced: str = "") -> Request:
+    """A request whose body comes in these parts, and then ends or leaves one waiting."""
+    messages: Iterator[dict[str, object]] = iter(
+        [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        + [{"type": "http.request", "body": b"", "more_body": False}] * ends
+    )
+
+    async def receive() -> dict[str, object]:
+        for message in messages:
+            return message
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    headers = [(b"content-length", announced.encode())] if announced else []
+    return Request({"type": "http", "method": "POST", "path": "/predict", "headers": headers}, receive)  # type: ignore[arg-type]
+
+
+async def asked(
+    app: FastAPI, body: bytes = b"", method: str = "POST", path: str = "/predict", **scope: Any
+) -> tuple[int, Any, dict[bytes, bytes]]:
+    """Status, JSON and headers of an answer; without a body, one that does not come."""
+    request = sending(body) if body else sending(ends=False)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], **scope}
+    with contextlib.suppress(ZeroDivisionError):  # the server logs it
+        await app(described, request.receive, send)  # type: ignore[arg-type]
+    headers = dict(sent[0]["headers"])
+    assert headers[b"content-type"] == b"application/json"
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:])), headers
+
+
+def test_images_that_come_together_share_forward_passes_and_get_their_own_answers(app: FastAPI) -> None:
+    values = [25 * index % 256 for index in range(50)]
+
+    async def together() -> list[tuple[int, Any, dict[bytes, bytes]]]:
+        return await asyncio.gather(*[asked(app, shade(value), query_string=b"top=1") for value in values])
+
+    answers = asyncio.run(together())
+    assert [said for _, said, _ in answers] == [
+        {"classes": [{"class": str(int(value / 25.6)), "probability": pytest.approx(0.55)}]} for value in values
+    ]
+    sizes = [int(headers[b"x-batch-size"]) for *_, headers in answers]
+    assert 1 < max(sizes) <= apps.MAX_BATCH
+    assert sum(1 / size for size in sizes) < len(values) - 1  # passes
+
+
+def test_an_image_alone_waits_for_no_other(app: FastAPI) -> None:
+    async def one_after_another() -> None:
+        for _ in range(2):
+            status, said, headers = await asked(app, shade(70))
+            assert (status, headers[b"x-batch-size"], len(said["classes"])) == (200, b"1", 10)
+            assert said["classes"][0] == {"class": "2", "probability": pytest.approx(0.55)}
+
+    asyncio.run(one_after_another())
+
+
+def test_an_error_of_the_model_is_told_to_all_whose_images_it_had(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def two_and_one() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "inference_mode", lambda: 1 // 0)
+            failed = await asyncio.gather(asked(app, shade(1)), asked(app, shade(2)))
+        assert [answer[:2] for answer in failed] == [
+            (500, {"error": "/predict failed with ZeroDivisionError"}),
+        ] * 2
+        assert (await asked(app, shade(1)))[0] == 200
+
+    asyncio.run(two_and_one())
+
+
+def too_many_pixels() -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (20_000, 10_000)).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"no image", "it is not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "it is not an image"),
+        (too_many_pixels(), "it has too many pixels; at most 100,000,000 are read"),
+        (shade(9, "bmp")[:-20], "it is truncated or damaged"),
+    ],
+    ids=["text", "a program", "too many pixels", "truncated"],
+)
+def test_what_is_no_image_is_refused(app: FastAPI, body: bytes, reason: str) -> None:
+    assert asyncio.run(asked(app, body))[:2] == (400, {"error": f"cannot read the image: {reason}"})
+
+
+async def received(bodies: Bodies, request: Request) -> bytes | str:
+    """The body, or why there is none."""
+    try:
+        async with bodies.receive(request) as body:
+            return body
+    except HTTPException as error:
+        return f"{error.status_code} {error.detail}"
+
+
+def test_bodies_are_received_while_others_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apps, "BODY_TIMEOUT_S", 1)
+    monkeypatch.setattr(apps, "MAX_REQUESTS", 401)
+
+    async def all_at_once() -> None:
+        bodies = Bodies()
+        slow = [asyncio.create_task(received(bodies, sending(b"half", ends=False))) for _ in range(400)]
+        await asyncio.sleep(0)
+        assert await received(bodies, sending(b"an ", b"image")) == b"an image"
+        assert not any(task.done() for task in slow)
+        last = asyncio.create_task(received(bodies, sending(ends=False)))
+        await asyncio.sleep(0)
+        assert await received(bodies, sending(b"image")) == "503 the server has too many requests; try again"
+        assert set(await asyncio.gather(*slow, last)) == {"408 the body has not arrived within 1 s"}
+        assert await received(bodies, sending(b"image")) == b"image"
+
+    asyncio.run(all_at_once())
+
+
+def test_a_body_has_a_limit_and_so_have_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apps, "MAX_BODY_MIB", 2)
+    monkeypatch.setattr(apps, "MAX_BODIES_MIB", 3)
+    mebibyte = bytes(1 << 20)
+
+    async def some() -> None:
+        bodies = Bodies()
+        large = "413 the body is larger than 2 MiB"
+        assert await received(bodies, sending(ends=False, announced=str((2 << 20) + 1))) == large
+        assert await received(bodies, sending(mebibyte, mebibyte, b"x", ends=False)) == large
+        async with bodies.receive(sending(mebibyte, mebibyte)) as whole:
+            assert len(whole) == 2 << 20
+            assert await received(bodies, sending(mebibyte)) == mebibyte
+            busy = "503 the server has too many requests; try again"
+            assert await received(bodies, sending(mebibyte, b"x", ends=False)) == busy
+        assert await received(bodies, sending(mebibyte, mebibyte)) == mebibyte * 2
+
+    asyncio.run(some())
+
+
+def test_every_refusal_is_json(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(**request: Any) -> tuple[int, str]:
+        status, said, headers = asyncio.run(asked(app, **request))
+        assert status != 405 or headers[b"allow"] == b"POST"
+        return status, said["error"]
+
+    monkeypatch.setattr(apps, "BODY_TIMEOUT_S", 0.05)
+    assert answer() == (408, "the body has not arrived within 0.05 s")
+    assert answer(method="GET") == (405, "/predict takes POST, not GET")
+    assert answer(path="/no") == (404, "there is nothing at /no; send an image to /predict by POST")
+    for top in ("0", "-1", "many", "9" * 5000):
+        sentence = f"top must be a whole number of classes from 1 to 9999, got '{top[:8]}'"
+        assert answer(query_string=f"top={top}".encode()) == (400, sentence)
+    form = [(b"content-type", b"multipart/form-data; boundary=x")]
+    assert answer(headers=form) == (415, "the body must be the image itself, not a form: curl --data-binary @IMAGE")
+    large = [(b"content-length", b"99999999999")]
+    assert answer(headers=large) == (413, "the body is larger than 16 MiB")
+    monkeypatch.setattr(apps, "ANSWER_TIMEOUT_S", 0.01)
+    assert answer() == (408, "the answer took longer than 0.01 s")
