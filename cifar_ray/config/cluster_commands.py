@@ -11,7 +11,7 @@ from cifar_ray.config.train import WhichCheckpoint
 
 @dataclass(frozen=True)
 class ClusterCheckCommand:
-    """Check files for `ray up` without a cloud: Ray's schema, versions, token, open ports, commands, prices."""
+    """Check files for `ray up` offline: your own values, versions, the token, open ports, GPUs of machine types."""
 
     files: Positional[tuple[Path, ...]]
     """Ray cluster files, such as cluster.yaml."""

@@ -49,6 +49,12 @@ class Price:
         return "cuda" if self.gpu else "cpu"
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs it has."""
+        count = self.gpu.split(" ")[0]
+        return int(count) if count.isdecimal() else int(self.gpu != "")
+
+    @property
     def words(self) -> str:
         """The price and where it comes from, in one sentence."""
         market = "spot, a typical value that moves" if self.spot else "on demand"

@@ -112,6 +112,7 @@ def unpack(terminal: Terminal) -> None:
     for old, new in REPLACED.items():
         assert old in text, f"{file.name} has no {old!r} any more"
         text = text.replace(old, new)
+    text = re.sub(r"  # YOURS.*", "", text)  # the values are this network's
     excluded = "--exclude=.git --exclude=.venv --exclude='.*_cache' --exclude=__pycache__"
     for line in (
         f"rsync -a {excluded} {ROOT}/ ~/cifar_ray && cd ~/cifar_ray && export PYTHONPATH=$PWD",

@@ -61,6 +61,7 @@ def test_a_cluster_file_has_the_price_of_its_workers() -> None:
 def test_a_node_type_has_its_own_price() -> None:
     node = {"InstanceType": "g4dn.xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}
     assert cost.of_node_type({"node_config": node}) == cost.find("g4dn.xlarge:spot")
+    assert [cost.find(name).gpus for name in ("m7i.xlarge", "g4dn.xlarge", "g4dn.12xlarge")] == [0, 1, 4]
 
 
 GCP = """
