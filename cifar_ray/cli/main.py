@@ -332,7 +332,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             near = errors.suggestion(words[0], COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
             raise ConfigError("", f"unknown command {errors.brief(words[0])}{near}")
-        return COMMANDS[words[0]][0](words[1:])
+        with tracking.settings():
+            return COMMANDS[words[0]][0](words[1:])
     except ConfigError as error:
         return _complain(error.as_flag(), 2)
     except KeyboardInterrupt:

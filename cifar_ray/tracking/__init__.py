@@ -20,24 +20,12 @@ _SETTINGS = {
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # its lines would break into the display
 }
-"""Variables that MLflow reads when it is imported or used; what a person has set stays."""
-
-_LOGGERS = ("mlflow", "alembic", "sqlalchemy")
-_ours = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-
-
-def set_defaults() -> None:
-    """Set the variables that this program wants MLflow to read."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-
-
-set_defaults()
+"""Variables that MLflow reads at each use; what a person has set stays."""
 
 
 def quieten(verbose: bool) -> None:
     """Silence MLflow and its database tools unless ``verbose``: they also raise what they log."""
-    for name in _LOGGERS:
+    for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.CRITICAL)
     if not verbose:
         # torch's own remark on how it exports a model to MLflow; it concerns nobody who trains.
@@ -45,13 +33,23 @@ def quieten(verbose: bool) -> None:
 
 
 @contextmanager
-def unchanged() -> Iterator[None]:
-    """Context manager: leave variables, warning filters, log levels and MLflow's address as the caller had them."""
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    variables = {name: value for name, value in os.environ.items() if _ours.get(name) != value}
-    set_defaults()
+def settings() -> Iterator[None]:
+    """Context manager: MLflow works with this program's settings where a person has not set others."""
+    before = dict(os.environ)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
-        with warnings.catch_warnings(), same_address():
+        yield
+    finally:
+        restore_variables(before, *_SETTINGS)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
+    variables, loggers = dict(os.environ), _loggers()
+    try:
+        with settings(), warnings.catch_warnings(), same_address():
             if any(action == "error" for action, *_ in warnings.filters):
                 # A warning of Ray or MLflow would end the run, here or in a process that is started.
                 warnings.simplefilter("ignore")
@@ -59,8 +57,18 @@ def unchanged() -> Iterator[None]:
             yield
     finally:
         restore_variables(variables)
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for name, (level, propagate, handlers) in loggers.items():
+            logger = logging.getLogger(name)
+            logger.setLevel(level)
+            logger.propagate, logger.handlers[:] = propagate, handlers
+
+
+def _loggers() -> dict[str, tuple[int, bool, list[logging.Handler]]]:
+    """Name -> level, propagation and handlers of every logger; ``mlflow.pytorch`` configures even the root, "root"."""
+    names = ("root", *logging.root.manager.loggerDict)
+    return {
+        logger.name: (logger.level, logger.propagate, list(logger.handlers)) for logger in map(logging.getLogger, names)
+    }
 
 
 @contextmanager
@@ -72,7 +80,8 @@ def same_address() -> Iterator[None]:
     try:
         yield
     finally:
-        if mlflow := sys.modules.get("mlflow"):
+        mlflow = sys.modules.get("mlflow")
+        if mlflow and mlflow.get_tracking_uri() != before:
             mlflow.set_tracking_uri(None)
             restore_variables(variables, "MLFLOW_TRACKING_URI")
             if before is not None and mlflow.get_tracking_uri() != before:

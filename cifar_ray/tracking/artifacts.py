@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModel, LoggedModelStatus, Run
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import drawing, store
@@ -25,7 +25,7 @@ WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
 _MOST_LABELS = 20
 _one_at_a_time = threading.Lock()
-"""Runs of a sweep end at their own times; torch's export and MLflow's current store are one for all threads."""
+"""Runs of a sweep end at their own times, and torch's export and its generator are one for all threads."""
 
 
 class CheckpointList:
@@ -129,7 +129,7 @@ def log_model(
         epoch: at whose end the checkpoint was written.
     """
     import mlflow
-    from mlflow.models import ModelSignature
+    from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     run = client.get_run(run_id)
@@ -143,7 +143,7 @@ def log_model(
     )
     requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
-    with _one_at_a_time:
+    with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         learned, weights = load()
         logged = client.create_logged_model(
             run.info.experiment_id,
@@ -153,19 +153,37 @@ def log_model(
             tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
             model_type="classifier",
         )
-        with store.as_default(client.tracking_uri), torch.no_grad():
-            mlflow.pytorch.log_model(
+        # mlflow.pytorch.log_model would work on MLflow's own address, which is the user's.
+        status = LoggedModelStatus.FAILED
+        try:
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, epoch)])
+            client.log_batch(run_id, metrics=[_of_model(logged, each) for each in _at(client, run, epoch)])
+            mlflow.pytorch.save_model(
                 learned,
-                model_id=logged.model_id,
-                run_id=run_id,
-                step=epoch,
+                path=f"{folder}/model",
+                mlflow_model=Model(
+                    logged.artifact_location, run_id, model_uuid=logged.model_id, model_id=logged.model_id
+                ),
                 signature=signature,
                 input_example=np.ascontiguousarray(dataset.test.images[:2]),
                 pip_requirements=requirements,
                 serialization_format="pt2",
-                validate_serving_input=False,
                 metadata={"classes": list(dataset.class_names), "dataset": spec.name, "dataset_digest": dataset.digest},
             )
+            client.log_model_artifacts(logged.model_id, f"{folder}/model")
+            status = LoggedModelStatus.READY
+        finally:
+            client.finalize_logged_model(logged.model_id, status)
+
+
+def _at(client: MlflowClient, run: Run, step: int) -> list[Metric]:
+    """The run's metrics at ``step``."""
+    histories = (client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
+    return [metric for history in histories for metric in history if metric.step == step and metric.model_id is None]
+
+
+def _of_model(model: LoggedModel, metric: Metric) -> Metric:
+    return Metric(metric.key, metric.value, metric.timestamp, metric.step, model_id=model.model_id)
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -8,12 +8,14 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.tracking.context import registry
 
+from cifar_ray import tracking
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, pages, store
@@ -42,7 +44,7 @@ class JobRecord:
         journal: path of the file of its reports, as an earlier driver has known it; empty of a new run.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool) -> None:
+    def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool, until_end: ExitStack) -> None:
         self.run_id = run.info.run_id
         self.page = pages.run(client.tracking_uri, run)
         self.is_continued = is_continued
@@ -50,6 +52,7 @@ class JobRecord:
         self._guard = Guard(client.tracking_uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
         self._checkpoints = artifacts.CheckpointList()
+        self._until_end = until_end
 
     @classmethod
     def open(cls, uri: str, experiment: str, name: str, params: Any) -> JobRecord:
@@ -66,19 +69,21 @@ class JobRecord:
         """
         flat = list(flattened(params).items())
         session = uuid.uuid4().hex
-        client = store.connect(uri)
-        with store.refusing(uri):
-            home = store.experiment_id(client, experiment)
-            quoted = name.replace("'", "")
-            found = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
-            known = found[0] if found and _is_same(found[0], dict(flat)) else None
-            if known is None:
-                tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
-                run = client.create_run(home, tags=tags, run_name=name)
-            else:
-                run = known
-                store.take_over(client, run.info.run_id, session)
-        record = cls(client, run, session, known is not None)
+        with ExitStack() as stack:
+            stack.enter_context(tracking.settings())  # so that an absent store does not make the end of the job wait
+            client = store.connect(uri)
+            with store.refusing(uri):
+                home = store.experiment_id(client, experiment)
+                quoted = name.replace("'", "")
+                found = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
+                known = found[0] if found and _is_same(found[0], dict(flat)) else None
+                if known is None:
+                    tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
+                    run = client.create_run(home, tags=tags, run_name=name)
+                else:
+                    run = known
+                    store.take_over(client, run.info.run_id, session)
+            record = cls(client, run, session, known is not None, stack.pop_all())
         for start in range(0, len(flat), _PARAMS_AT_ONCE):
             record._sink.params(dict(flat[start : start + _PARAMS_AT_ONCE]))
         return record
@@ -115,9 +120,10 @@ class JobRecord:
         Returns:
             Whether that was done. If not, the store did not answer; the guard goes on trying for some minutes.
         """
-        if status == "FINISHED":
-            self._sink.call(store.forget_failure)
-        return self._guard.conclude(self._sink.close(status, _PATIENCE_S, time.time()), status)
+        with self._until_end:
+            if status == "FINISHED":
+                self._sink.call(store.forget_failure)
+            return self._guard.conclude(self._sink.close(status, _PATIENCE_S, time.time()), status)
 
 
 def flattened(params: Any) -> dict[str, str]:

@@ -255,7 +255,18 @@ def test_checkpoints_become_models_of_the_run(
     kept = runs.RunFolder(storage.at(str(tmp_path)), "key")
     for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
         record.model(which, partial(kept.classifier, name), digits, epoch)
+    theirs, ended = {mlflow.get_tracking_uri()}, threading.Event()
+
+    def log() -> None:  # as code of the user's would meanwhile, to the store that is set
+        while not ended.wait(0.001):
+            theirs.add(mlflow.get_tracking_uri())
+
+    thread = threading.Thread(target=log)
+    thread.start()
     assert record.end("FINISHED")
+    ended.set()
+    thread.join()
+    assert len(theirs) == 1
     run = client.get_run(record.run_id)
     best, final = artifacts.logged_models(client, run)
     epochs = {output.model_id: output.step for output in run.outputs.model_outputs}
@@ -271,6 +282,9 @@ def test_checkpoints_become_models_of_the_run(
         expected = classifier.load(path)(torch.from_numpy(images)).detach().numpy()
         assert loaded.predict(images) == pytest.approx(expected, abs=1e-5)
         assert (model.params, model.model_type) == (run.data.params, "classifier")
+        (measured,) = {metric.value for metric in model.metrics if metric.key == "test/accuracy"}
+        rows = {row.step: row.metrics for row in outcome.history if row.kind == "epoch"}
+        assert measured == rows[epochs[model.model_id]]["test/accuracy"]
         assert loaded.metadata.signature == ModelSignature(
             Schema([TensorSpec(np.dtype(np.uint8), (-1, 32, 32, 3))]),
             Schema([TensorSpec(np.dtype(np.float32), (-1, 10))]),

@@ -24,11 +24,13 @@ from cifar_ray.config.train import OF_OWN, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run import names
+from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
@@ -92,6 +94,8 @@ class Trial:
         reason: why it is skipped, was stopped, or has failed.
         run_id: its MLflow run, if an earlier driver has made it.
         unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
+        opening: makes or opens its MLflow run, until that is there.
+        held: its events meanwhile.
         times: seconds by phase, and ``images_per_s``, once it has ended.
         accuracy: of its last epoch, if it had finished under an earlier driver.
         epoch: the last one of this driver.
@@ -107,6 +111,8 @@ class Trial:
     folder: RunFolder | None = None
     session: RunSession | None = None
     outcome: Outcome | None = None
+    opening: Background[RunRecord | None] | None = None
+    held: list[Any] = field(default_factory=list)
     recording: threading.Thread | None = None
     times: Mapping[str, float] = field(default_factory=dict)
     accuracy: float | None = None

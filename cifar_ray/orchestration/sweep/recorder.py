@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import singledispatchmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, singledispatchmethod
 from typing import Any
 
 from cifar_ray.config.errors import ConfigError
@@ -14,6 +14,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.planner import Trial
@@ -25,13 +26,22 @@ from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import MEASURE_TAG
 from cifar_ray.training.observer import PHASES, EpochRecord
 
-_STORE_PATIENCE_S = 60.0
-_TAKE_S, _LAST_TAKE_S = 5.0, 30.0
+_STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
+_TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Ray Tune has ended a trial, with an error if ``failed``."""
+
+    failed: bool
 
 
 @dataclass
 class SweepRecorder:
     """Displays and records the runs of one sweep.
+
+    A run's own record is opened in a thread: until MLflow has it, the run trains, and its events are held.
 
     Attributes:
         config: the sweep's.
@@ -52,11 +62,15 @@ class SweepRecorder:
     datasets: Mapping[str, Dataset]
     begun: float
     at_once: int
+    _away: str = ""
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def handle(self, message: TrialEvent) -> None:
         """Display and record one event of a trial; a stopped one may still have some on their way."""
         trial = self.trials[message.index]
-        if trial.state in (boards.WAITING, boards.RUNNING):
+        if trial.opening is not None:
+            trial.held.append(message.event)
+        elif trial.state in (boards.WAITING, boards.RUNNING):
             self._on(message.event, trial)
 
     @singledispatchmethod
@@ -74,18 +88,9 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: TrialStarted, trial: Trial) -> None:
-        assert trial.config is not None
-        assert trial.folder is not None
         self.board.begin(trial.index)
         trial.state = boards.RUNNING
-        trial.session = RunSession(
-            trial.config,
-            self.datasets[trial.config.dataset_key],
-            trial.folder,
-            self._open_record(trial, event.at),
-            RunView(self.board, trial.index),
-            trial.unused_gpus,
-        )
+        trial.opening = Background(partial(self._open_record, trial, event.at), "open-record")
 
     @_on.register
     def _(self, event: TrialFinished, trial: Trial) -> None:
@@ -95,16 +100,44 @@ class SweepRecorder:
         trial.outcome, trial.times = event.outcome, event.outcome.times
         self.close(trial, boards.FINISHED, boards.result(event.outcome.metrics["test/accuracy"], trial.times))
 
-    def _open_record(self, trial: Trial, begun: float) -> RunRecord:
-        """The trial's run in MLflow; a store that is away for a moment does not end the sweep."""
-        end = time.monotonic() + _STORE_PATIENCE_S
-        while True:
+    @_on.register
+    def _(self, event: _Ended, trial: Trial) -> None:
+        if event.failed or self.config.scheduler == "none":
+            self.close(trial, boards.FAILED, "the process that drove it has died")
+        else:
+            when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
+            self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
+
+    def _open_record(self, trial: Trial, begun: float) -> RunRecord | None:
+        """The trial's run in MLflow, as soon as the store answers; None when the sweep has ended before."""
+        while not self._over.is_set():
             try:
-                return self._record_of(trial, begun)
-            except ConfigError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(1)
+                record = self._record_of(trial, begun)
+            except ConfigError as error:
+                self._away = store.reason(error)
+                self._over.wait(_STORE_PAUSE_S)
+            else:
+                self._away = ""
+                return record
+        return None
+
+    def _take_up(self, trial: Trial, opening: Background[RunRecord | None]) -> None:
+        """Once MLflow has the trial's run, display and record what has happened meanwhile."""
+        if opening.running:
+            if self._away:
+                RunView(self.board, trial.index).doing("training; MLflow does not answer")
+                self.board.line_once(f"MLflow takes nothing ({self._away}); training goes on, and it is tried again")
+            return
+        if opening.error is not None:
+            raise opening.error
+        assert opening.result is not None
+        assert trial.config is not None
+        assert trial.folder is not None
+        dataset, view = self.datasets[trial.config.dataset_key], RunView(self.board, trial.index)
+        trial.session = RunSession(trial.config, dataset, trial.folder, opening.result, view, trial.unused_gpus)
+        trial.opening, held, trial.held = None, trial.held, []
+        for event in held:
+            self.handle(TrialEvent(trial.index, event))
 
     def _record_of(self, trial: Trial, begun: float) -> RunRecord:
         assert trial.config is not None
@@ -142,20 +175,28 @@ class SweepRecorder:
             for event in mailbox.take(_LAST_TAKE_S):
                 self.handle(event)
         for index, failed in ended:
-            self._close_silent(index, failed)
+            self.handle(TrialEvent(index, _Ended(failed)))
+        for trial in self.trials:
+            if trial.opening is not None:
+                self._take_up(trial, trial.opening)
 
-    def _close_silent(self, index: int, failed: bool) -> None:
-        trial = self.trials[index]
-        if trial.state not in (boards.RUNNING, boards.WAITING):
-            return
-        if failed or self.config.scheduler == "none":
-            self.close(trial, boards.FAILED, "the process that drove it has died")
-        else:
-            when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
-            self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
+    def settle(self, check: Callable[[], None]) -> None:
+        """Wait a while for a store that is away, and close the runs that it does not have by then."""
+        end = time.monotonic() + _STORE_PATIENCE_S
+        while late := [trial for trial in self.trials if trial.opening is not None]:
+            for trial in late:
+                assert trial.opening is not None
+                self._take_up(trial, trial.opening)
+                if trial.opening is not None and time.monotonic() >= end:
+                    trial.opening = None
+                    own = [event.reason for event in trial.held if isinstance(event, TrialFinished) and event.reason]
+                    self.close(trial, boards.FAILED, *own or [f"MLflow has no record of it ({self._away})"])
+            check()
+            time.sleep(_POLL_S)
 
     def end_runs(self) -> None:
         """Set the status of the runs that are interrupted with the sweep, and wait until every run's is set."""
+        self._over.set()
         for trial in self.trials:
             if trial.state == boards.RUNNING and trial.session is not None:
                 _end_session(trial, trial.session, "KILLED")

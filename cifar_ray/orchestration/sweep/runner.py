@@ -333,6 +333,7 @@ class _Sweep:
                 tuning.wait(_POLL_S)
                 recorder.catch_up(mailbox, tuning.take_ended())
             recorder.catch_up(mailbox, tuning.take_ended())
+            recorder.settle(check)
         except RAY_LOST:
             raise
         except BaseException:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from rich.console import Console
 
+from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
+from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox, Progress
+from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.sweep import planner
+from cifar_ray.orchestration.sweep import recorder as recorders
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
-from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished
-from cifar_ray.training.observer import EpochRecord, Outcome, Row
+from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
+from cifar_ray.tracking import parent, store
+from cifar_ray.tracking.parent import SweepRecord
+from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint
+from tests.support import mlflow_store
 
 
 class Filled(Mailbox):
@@ -42,6 +52,17 @@ def recorder(scheduler: str = "none") -> SweepRecorder:
     record: Any = SimpleNamespace(figures=figures.append, told=figures)
     board = Board([trial.cell.name for trial in trials], time.time())
     return SweepRecorder(config, trials, board, None, record, {}, time.time(), 1)  # type: ignore[arg-type]
+
+
+def recorder_of(client: MlflowClient, folder: Path, digits: Dataset) -> SweepRecorder:
+    """As :func:`recorder`, with a store that has the sweep."""
+    made = recorder()
+    made.client = client
+    made.record = SweepRecord.create(client, made.config, str(folder), "")
+    for trial in made.trials:
+        trial.state, trial.folder = boards.WAITING, RunFolder(storage.at(str(folder / trial.slug)), trial.slug)
+    made.datasets = {trial.config.dataset_key: digits for trial in made.trials if trial.config}
+    return made
 
 
 def outcome(seconds: float) -> Outcome:
@@ -74,6 +95,57 @@ def test_a_run_that_ends_without_a_report_was_stopped_or_has_died(
     made = recorder(scheduler)
     made.catch_up(Filled(), [(1, failed)])
     assert [(trial.state, trial.reason) for trial in made.trials] == [(boards.RUNNING, ""), end]
+
+
+def until(made: SweepRecorder, true: Callable[[], bool]) -> None:
+    """Let the recorder look for news as the driver does."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        made.catch_up(Filled(), [])
+        time.sleep(0.01)
+
+
+def test_a_store_that_is_away_as_a_run_starts_has_it_later_and_the_driver_does_not_wait(
+    tmp_path: Path, digits: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    made = recorder_of(client, tmp_path, digits)
+    trial = made.trials[0]
+    mlflow_store.refuse(client, "INSERT ON runs")
+    figures = {"epoch_s": 1.5, "test/accuracy": 0.5, "epoch_images_per_s": 1000.0}
+    epoch = EpochRecord(Row("epoch", 1, 0, figures), [], {})
+    events = [TrialStarted(time.time()), SavedCheckpoint(tmp_path, 1, 1, "", 0.5, False), epoch]
+    made.catch_up(Filled(*(TrialEvent(0, event) for event in events)), [])  # which returns
+    until(made, lambda: "MLflow takes nothing (no room); training goes on" in capsys.readouterr().out)
+    assert trial.session is None
+    mlflow_store.alter(client, "DROP TRIGGER full")
+    until(made, lambda: trial.session is not None)
+    made.catch_up(Filled(TrialEvent(0, TrialFinished(None, "it died"))), [])
+    made.end_runs()
+    made.end("FINISHED")
+    (run,) = parent.children(client, client.get_run(made.record.run_id))
+    assert (run.info.status, run.data.metrics["epoch_s"]) == ("FAILED", 1.5)
+    assert run.data.tags[store.FAILURE_TAG] == "it died"
+
+
+def test_a_run_that_no_store_has_at_the_end_has_failed(
+    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorders, "_STORE_PATIENCE_S", 0)
+    client = mlflow_store.new_store(tmp_path)
+    made = recorder_of(client, tmp_path, digits)
+    mlflow_store.refuse(client, "INSERT ON runs")
+    for index, event in enumerate((TrialFinished(outcome(2.0)), TrialFinished(None, "rank 0: it died"))):
+        made.catch_up(Filled(TrialEvent(index, TrialStarted(time.time())), TrialEvent(index, event)), [])
+    until(made, lambda: bool(made._away))
+    made.settle(lambda: None)
+    assert [(trial.state, trial.reason) for trial in made.trials] == [
+        (boards.FAILED, "MLflow has no record of it (no room)"),
+        (boards.FAILED, "rank 0: it died"),
+    ]
+    made.end_runs()
+    made.end("FINISHED")
 
 
 def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
