@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -25,6 +26,16 @@ def ray_head(given: str | None) -> str | None:
     chosen = given or os.environ.get("RAY_ADDRESS")
     addresses.check("address", chosen)
     return None if chosen in (None, "", "local") else chosen
+
+
+def use_token() -> None:
+    """Have Ray show a cluster the token that is there, as ``ray start`` does, unless RAY_AUTH_MODE decides.
+
+    For a process of this program alone, and before Ray is imported, which is when it reads the variable.
+    """
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path("~/.ray/auth_token").expanduser()
+    if os.environ.get("RAY_AUTH_TOKEN") or Path(path).is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def is_made_up(config: TrainConfig) -> bool:

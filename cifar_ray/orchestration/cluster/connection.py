@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ from typing import Any
 import ray
 
 from cifar_ray.config import files, imports, servers
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import local, optional, ray_internals
@@ -24,7 +26,6 @@ from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
 _LONGEST_REASON = 300
-_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the command of a job
 
 
 @contextmanager
@@ -35,8 +36,8 @@ def connected(
 
     Args:
         config: which Ray to join or start.
-        functions: import paths of the user's own. Their modules are sent to a cluster that is joined, but for a job,
-            whose working folder is there already; a Ray that is started here finds them where this process does.
+        functions: import paths of the user's own. Their modules are sent to a cluster that is joined; a Ray that is
+            started here finds them where this process does.
         doing: called with what is being done, once nothing is wrong with what was asked for.
 
     Yields:
@@ -60,18 +61,17 @@ def connected(
             imports.refuse_hiding(folder, _loaded_before)
     doing("joining Ray" if joins else "starting Ray")
     with ExitStack() as stack:
-        stack.enter_context(ray_internals.without_sigterm_handler())
-        if not config.verbose:
-            stack.enter_context(ray_internals.without_notices())
         if ray.is_initialized():
             yield str
         elif head:
-            stack.enter_context(token())
             stack.callback(ray.shutdown)
-            _join(head, config, [] if _JOB in os.environ else imports.to_ship(functions))
+            with _same_sigterm_handler():
+                _join(head, config, imports.to_ship(functions))
             yield str
         else:
-            yield stack.enter_context(local.running(config))
+            with _same_sigterm_handler():
+                ended = stack.enter_context(local.running(config))
+            yield ended
 
 
 def address(config: TrainConfig) -> str | None:
@@ -131,10 +131,27 @@ def shares_a_machine(config: TrainConfig) -> bool:
     return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
 
 
+@contextmanager
+def _same_sigterm_handler() -> Iterator[None]:
+    """Context manager: keep the handler of SIGTERM. Ray's own exits at once, with locks held and the run open.
+
+    Raises:
+        InterruptedRunError: after a SIGTERM that has come once Ray had set its handler.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        raise InterruptedRunError(signal.SIGTERM) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Ray sets none
+            signal.signal(signal.SIGTERM, before)
+
+
 @functools.cache
 def _loaded_before() -> set[str]:
     """Modules that one of Ray's workers imports before the user's folders are on its path."""
-    listed = "import ray._private.workers.default_worker, sys; print(*sys.modules)"
+    listed = "import ray, sys; print(*sys.modules)"
     words = [sys.executable, "-c", f"import sys; sys.path[:] = [*filter(None, sys.path)]; {listed}"]
     return set(subprocess.run(words, capture_output=True, text=True).stdout.split())
 

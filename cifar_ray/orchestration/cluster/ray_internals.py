@@ -24,8 +24,6 @@ _V2 = "ray.train.v2._internal"
 
 INTERNALS: dict[str, tuple[str, str]] = {
     # Start Ray on this machine
-    "set_sigterm_handler": ("ray._private.utils", "Ray's handler would exit at once, with locks held and the run open"),
-    "print_to_stdstream": ("ray._private.worker", "Ray's notices of dead workers would tear the progress display"),
     "_global_node": ("ray._private.worker", "a head that was killed would be waited for, for a minute"),
     "ENABLE_RAY_CLUSTER": ("ray._private.ray_constants", "a Ray for one run would listen on every interface"),
     "ENABLE_RAY_CLUSTERS_ENV_VAR": ("ray._private.ray_constants", "workers would look for the head elsewhere"),
@@ -165,16 +163,6 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 def _reread_environment() -> None:
     find("Config").initialize("")
     find("AuthenticationTokenLoader").instance().reset_cache()
-
-
-def without_sigterm_handler() -> Any:
-    """Context manager: keep Ray from installing its SIGTERM handler, which exits without releasing locks."""
-    return _replaced(set_sigterm_handler=lambda handler: None)
-
-
-def without_notices() -> Any:
-    """Context manager: drop Ray's notices of dead workers and busy nodes; the run reports them itself."""
-    return _replaced(print_to_stdstream=lambda *_, **__: None)
 
 
 def on_loopback() -> Any:

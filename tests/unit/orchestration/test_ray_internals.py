@@ -30,7 +30,7 @@ def test_one_that_is_gone_is_named_with_what_breaks(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_replaced_comes_back() -> None:
-    before = ray_internals.set_sigterm_handler
-    with ray_internals.without_sigterm_handler():
-        assert ray_internals.set_sigterm_handler is not before
-    assert ray_internals.set_sigterm_handler is before
+    before = ray_internals.ENABLE_RAY_CLUSTER
+    with ray_internals.on_loopback():
+        assert ray_internals.ENABLE_RAY_CLUSTER is False
+    assert ray_internals.ENABLE_RAY_CLUSTER is before
