@@ -259,7 +259,7 @@ def test_a_wrong_token(person: Person, resident: Person, cluster: Cluster) -> No
 def pretending(folder: Path, statement: str) -> dict[str, str]:
     """Variables by which a command says that it is of another version."""
     (folder / "sitecustomize.py").write_text(statement)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])]), "RAY_AUTH_MODE": "token"}
 
 
 def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path: Path) -> None:

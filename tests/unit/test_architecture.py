@@ -93,16 +93,5 @@ def test_only_one_room_knows_it(library: str, only: str) -> None:
     assert users == {only}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_parts_of_ray_are_in_one_module(path: Path) -> None:
-    inside = ("ray.core.generated", "ray.experimental", "ray.cluster_utils")
-    private = [
-        name
-        for name in imports(path)
-        if name.startswith("ray.") and (name.startswith(inside) or any(part[0] == "_" for part in name.split(".")))
-    ]
-    assert not private, "these belong into cifar_ray/orchestration/cluster/ray_internals.py"
-
-
 def test_the_loop_is_short_enough_to_be_read_at_once() -> None:
     assert len((PACKAGE / "training" / "loop.py").read_text().splitlines()) < 80

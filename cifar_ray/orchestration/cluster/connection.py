@@ -64,6 +64,7 @@ def connected(
         if ray.is_initialized():
             yield str
         elif head:
+            stack.enter_context(token())
             stack.callback(ray.shutdown)
             with _same_sigterm_handler():
                 _join(head, config, imports.to_ship(functions))
