@@ -147,6 +147,10 @@ class RunRecord:
         """Record the reason of a failure."""
         self._sink.tags({store.FAILURE_TAG: reason})
 
+    def text(self, name: str, text: str) -> None:
+        """Log a text as an artifact."""
+        self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
+
     def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Log the node and device of every worker as an artifact."""
         self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,9 @@ from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import connection, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
+from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
 
 _POLL_S = 1.0
@@ -49,12 +51,16 @@ class NodeAllocator:
     Attributes:
         report: called now and then while waiting.
         check: called while waiting; what it raises ends the wait.
+        log: called with a sentence on what was decided.
         excluded: ids of nodes that an elastic run does not use.
+        tested: ids of nodes from which the run's storage can be used.
     """
 
     report: Report
-    check: Callable[[], None]
+    check: Callable[[], object]
+    log: Callable[[str], object] = str
     excluded: set[str] = field(default_factory=set)
+    tested: set[str] = field(default_factory=set)
     demand: Demand = field(default_factory=Demand)
     _requested: float = 0.0
 
@@ -93,6 +99,37 @@ class NodeAllocator:
             self.check()
             time.sleep(_POLL_S)
 
+    def again(self, folder: Folder, config: ResolvedConfig, held: Counter[str]) -> Allocation:
+        """Choose nodes for workers that start again, and test the storage from those that are new.
+
+        Args:
+            folder: the run's.
+            config: a config with its topology decided.
+            held: node id -> workers that the run had there and may have again.
+
+        Raises:
+            RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
+        """
+        while True:
+            try:  # no node is added to a Ray that was started here
+                chosen = self.allocate(config, held, patient=connection.address(config) is not None)
+            except ConfigError as error:
+                raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
+            untested = set(chosen.nodes) - self.tested
+            nodes = [node for node in connection.nodes() if node.node_id in untested] if untested else []
+            try:
+                problems = preflight.problems(folder, chosen.config, nodes)
+            except OSError:  # the driver itself cannot reach the storage now, which says nothing about a node
+                return chosen
+            if not problems:
+                self.tested.update(chosen.nodes)
+                return chosen
+            for problem in problems.values():
+                if chosen.config.elastic is None:
+                    raise RunFailedError(problem.as_flag())
+                self.log(f"going on without a node: {problem.as_flag()}")
+            self.excluded.update(problems)
+
     def request_missing(self, config: ResolvedConfig, placed: int) -> None:
         """While a run trains, ask the autoscaler for what is missing only: a node with workers is not idle anyway.
 
@@ -110,9 +147,11 @@ class NodeAllocator:
 
 
 @contextmanager
-def allocator(report: Report, check: Callable[[], None]) -> Iterator[NodeAllocator]:
+def allocator(
+    report: Report, check: Callable[[], object], log: Callable[[str], object] = str
+) -> Iterator[NodeAllocator]:
     """Context manager: a run's :class:`NodeAllocator`; at its end the cluster may shrink again."""
-    made = NodeAllocator(report, check)
+    made = NodeAllocator(report, check, log)
     try:
         yield made
     finally:

@@ -1,121 +1,211 @@
-"""One Ray Train run: start it, pass on its events, and return its outcome or raise why it failed."""
+"""One start of a run's workers with Ray Train: pass on their events, and tell how they ended."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.train
+from ray.train.backend import Backend
+from ray.train.torch import TorchConfig, TorchTrainer
 
-from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.variables import variables
 from cifar_ray.orchestration.cluster import reservations
-from cifar_ray.orchestration.run import events, trainer
+from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run.background import Background
-from cifar_ray.orchestration.run.callbacks import NotPlacedError
-from cifar_ray.orchestration.run.events import ControllerStarted, Mailbox, Placed, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.events import Mailbox, Stopped
+from cifar_ray.orchestration.run.failures import Failure, Kind
 from cifar_ray.orchestration.run.interrupts import RAY_LOST
-from cifar_ray.orchestration.run.trainer import Attempt
-from cifar_ray.training.observer import Outcome, Started
+from cifar_ray.orchestration.run.workers import Workers
+from cifar_ray.storage import Folder
+from cifar_ray.training.observer import Launch, Outcome
 
+NODE_ID_LABEL = "ray.io/node-id"
 _POLL_S = 0.5
 _TAKE_S, _LAST_TAKE_S = 5.0, 30.0
-_CONTROLLER_START_S, _ABORT_S = 5.0, 5.0
-_FREE_S, _SETTLED_S = 5.0, 1.0
+_FREE_S = 10.0
 _LONGEST_REASON = 200
 
 
-def run(attempt: Attempt, handle: Callable[[Any], None], check: Callable[[], bool]) -> Outcome | Stopped:
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run's workers on nodes chosen for them.
+
+    Attributes:
+        allocation: config and nodes.
+        dataset: the data in Ray's object store.
+        folder: the run's.
+        launch: what the driver has done so far.
+        stoppable: whether the workers can stop between two steps.
+        start_s: seconds to wait for room.
+    """
+
+    allocation: Allocation
+    dataset: ray.ObjectRef
+    folder: Folder
+    launch: Launch
+    stoppable: bool
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Workers have raised or died; ``failures`` by rank, ``stacks`` as of :class:`Workers`."""
+
+    failures: dict[int, Failure]
+    stacks: dict[int, str]
+
+
+@dataclass(frozen=True)
+class NotPlaced:
+    """No worker has started in time."""
+
+
+Ended = Outcome | Stopped | Failed | NotPlaced
+
+
+def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check: Callable[..., bool]) -> Ended:
     """Train on the connected cluster.
 
     Args:
         attempt: what to train, and where.
+        mailbox: carries the events.
         handle: called in this thread with every event of ``events`` and ``training.observer``.
-        check: called in this thread several times a second. It returns True when the workers should stop between two
-            steps, all after the same one; what it raises ends the run.
-
-    Returns:
-        The outcome; or after which step the workers have stopped, if some were left to train.
-
-    Raises:
-        RunFailedError: when training fails, for whatever reason.
+        check: called in this thread several times a second with whether the workers could stop between two steps
+            now. It returns whether they should; what it raises ends them at once.
     """
-    mailbox = events.open_mailbox(attempt.launch)
-    fitting = Background(trainer.build(attempt, mailbox).fit, "trainer-fit")
-    controller: Any = None
-    running = False
-    failure: WorkersFailed | None = None
-    try:
-        for event in _events(fitting, mailbox, check):
-            if isinstance(event, ControllerStarted):
-                controller = event.actor
-            elif isinstance(event, WorkersFailed):
-                failure, running = event, False
-            elif isinstance(event, Placed):
-                running = True
-            elif isinstance(event, Started):
-                failure = None
-            handle(event)
-    except RAY_LOST:  # there is nothing left to end
-        raise
-    except BaseException:
-        _end(controller, running, fitting, mailbox)
-        raise
-    if isinstance(fitting.error, ray.exceptions.RayActorError):
-        _free(controller)
-    if fitting.error is not None:
-        raise _failed(fitting.error, failure) from fitting.error
-    assert fitting.result is not None
-    outcome = fitting.result.return_value
-    assert outcome is not None, "rank 0 returns the outcome"
-    return outcome.at(time.time()) if isinstance(outcome, Outcome) else outcome
+    config = attempt.allocation.config
+    workers = Workers(config.hang_timeout_s)
+    ended: Outcome | Stopped | None = None
+    mailbox.ask_to_stop(False)
+    with variables(_variables(attempt)):
+        fitting = Background(_trainer(attempt, mailbox).fit, "trainer-fit")
+        try:
+            is_last = False
+            while not is_last:
+                is_last = not fitting.running
+                if check(workers.training and attempt.stoppable):  # each time: a mailbox that was restarted forgot it
+                    mailbox.ask_to_stop()
+                fitting.wait(_POLL_S)
+                for event in mailbox.take(_LAST_TAKE_S if is_last else _TAKE_S):
+                    if isinstance(event, Outcome | Stopped):
+                        ended = event.at(time.time()) if isinstance(event, Outcome) else event
+                    else:
+                        workers.hear(event)
+                        handle(event)
+                for silent in workers.silent():
+                    handle(silent)
+        except RAY_LOST:  # there is nothing left to end
+            raise
+        except BaseException:
+            workers.kill()
+            fitting.wait(_FREE_S)
+            reservations.remove_abandoned()
+            raise
+    if ended is not None:
+        return ended
+    reservations.remove_abandoned()  # of a controller that was killed
+    return _failed(fitting.error, workers)
 
 
-def _events(fitting: Background[Any], mailbox: Mailbox, check: Callable[[], bool]) -> Iterator[Any]:
-    """Events until the trainer has ended."""
-    stopping = False
-    while fitting.running:
-        stopping = check() or stopping
-        if stopping:  # again and again: a mailbox that was restarted does not know
-            mailbox.ask_to_stop()
-        fitting.wait(_POLL_S)
-        yield from mailbox.take(_TAKE_S)
-    yield from mailbox.take(_LAST_TAKE_S)
+def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:
+    if isinstance(error, ray.train.WorkerGroupError):
+        return Failed(workers.left(error.worker_failures), workers.stacks)
+    if workers.failures or workers.placed:
+        return Failed(workers.failures or {0: Failure(Kind.PASSING, _sentence(error))}, workers.stacks)
+    if isinstance(error, ray.train.ControllerError):
+        return NotPlaced()
+    return Failed({0: Failure(Kind.UNKNOWN, _sentence(error))}, {})
 
 
-def _end(controller: Any, running: bool, fitting: Background[Any], mailbox: Mailbox) -> None:
-    """End the controller and its workers, even if they are only starting, and free what they hold."""
-    mailbox.cancel()
-    deadline = time.monotonic() + _CONTROLLER_START_S
-    while controller is None and fitting.running and time.monotonic() < deadline:
-        controller = next((event.actor for event in mailbox.take(1) if isinstance(event, ControllerStarted)), None)
-    if controller is None:  # once it has started, it ends by itself
-        return
-    if running:  # otherwise it waits for workers or room, and answers no call
-        ray.wait([controller.abort.remote()], timeout=_ABORT_S)
-    ray.kill(controller)
-    _free(controller)
-    fitting.wait(_FREE_S)
-
-
-def _free(controller: Any) -> None:
-    """Free what a controller holds that was killed: its process may make a placement group until it notices."""
-    killed = time.monotonic()
-    while controller is not None and time.monotonic() < killed + _FREE_S:
-        reservations.remove_abandoned()
-        time.sleep(_POLL_S / 5)
-        if time.monotonic() > killed + _SETTLED_S and not reservations.held_by(controller._actor_id.hex()):
-            return
-
-
-def _failed(error: BaseException, failure: WorkersFailed | None) -> RunFailedError:
-    """What to raise for an error of the trainer; ``failure`` is that of its last workers."""
-    cause = getattr(error, "controller_failure", None)
-    if isinstance(cause, NotPlacedError):
-        return RunFailedError(str(cause), recoverable=True)
-    if failure is not None:
-        return RunFailedError(str(failure), recoverable=not failure.final)
-    if isinstance(error, ray.exceptions.RayActorError):  # when workers die, there is a failure
-        return RunFailedError("Ray Train's controller has died: its process was killed, or its node has left")
+def _sentence(error: BaseException | None) -> str:
+    if error is None:
+        return "its result was lost with the mailbox"
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "Ray Train's controller has died: its process was killed, or its node has left"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RunFailedError(lines[-1][:_LONGEST_REASON] if lines else type(error).__name__)
+    return lines[-1][:_LONGEST_REASON] if lines else type(error).__name__
+
+
+def _trainer(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
+    """Ray Train's trainer for one attempt: it restarts nothing."""
+    config = attempt.allocation.config
+    known = [each.name for each in dataclasses.fields(ray.train.FailureConfig)]
+    none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
+    return TorchTrainer(
+        _train_loop,
+        train_loop_config={
+            "config": config,
+            "dataset": attempt.dataset,
+            "folder": attempt.folder,
+            "launch": attempt.launch,
+            "mailbox": mailbox,
+            "stoppable": attempt.stoppable,
+        },
+        torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
+        scaling_config=_scaling(attempt.allocation),
+        run_config=ray.train.RunConfig(
+            name=f"attempt-{time.time_ns()}",
+            storage_path=str(attempt.folder.disk / "ray_train"),
+            failure_config=ray.train.FailureConfig(**{name: zero for name, zero in none.items() if name in known}),
+            **_quiet(config),
+        ),
+    )
+
+
+def _quiet(config: ResolvedConfig) -> dict[str, Any]:
+    """Ray Train's own log, where this Ray can be asked not to show it."""
+    if config.verbose or not hasattr(ray.train, "LoggingConfig"):
+        return {}
+    return {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
+
+
+def _scaling(allocation: Allocation) -> ray.train.ScalingConfig:
+    config = allocation.config
+    anywhere = config.placement.nodes == 1 and config.elastic is None
+    gpus = config.gpus_reserved
+    return ray.train.ScalingConfig(
+        num_workers=config.world_size,
+        use_gpu=bool(gpus),
+        resources_per_worker={"CPU": config.cpus_reserved, **({"GPU": gpus} if gpus else {})},
+        placement_strategy="STRICT_PACK" if anywhere else "PACK",
+        # Ray packs or spreads, but cannot place exactly W workers on each of N nodes; a selector per worker does.
+        label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in allocation.nodes],
+    )
+
+
+def _variables(attempt: Attempt) -> dict[str, str]:
+    """What Ray Train reads when the trainer starts."""
+    return {
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(attempt.start_s),
+        # The driver ends a worker that does not answer, after keeping its stacks; Ray does if the driver cannot.
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # the default of 2 s would delay the end of every attempt
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(1.5 * attempt.allocation.config.hang_timeout_s),
+    }
+
+
+def _train_loop(payload: dict[str, Any]) -> None:
+    # Imported in the worker only: the driver and Ray's controller do not need what it loads.
+    from cifar_ray.orchestration.run.worker import train_loop
+
+    train_loop(payload)
+
+
+class _WorkersConnect(Backend):
+    """Leaves the process group to the workers, but lets those of a node see each other's GPUs, as NCCL needs."""
+
+    share_cuda_visible_devices = True
+
+
+class _NoProcessGroup(TorchConfig):
+    """``TorchConfig`` that starts no process group: it could not choose the network interface."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _WorkersConnect

@@ -20,11 +20,12 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, results, segments
+from cifar_ray.orchestration.run import checkpoints, results
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.listeners import Callback, checked
+from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.storage import Lock
@@ -153,11 +154,11 @@ def resume(
 @contextmanager
 def _allocated(
     config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console
-) -> Iterator[tuple[Allocation, Callable[[], None], NodeAllocator]]:
+) -> Iterator[tuple[Allocation, Callable[..., bool], NodeAllocator]]:
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
         connected(config, console, [held], imports.functions(config)) as check,
-        allocation.allocator(console.waiting, check) as allocator,
+        allocation.allocator(console.waiting, check, console.line) as allocator,
     ):
         chosen = allocator.allocate(config)
         preflight.check_storage(folder.folder, chosen.config)
@@ -168,7 +169,7 @@ def _run(
     session: RunSession,
     chosen: Allocation,
     launch: Launch,
-    check: Callable[[], None],
+    check: Callable[..., bool],
     allocator: NodeAllocator,
     console: Console,
     is_resumed: bool = False,
@@ -180,7 +181,7 @@ def _run(
         sharing = time.perf_counter()
         dataset = ray.put(session.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        outcome = segments.train(session, chosen, dataset, launch, check, allocator)
+        outcome = Run(session.folder.folder, dataset, session.handle, check, allocator).train(chosen, launch)
         session.view.doing("recording the result")
         session.finish(outcome)
         status = "FINISHED"

@@ -1,30 +1,21 @@
 """Events of a run, and the mailbox that carries them to the driver.
 
-Ray Train's own ``report`` holds one report per worker until the controller's next poll, so it is used once per epoch.
-Everything that is displayed or recorded goes through a mailbox, an actor beside the driver: posting never waits, and
-losing the mailbox never stops training. A sweep's mailbox carries the events of all its trials.
+Ray Train's own ``report`` is a barrier over all workers, so it is not used. Everything that is displayed or recorded
+goes through a mailbox, an actor beside the driver: posting never waits, and losing the mailbox never stops training. A
+sweep's mailbox carries the events of all its trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.training.observer import Launch, Started
-
-_ANSWER_S = 5.0
-
-
-@dataclass(frozen=True)
-class ControllerStarted:
-    """Ray Train's controller runs; ``actor`` is its handle."""
-
-    actor: Any
+from cifar_ray.orchestration.run.failures import Failure, Verdict
 
 
 @dataclass(frozen=True)
@@ -53,6 +44,25 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A worker's process has begun; the driver can end it.
+
+    Attributes:
+        rank: of the worker.
+        actor: its handle.
+        node_id: Ray's id of its node.
+        pid: its process id.
+        stacks: file on its node into which it writes its Python stacks when it gets ``SIGUSR2``.
+    """
+
+    rank: int
+    actor: Any
+    node_id: str
+    pid: int
+    stacks: str
+
+
+@dataclass(frozen=True)
 class NoRoom:
     """The workers have waited ``seconds`` for room in the cluster, and go on waiting."""
 
@@ -69,11 +79,26 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class SystemSample:
-    """Load of one node at one moment; ``metrics`` has MLflow's names without the ``system/`` prefix."""
+class Heartbeat:
+    """A worker's process runs Python; from the first worker of a node, with the load of the node.
 
+    Attributes:
+        rank: of the worker.
+        timestamp_ms: when, since 1970.
+        metrics: the load, with MLflow's names without the ``system/`` prefix.
+    """
+
+    rank: int
     timestamp_ms: int
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class WorkerRaised:
+    """A worker has raised; ``failure`` is what, as text."""
+
+    rank: int
+    failure: Failure
 
 
 @dataclass(frozen=True)
@@ -81,21 +106,14 @@ class WorkersFailed:
     """Workers raised or died.
 
     Attributes:
-        reasons: rank -> one sentence.
-        final: whether trying again would fail the same way, so that the run ends here.
-        trace: the traceback of the first one, as text.
-        key: what two equal failures have in common.
-        saved: optimizer steps in the newest checkpoint.
+        verdict: what has happened first.
+        number: how many failures the run has had, with this one.
+        stacks: rank -> the Python stacks of a worker that did not answer.
     """
 
-    reasons: dict[int, str]
-    final: bool
-    trace: str = ""
-    key: tuple[str, str] = ("", "")
-    saved: int = 0
-
-    def __str__(self) -> str:
-        return "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(self.reasons.items()))
+    verdict: Verdict
+    number: int = 1
+    stacks: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,36 +156,16 @@ class Moved:
 class _MailboxActor:
     """The actor of a mailbox."""
 
-    def __init__(self, launch: Launch | None) -> None:
+    def __init__(self) -> None:
         self._events: list[Any] = []
         self._stop = False
-        self._cancelled = False
-        self._launch = launch
-        self._precision = ""
-
-    def launch(self) -> Launch | None:
-        return self._launch
-
-    def precision(self) -> str:
-        return self._precision
-
-    def relaunch(self, launch: Launch) -> None:
-        self._launch = launch
 
     def post(self, event: Any) -> bool:
         self._events.append(event)
-        if isinstance(event, Started):
-            self._precision = event.config.precision
         return self._stop
 
-    def stop(self) -> None:
-        self._stop = True
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def cancelled(self) -> bool:
-        return self._cancelled
+    def ask_to_stop(self, stop: bool) -> None:
+        self._stop = stop
 
     def take(self) -> list[Any]:
         events, self._events = self._events, []
@@ -185,7 +183,7 @@ class Mailbox:
         """Send an event without waiting.
 
         Returns:
-            A reference to whether the run has been asked to stop.
+            A reference to whether the workers have been asked to stop.
         """
         return self.actor.post.remote(event)
 
@@ -204,42 +202,16 @@ class Mailbox:
         self._taking = None
         return events
 
-    def ask_to_stop(self) -> None:
-        """Tell rank 0, in the answer to its next post, that all workers should stop."""
-        self.actor.stop.remote()
-
-    def cancel(self) -> None:
-        """Have the controller start no more workers."""
-        self.actor.cancel.remote()
-
-    def cancelled(self) -> bool:
-        """Whether the controller should start no more workers; False when the mailbox does not answer."""
-        try:
-            return ray.get(self.actor.cancelled.remote(), timeout=_ANSWER_S)
-        except (ray.exceptions.RayError, TimeoutError):
-            return False
-
-    def launch(self) -> Launch:
-        """When the current start of the workers began, for the phases of their times."""
-        return ray.get(self.actor.launch.remote())
-
-    def precision(self) -> str:
-        """The precision in which earlier workers of the run have trained; empty when there were none."""
-        return ray.get(self.actor.precision.remote())
-
-    def relaunch(self, begun: float) -> None:
-        """Workers that start from now on count from ``begun``, a ``time.time()``."""
-        self.actor.relaunch.remote(Launch(begun, 0.0))
+    def ask_to_stop(self, stop: bool = True) -> None:
+        """Tell rank 0, in the answer to its next post, that all workers should stop; or, later, that they need not."""
+        self.actor.ask_to_stop.remote(stop)
 
 
-def open_mailbox(launch: Launch | None = None) -> Mailbox:
+def open_mailbox() -> Mailbox:
     """Make a mailbox on the driver's node; it ends with the driver. Ray restarts it when it is killed.
 
-    The display loses what it held then; the figures come again with the run's outcome. What is posted meanwhile waits.
-
-    Args:
-        launch: when the run began, and what the driver has done since; None for a sweep's mailbox.
+    What it held then is lost: the figures come again with the run's outcome. What is posted meanwhile waits.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     kept = ray.remote(_MailboxActor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
-    return Mailbox(kept.remote(launch))
+    return Mailbox(kept.remote())

@@ -24,8 +24,6 @@ import torch.distributed as dist
 
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.cluster.ray_internals import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
-from cifar_ray.orchestration.run.events import WorkersFailed
 from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 
@@ -68,14 +66,6 @@ class Failure:
         return f"{self.error} ({where})" if where else self.error
 
 
-class WorkerError(Exception):
-    """Raised in a worker in place of any error: its ``failure`` travels to the driver."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure)
-
-
 _SENTENCES = (ConfigError, CheckpointError, DivergedError, StorageError)
 """Errors whose messages are for users."""
 _OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA( driver)? error: out of memory|_STATUS_ALLOC_FAILED")
@@ -110,33 +100,43 @@ def of(error: BaseException) -> Failure:
     return Failure(kind, _sentence(error), step, function, trace, time.time(), saved)
 
 
-def judge(errors: Mapping[int, BaseException], before: WorkersFailed | None) -> WorkersFailed:
+DIED = Failure(Kind.PASSING, "its process has died or does not answer")
+"""Of a worker that has said nothing of itself."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What has happened first among the workers.
+
+    Attributes:
+        reason: in one sentence.
+        final: whether another attempt would fail the same way.
+        trace: the traceback of the first worker.
+        key: what two equal failures have in common.
+        saved: optimizer steps in the newest checkpoint.
+    """
+
+    reason: str
+    final: bool
+    trace: str
+    key: tuple[str, str]
+    saved: int
+
+
+def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
     """Tell what has happened first, and whether the run ends.
 
     Args:
-        errors: what Ray Train has got of the workers, by rank.
-        before: the run's last failure.
+        failures: the errors of the workers, by rank.
+        before: what was told of the run's last failure.
     """
-    failures = {rank: _received(error) for rank, error in errors.items()}
-    causes = {rank: one for rank, one in failures.items() if one.kind is not Kind.CONSEQUENCE} or failures
-    first = min(causes.values(), key=lambda one: one.at)
-    reasons = {rank: str(one) for rank, one in causes.items() if one.at == first.at}
-    key, final = (first.error, first.function), first.kind is Kind.FINAL
+    causes = {rank: failure for rank, failure in failures.items() if failure.kind is not Kind.CONSEQUENCE} or failures
+    first = min(causes.values(), key=lambda failure: failure.at)
+    key, final, twice = (first.error, first.function), first.kind is Kind.FINAL, ""
     if first.kind is Kind.UNKNOWN and before is not None and before.key == key and before.saved >= first.saved:
-        final = True
-        reasons = {rank: f"{reason}, twice without a newer checkpoint" for rank, reason in reasons.items()}
-    return WorkersFailed(reasons, final, first.trace, key, first.saved)
-
-
-def _received(error: BaseException) -> Failure:
-    """What the controller has got of a worker: its own words, or that there are none."""
-    if isinstance(error, WorkerError):
-        return error.failure
-    if isinstance(error, WorkerHealthCheckFailedError):
-        return Failure(Kind.PASSING, "its process has died or does not answer")
-    if isinstance(error, WorkerHealthCheckTimeoutError):
-        return Failure(Kind.PASSING, "its process has not answered for too long (--hang-timeout-s)")
-    return Failure(_kind(error, False), _sentence(error))  # Ray Train itself failed
+        final, twice = True, ", twice without a newer checkpoint"
+    reasons = [f"rank {rank}: {failure}{twice}" for rank, failure in sorted(causes.items()) if failure.at == first.at]
+    return Verdict("; ".join(reasons), final, first.trace, key, first.saved)
 
 
 def _sentence(error: BaseException) -> str:

@@ -37,12 +37,13 @@ RAY_LOST = (RayLostError, InterruptedWithRayError)
 @contextmanager
 def connected(
     config: TrainConfig, display: Display, locks: Sequence[Lock] = (), functions: Sequence[str] = ()
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[..., bool]]:
     """Context manager: a connection to Ray.
 
     Yields:
         A function to call several times a second: it raises after a signal, or when a lock or Ray is lost. (A signal
-        handler must not raise inside Ray's compiled code.)
+        handler must not raise inside Ray's compiled code.) Called with True, since workers can stop with a checkpoint,
+        it returns True after the first signal, and raises after the second.
 
     Args:
         config: which Ray to join or start.
@@ -51,16 +52,25 @@ def connected(
         functions: import paths of the user's own that workers need: their files are sent to the cluster.
     """
     pending: list[int] = []
+    told = False
 
-    def check() -> None:
+    def check(can_stop: bool = False) -> bool:
+        nonlocal told
         if pending:
-            display.line("interrupted; stopping Ray")
-            if pending[0] == signal.SIGTERM:
+            if not told and pending[0] == signal.SIGTERM:
                 time.sleep(_SPREAD_S)
-            raise (InterruptedWithRayError if ended() else InterruptedRunError)(pending[0])
-        if lost := ended():
+            lost = ended()
+            stops = can_stop and len(pending) == 1 and not lost
+            if not (told and stops):
+                again = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+                display.line(again if stops else "interrupted; stopping Ray")
+                told = True
+            if not stops:
+                raise (InterruptedWithRayError if lost else InterruptedRunError)(pending[0])
+        elif lost := ended():
             raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
         check_locks(locks)
+        return bool(pending)
 
     # Twice, since Ray's compiled part installs a handler of its own when it starts.
     with signals(pending), connection.connected(config, functions, display.doing) as ended, signals(pending):

@@ -19,6 +19,7 @@ from cifar_ray.display.run import View, cpu_note, made_up_note
 from cifar_ray.display.terminal import tilde
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.events import (
+    Heartbeat,
     Moved,
     NodeLeaving,
     NoRoom,
@@ -27,9 +28,9 @@ from cifar_ray.orchestration.run.events import (
     RoomToGrow,
     Silent,
     Stopped,
-    SystemSample,
     WorkersFailed,
 )
+from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.train_result import TrainResult
@@ -49,8 +50,7 @@ class RunSession:
         config: the resolved config, with its device decided.
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         callbacks: the caller's own.
-        failures: how often workers have failed so far.
-        last_failure: the last of these.
+        verdict: on the last failure of the workers.
     """
 
     config: ResolvedConfig
@@ -60,8 +60,7 @@ class RunSession:
     view: View
     unused_gpus: str = ""
     callbacks: Sequence[Callback] = ()
-    failures: int = 0
-    last_failure: WorkersFailed | None = None
+    verdict: Verdict | None = None
     _placed: dict[int, Placed] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
     _segments: list[str] = field(init=False)
@@ -91,8 +90,8 @@ class RunSession:
     @property
     def is_void(self) -> bool:
         """Whether the run failed before its first checkpoint with an error that cannot pass: resuming it is no use."""
-        failure = self.last_failure
-        return failure is not None and failure.final and failure.saved == 0 and not self._saved
+        verdict = self.verdict
+        return verdict is not None and verdict.final and verdict.saved == 0 and not self._saved
 
     def announce(self) -> None:
         """Display what will be trained."""
@@ -142,8 +141,9 @@ class RunSession:
         self._callbacks.call("checkpoint", event)
 
     @_on.register
-    def _(self, event: SystemSample) -> None:
-        self.record.system(event.timestamp_ms, event.metrics)
+    def _(self, event: Heartbeat) -> None:
+        if event.metrics:
+            self.record.system(event.timestamp_ms, event.metrics)
 
     @_on.register
     def _(self, event: NoRoom) -> None:
@@ -191,17 +191,18 @@ class RunSession:
 
     @_on.register
     def _(self, event: WorkersFailed) -> None:
-        self.failures += 1
-        self.last_failure = event
+        verdict = self.verdict = event.verdict
         self._placed.clear()
-        if event.final or self.failures > self.config.max_failures:
-            if event.trace:
-                self.view.line(event.trace)
+        for rank, stacks in event.stacks.items():
+            self.record.text(f"hangs/failure{event.number}_rank{rank}.txt", stacks)
+        if verdict.final or event.number > self.config.max_failures:
+            if verdict.trace:
+                self.view.line(verdict.trace)
             return
-        self.record.tags({"cifar_ray.worker_failures": str(self.failures)})
+        self.record.tags({"cifar_ray.worker_failures": str(event.number)})
         self.view.line(
-            f"workers failed ({event}); restarting from the newest checkpoint, "
-            f"failure {self.failures} of at most {self.config.max_failures}"
+            f"workers failed ({verdict.reason}); restarting from the newest checkpoint, "
+            f"failure {event.number} of at most {self.config.max_failures}"
         )
 
     @_on.register
@@ -236,10 +237,6 @@ class RunSession:
         self.config = config
         self._placed.clear()
         self.view.doing("starting the workers")
-
-    def workers_by_node(self) -> Counter[str]:
-        """Node id -> workers there that have started since the last failure or move."""
-        return Counter(placed.node_id for placed in self._placed.values())
 
     def finish(self, outcome: Outcome) -> None:
         """Record the outcome; :meth:`end` is still to be called."""

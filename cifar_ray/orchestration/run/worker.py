@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -17,64 +21,128 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
+from ray.train.collective import broadcast_from_rank_zero
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from cifar_ray.config import topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
-from cifar_ray.orchestration.run.events import Mailbox, Placed, Progress, Stopped, SystemSample
-from cifar_ray.orchestration.run.failures import WorkerError
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
+from cifar_ray.orchestration.run.workers import BEATS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware, recipe
+from cifar_ray.training import hardware
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.5
 _SAMPLE_INTERVAL_S = 5.0
 _FIRST_SAMPLE_S = 1.0
+_DELIVERY_S = 30.0
 
 
-def train_loop(payload: dict[str, Any]) -> Outcome | Stopped | None:
-    """Ray Train's ``train_loop_per_worker``.
+def train_loop(payload: dict[str, Any]) -> None:
+    """Ray Train's ``train_loop_per_worker``; rank 0 posts the outcome, or where the run has stopped.
 
     Args:
-        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``mailbox``, and
+        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``, and
             ``stoppable``: whether the driver may ask the run to stop between two steps.
 
-    Returns:
-        The outcome, or where the run has stopped, on rank 0; None elsewhere.
-
     Raises:
-        WorkerError: in place of any error.
+        RuntimeError: in place of any error, which is posted as text.
     """
-    try:
-        return _train(payload)
-    except BaseException as error:
-        raise WorkerError(failures.of(error)) from error
+    config, mailbox = payload["config"], payload["mailbox"]
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
+        faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
+        mailbox.post(
+            Joined(
+                rank,
+                ray.get_runtime_context().current_actor,
+                ray.get_runtime_context().get_node_id(),
+                os.getpid(),
+                f"/proc/{os.getpid()}/fd/{stacks.fileno()}",
+            )
+        )
+        try:
+            with collectives(world_size, rank, config):
+                ended = _train(payload, rank, world_size, heart)
+        except BaseException as error:
+            failure = failures.of(error)
+            _wait(mailbox.post(WorkerRaised(rank, failure)))
+            raise RuntimeError(str(failure)) from None
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+        if rank == 0:
+            _wait(mailbox.post(ended))
 
 
-def _train(payload: dict[str, Any]) -> Outcome | Stopped | None:
+def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -> Outcome | Stopped:
     config: ResolvedConfig = payload["config"]
     mailbox: Mailbox = payload["mailbox"]
-    launch = mailbox.launch()
+    launch: Launch = payload["launch"]
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker, node = _context(config, mailbox)
-    config = _as_before(config, mailbox, worker)
-    outcome: Outcome | Stopped
-    with _sampling(mailbox, worker, node), _checkpoints(payload["folder"], config, worker) as writer:
+    worker, node = _context(config, mailbox, rank, world_size)
+    heart.node = node if worker.local_rank == 0 else None
+    with _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
         try:
-            outcome = fit(config, dataset, writer.path, worker, observer, launch, server, asked)
+            return fit(config, dataset, writer.path, worker, observer, launch, server, asked)
         except StoppedError as stop:
-            outcome = Stopped(stop.step)
-    observer.flush()
-    return outcome if worker.rank == 0 else None
+            return Stopped(stop.step)
+
+
+def _wait(posted: ray.ObjectRef) -> None:
+    """Wait until a post has arrived, or the mailbox is lost."""
+    ray.wait([posted], timeout=_DELIVERY_S)
+
+
+@contextmanager
+def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[None]:
+    """Context manager: the process group of several workers, on the network interface with their nodes' addresses.
+
+    After an error, the process group is left to the end of the process: others may never answer.
+    """
+    if world_size == 1:
+        yield
+        return
+    choose_interface()
+    timeout = timedelta(seconds=2 * config.hang_timeout_s)
+    store: Any = None
+    if rank == 0:
+        store = TCPStore(ray.util.get_node_ip_address(), 0, world_size, True, timeout, wait_for_workers=False)
+    host, port = broadcast_from_rank_zero((store.host, store.port) if rank == 0 else None)
+    store = store or TCPStore(host, port, world_size, False, timeout)
+    backend = "nccl" if config.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    yield
+    dist.destroy_process_group()
+
+
+def choose_interface() -> None:
+    """Set the network interface of gloo and NCCL, unless the environment does.
+
+    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
+    """
+    name = interface_of(ray.util.get_node_ip_address())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an IP address, or an empty string."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address and entry.family in (socket.AF_INET, socket.AF_INET6) for entry in entries):
+            return name
+    return ""
 
 
 class MailboxObserver:
@@ -112,8 +180,6 @@ class MailboxObserver:
     def epoch_done(self, record: EpochRecord) -> None:
         if self._rank == 0:
             self._post(record)
-        # A barrier over all ranks; Ray Tune's callbacks receive it.
-        ray.train.report({"epoch": record.row.step, **record.row.metrics})
         self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
@@ -128,24 +194,17 @@ class MailboxObserver:
             self._unread = None
         return self._stop
 
-    def flush(self) -> None:
-        """Wait until all posts have arrived, or the mailbox is lost."""
-        if self._last is not None:
-            ray.wait([self._last], timeout=10)
-
     def _post(self, event: Any) -> None:
         self._last = self._mailbox.post(event)
 
 
-def _context(config: ResolvedConfig, mailbox: Mailbox) -> tuple[Worker, int]:
-    """This worker's rank, world size, local rank, node and device; checks that all workers are where they should be.
+def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int) -> tuple[Worker, int]:
+    """This worker's node, local rank and device; checks that all workers are where they should be.
 
     Returns:
         It, and the number of its node: the node of rank 0 is number 0.
     """
-    context = ray.train.get_context()
     node_id = ray.get_runtime_context().get_node_id()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
     node_ids: list[Any] = [node_id]
     if world_size > 1:
         node_ids = [None] * world_size
@@ -169,19 +228,6 @@ def _context(config: ResolvedConfig, mailbox: Mailbox) -> tuple[Worker, int]:
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
 
 
-def _as_before(config: ResolvedConfig, mailbox: Mailbox, worker: Worker) -> ResolvedConfig:
-    """The config in the precision that workers before these have measured: two measurements may differ.
-
-    Rank 0 asks for all: a post that is still on its way might answer one rank and not another.
-    """
-    if config.precision != "auto":
-        return config
-    known = [mailbox.precision() if worker.rank == 0 else ""]
-    if worker.world_size > 1:
-        dist.broadcast_object_list(known, src=0, device=worker.device)
-    return recipe.with_precision(config, known[0] or "auto")
-
-
 @contextmanager
 def _checkpoints(folder: Folder, config: ResolvedConfig, worker: Worker) -> Iterator[checkpoints.Writer]:
     """Context manager: where rank 0 writes checkpoints; the other ranks write none."""
@@ -192,25 +238,34 @@ def _checkpoints(folder: Folder, config: ResolvedConfig, worker: Worker) -> Iter
         yield writer
 
 
-@contextmanager
-def _sampling(mailbox: Mailbox, worker: Worker, node: int) -> Iterator[None]:
-    """Context manager: the first worker of each node samples the load of its node, by the node's number."""
-    stop = threading.Event()
+class _Heart(threading.Thread):
+    """Context manager: posts heartbeats, those of the first worker of a node with its load.
 
-    def sample() -> None:
+    Attributes:
+        node: the number of the node whose load is sampled; None when another worker does that.
+    """
+
+    def __init__(self, config: ResolvedConfig, mailbox: Mailbox, rank: int) -> None:
+        super().__init__(daemon=True, name="heartbeat")
+        self.node: int | None = None
+        self._interval_s = min(_SAMPLE_INTERVAL_S, config.hang_timeout_s / BEATS)
+        self._mailbox, self._rank = mailbox, rank
+        self._stopping = threading.Event()
+
+    def __enter__(self) -> _Heart:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
         psutil.cpu_percent()  # the first call only sets the start of the interval
         pause = _FIRST_SAMPLE_S  # so that short runs get a sample
-        while not stop.wait(pause):
-            pause = _SAMPLE_INTERVAL_S
-            metrics = {f"node{node}/{name}": value for name, value in _load().items()}
-            mailbox.post(SystemSample(time.time_ns() // 1_000_000, metrics))
-
-    if worker.local_rank == 0:
-        threading.Thread(target=sample, daemon=True, name="system-metrics").start()
-    try:
-        yield
-    finally:
-        stop.set()
+        while not self._stopping.wait(pause):
+            pause = self._interval_s
+            load = {} if self.node is None else {f"node{self.node}/{name}": value for name, value in _load().items()}
+            self._mailbox.post(Heartbeat(self._rank, time.time_ns() // 1_000_000, load))
 
 
 def _load() -> dict[str, float]:

@@ -316,7 +316,7 @@ class _Sweep:
             board.line(cpu_note(reason))
 
     def _train(
-        self, recorder: SweepRecorder, datasets: dict[str, Dataset], at_once: int, check: Callable[[], None]
+        self, recorder: SweepRecorder, datasets: dict[str, Dataset], at_once: int, check: Callable[[], object]
     ) -> None:
         mailbox = events.open_mailbox()
         racing = [config for _, config in self._waiting()] if self._config.scheduler == "asha" else None

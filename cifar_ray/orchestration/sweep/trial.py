@@ -16,10 +16,9 @@ import ray.tune
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
-from cifar_ray.orchestration.run import attempt
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
-from cifar_ray.orchestration.run.trainer import Attempt
+from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
@@ -110,17 +109,18 @@ class SweepTrial(ray.tune.Trainable):
                 metrics = event.row.metrics
                 self._reports.put({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
 
-        def check() -> bool:
-            if self._stopping.is_set():
+        def check(can_stop: bool = False) -> bool:
+            asked = self._stopping.is_set()
+            if asked and not can_stop:
                 raise _StoppedEarlyError
-            return False
+            return asked
 
         try:
             handle(TrialStarted(begun))
             chosen = allocation.at_topology(spec.config)
-            one = Attempt(chosen, self._datasets[spec.config.dataset_key], spec.folder, Launch(begun, 0.0))
-            outcome = attempt.run(one, handle, check)
-            assert isinstance(outcome, Outcome), "trials are not asked to stop"
+            dataset = self._datasets[spec.config.dataset_key]
+            with allocation.allocator(lambda *_: None, check) as allocator:
+                outcome = Run(spec.folder, dataset, handle, check, allocator).train(chosen, Launch(begun, 0.0))
             finished = TrialFinished(outcome)
         except _StoppedEarlyError:
             return

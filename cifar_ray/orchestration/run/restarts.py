@@ -1,0 +1,224 @@
+"""The one loop that restarts workers: after a failure, when a node leaves, or when there is room for more of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from cifar_ray import strategies
+from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.cluster import allocation, connection, reservations
+from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
+from cifar_ray.orchestration.run import attempt, events, failures
+from cifar_ray.orchestration.run.attempt import Attempt, Ended, NotPlaced
+from cifar_ray.orchestration.run.events import Moved, NodeLeaving, NoRoom, Placed, RoomToGrow, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.storage import Folder
+from cifar_ray.training.observer import Launch, Outcome, Started
+
+_CHECK_S = 1.0
+_FIRST_TRY_S, _LONGEST_TRY_S = 15.0, 120.0
+_SETTLED_S = 3.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """The run has ended."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Start again from the newest checkpoint after a failure."""
+
+    failed: WorkersFailed
+
+
+@dataclass(frozen=True)
+class Move:
+    """Start again without a failure, on nodes chosen anew; ``waited_s``: for room, since the first try."""
+
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The run fails; ``failed`` when it was its workers that did."""
+
+    reason: str
+    failed: WorkersFailed | None = None
+
+
+@dataclass
+class Past:
+    """What has happened to a run in this driver.
+
+    Attributes:
+        failures: how often its workers have failed.
+        verdict: of the last failure.
+        waiting_since: ``time.monotonic()`` of the first try of a start that found no room; None when it trains.
+    """
+
+    failures: int = 0
+    verdict: Verdict | None = None
+    waiting_since: float | None = None
+
+
+def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Done | Retry | Move | GiveUp:
+    """What to do after an attempt that has begun at ``begun``, by ``time.monotonic()``; adds it to ``past``."""
+    if isinstance(ended, Outcome):
+        return Done(ended)
+    if isinstance(ended, NotPlaced):
+        past.waiting_since = past.waiting_since or begun
+        waited = time.monotonic() - past.waiting_since
+        if waited < config.start_timeout_s:
+            return Move(waited)
+        return GiveUp(
+            f"the workers of topology {config.topology} could not be placed within {config.start_timeout_s:g} s "
+            "(--start-timeout-s)"
+        )
+    past.waiting_since = None
+    if isinstance(ended, Stopped):
+        return Move()
+    past.failures += 1
+    past.verdict = failures.judge(ended.failures, past.verdict)
+    failed = WorkersFailed(past.verdict, past.failures, ended.stacks)
+    if past.verdict.final or past.failures > config.max_failures:
+        return GiveUp(past.verdict.reason, failed)
+    return Retry(failed)
+
+
+@dataclass
+class Run:
+    """A run that trains on the connected cluster, in its driver or in a trial's process.
+
+    Attributes:
+        folder: the run's.
+        dataset: the data in Ray's object store.
+        handle: called with every event.
+        check: as for :func:`cifar_ray.orchestration.run.attempt.run`; it is also called while nothing can stop, and
+            then raises what ends the run.
+        allocator: chooses the nodes after the first attempt.
+    """
+
+    folder: Folder
+    dataset: ray.ObjectRef
+    handle: Callable[[Any], None]
+    check: Callable[..., bool]
+    allocator: NodeAllocator
+    _config: ResolvedConfig = field(init=False)
+    _nodes: dict[int, str] = field(default_factory=dict)
+    _past: Past = field(default_factory=Past)
+    _watch: _Watch = field(init=False)
+
+    def train(self, chosen: Allocation, launch: Launch) -> Outcome:
+        """Train to the end, however often the workers start.
+
+        A move because a node leaves with notice, or because there is room for more workers, is not a failure.
+
+        Args:
+            chosen: config and nodes of the first attempt.
+            launch: what the driver has done so far.
+
+        Raises:
+            RunFailedError: when training fails, or no nodes come in time.
+        """
+        self.allocator.tested.update(chosen.nodes)
+        mailbox = events.open_mailbox()
+        while True:
+            self._config, begun = chosen.config, time.monotonic()
+            self._nodes.clear()
+            self._watch = _Watch(self.allocator)
+            stoppable = strategies.of(chosen.config).synchronous
+            one = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
+            ended = attempt.run(one, mailbox, self._hear, self._should_stop)
+            if not isinstance(ended, Outcome):
+                self.check()
+            decision = decide(ended, self._past, self._config, begun)
+            if isinstance(decision, Done):
+                return decision.outcome
+            if isinstance(decision, GiveUp):
+                if decision.failed is not None:
+                    self.handle(decision.failed)
+                    raise RunFailedError(decision.reason)
+                kind = "GPU" if self._config.gpus_reserved else "CPU"
+                raise RunFailedError(f"{decision.reason}: {reservations.holders(kind)}")
+            if isinstance(decision, Retry):
+                self.handle(decision.failed)
+            elif isinstance(ended, Stopped):
+                self.handle(ended)
+            else:
+                self.handle(NoRoom(decision.waited_s))
+            launch = Launch(time.time(), 0.0)
+            chosen = self.allocator.again(self.folder, self._config, Counter(self._nodes.values()))
+            if not isinstance(ended, NotPlaced) or chosen.config.topology != self._config.topology:
+                self.handle(Moved(chosen.config))
+
+    def _start_s(self) -> float:
+        """Seconds to wait for room in one attempt: more each time, since another node may have room by then."""
+        waited = 0.0 if self._past.waiting_since is None else time.monotonic() - self._past.waiting_since
+        return min(max(_FIRST_TRY_S, waited), _LONGEST_TRY_S, max(self._config.start_timeout_s - waited, 1.0))
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, Placed):
+            self._nodes[event.rank] = event.node_id
+        elif isinstance(event, Started):
+            self._config = event.config
+        self.handle(event)
+
+    def _should_stop(self, possible: bool) -> bool:
+        if self.check(possible):
+            return True
+        held = Counter(self._nodes.values())
+        self.allocator.request_missing(self._config, held.total())
+        if possible and (why := self._watch.stop(self._config, held)):
+            self.handle(why)
+        return self._watch.decided
+
+
+@dataclass
+class _Watch:
+    """Decides when the workers of an attempt should stop to go on elsewhere."""
+
+    allocator: NodeAllocator
+    decided: bool = False
+    _checked: float = 0.0
+    _room_since: float | None = None
+
+    def stop(self, config: ResolvedConfig, held: Counter[str]) -> NodeLeaving | RoomToGrow | None:
+        """Why workers should stop, once."""
+        now = time.monotonic()
+        if self.decided or now - self._checked < _CHECK_S:
+            return None
+        self._checked = now
+        with suppress(ray.exceptions.RayError):  # the head is slow to answer; the next check may succeed
+            decision = self._leaving(held) or self._growing(config, held, now)
+            self.decided = decision is not None
+            return decision
+        return None
+
+    def _leaving(self, held: Counter[str]) -> NodeLeaving | None:
+        leaving = connection.draining()
+        return next((NodeLeaving(node, leaving[node]) for node in held if node in leaving), None)
+
+    def _growing(self, config: ResolvedConfig, held: Counter[str], now: float) -> RoomToGrow | None:
+        """More workers, once there has been room for some seconds: nodes that start together come one by one."""
+        if config.elastic is None or held.total() < config.world_size:  # they have not all started yet
+            return None
+        try:
+            wider = allocation.choose(config, held, self.allocator.excluded).config
+        except TooSmallError:
+            return None
+        if wider.world_size <= config.world_size:
+            self._room_since = None
+            return None
+        self._room_since = self._room_since or now
+        return RoomToGrow(wider.topology) if now - self._room_since >= _SETTLED_S else None

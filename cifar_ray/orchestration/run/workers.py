@@ -1,0 +1,116 @@
+"""The workers of one attempt as the driver knows them: who has started, who is silent, and what each has raised."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Placed, Silent, WorkerRaised
+from cifar_ray.orchestration.run.failures import DIED, Failure, Kind
+from cifar_ray.training.observer import Started
+
+_TOLD_S = 60.0
+_STACKS_S, _ANSWER_S = 2.0, 60.0
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+BEATS = 4
+"""Heartbeats of a worker within ``--hang-timeout-s``, at least."""
+
+
+@dataclass
+class Workers:
+    """The workers of one attempt, by rank.
+
+    Attributes:
+        hang_timeout_s: seconds of silence after which a worker's process is ended.
+        placed: those that have started.
+        training: whether their first step has come.
+        failures: what they have raised, or why they were ended.
+        stacks: the Python stacks of those that did not answer.
+    """
+
+    hang_timeout_s: float
+    placed: dict[int, Placed] = field(default_factory=dict)
+    training: bool = False
+    failures: dict[int, Failure] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+    _joined: dict[int, Joined] = field(default_factory=dict)
+    _heard: dict[int, float] = field(default_factory=dict)
+    _told: set[int] = field(default_factory=set)
+
+    def hear(self, event: Any) -> None:
+        """Take note of an event."""
+        if isinstance(event, Joined):
+            self._joined[event.rank] = event
+        elif isinstance(event, Placed):
+            self.placed[event.rank] = event
+        elif isinstance(event, Started):
+            self.training = True
+        elif isinstance(event, WorkerRaised):
+            self.failures[event.rank] = event.failure
+        if isinstance(event, Joined | Heartbeat):
+            self._heard[event.rank] = time.monotonic()
+            self._told.discard(event.rank)
+
+    def silent(self) -> list[Silent]:
+        """Workers that have been silent for some time, each once; those silent for too long are ended."""
+        now = time.monotonic()
+        quiet = {rank: now - heard for rank, heard in self._heard.items() if rank not in self.failures}
+        told = []
+        for rank, seconds in quiet.items():
+            if seconds >= self.hang_timeout_s:
+                self._end(rank)
+            elif seconds >= min(_TOLD_S, self.hang_timeout_s / 2) and rank not in self._told:
+                self._told.add(rank)
+                told.append(Silent(rank, seconds))
+        return told
+
+    def kill(self) -> None:
+        """End all workers at once; Ray Train's controller then frees what they held."""
+        for joined in self._joined.values():
+            with suppress(ray.exceptions.RayError):
+                ray.kill(joined.actor)
+
+    def _end(self, rank: int) -> None:
+        """Keep the Python stacks of a worker that does not answer, and kill its process."""
+        joined = self._joined[rank]
+        where = NodeAffinitySchedulingStrategy(joined.node_id, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(_end).options(scheduling_strategy=where)
+        with suppress(ray.exceptions.RayError, TimeoutError):  # the whole node is gone
+            self.stacks[rank] = ray.get(task.remote(joined.pid, joined.stacks), timeout=_ANSWER_S)
+        reason = f"its process has not answered for {self.hang_timeout_s:g} s (--hang-timeout-s)"
+        self.failures[rank] = Failure(Kind.PASSING, reason, function=innermost(self.stacks.get(rank, "")))
+
+    def left(self, ranks: Any) -> dict[int, Failure]:
+        """The failures, with those of ``ranks`` that have died without a word."""
+        return {**dict.fromkeys(ranks, DIED), **self.failures}
+
+
+def _end(pid: int, stacks: str) -> str:
+    """Have a process of this node write its Python stacks, and kill it; a stopped one writes none."""
+    text = ""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+        end = time.monotonic() + _STACKS_S
+        with Path(stacks).open(encoding="utf-8", errors="replace") as file:
+            while time.monotonic() < end:
+                text += file.read()
+                time.sleep(_STACKS_S / 10)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return text
+
+
+def innermost(stacks: str) -> str:
+    """The innermost function of the thread that trains, and where; empty when no stack has it."""
+    threads = [_FRAME.findall(thread) for thread in stacks.split("\n\n")]
+    training = next((frames for frames in threads if any(name == "train_loop" for _, _, name in frames)), [])
+    return next((f"{name} in {Path(file).name}, line {line}" for file, line, name in training), "")
