@@ -38,15 +38,7 @@ class CommandFailedError(RuntimeError):
 
 
 class RunFailedError(CommandFailedError):
-    """A run has ended without its outcome; the sentence says why.
-
-    Attributes:
-        recoverable: whether workers failed for a reason that need not come again.
-    """
-
-    def __init__(self, sentence: str, recoverable: bool = False) -> None:
-        self.recoverable = recoverable
-        super().__init__(sentence)
+    """A run has ended without its outcome; the sentence says why."""
 
 
 class InterruptedRunError(BaseException):

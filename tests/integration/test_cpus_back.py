@@ -7,10 +7,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -20,9 +22,8 @@ from cifar_ray import data, storage
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
-from cifar_ray.orchestration.run import attempt
-from cifar_ray.orchestration.run.events import ControllerStarted, NoRoom, Placed
-from cifar_ray.orchestration.run.trainer import Attempt
+from cifar_ray.orchestration.run.events import Joined, NoRoom, Placed, WorkersFailed
+from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.observer import EpochRecord, Launch
 from tests.support.person import Person
@@ -43,12 +44,13 @@ def dataset() -> Iterator[ray.ObjectRef]:
     ray.shutdown()
 
 
-def train(dataset: ray.ObjectRef, folder: Path, handle: Callable[[Any], None], check: Callable[[], bool]) -> None:
+def train(dataset: ray.ObjectRef, folder: Path, handle: Callable[[Any], None], start_timeout_s: float = 60.0) -> None:
     asked = TrainConfig(dataset="digits", model="simple_cnn", epochs=500, precision="fp32", cpus_per_worker=1)
-    config = replace(recipe.resolve(asked), start_timeout_s=60.0)
-    chosen = allocation.at_topology(config)
+    config = replace(recipe.resolve(asked), start_timeout_s=start_timeout_s)
     folder.mkdir()
-    attempt.run(Attempt(chosen, dataset, storage.at(str(folder)), Launch(time.time(), 0.0)), handle, check)
+    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+        run = Run(storage.at(str(folder)), dataset, handle, lambda *_: False, allocator)
+        run.train(allocation.at_topology(config), Launch(time.time(), 0.0))
 
 
 def all_back() -> None:
@@ -58,7 +60,7 @@ def all_back() -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("event", [ControllerStarted, Placed, EpochRecord])
+@pytest.mark.parametrize("event", [Joined, Placed, EpochRecord])
 def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """While its workers start, when they have just started, and while they train."""
 
@@ -67,7 +69,7 @@ def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, 
             raise LeaveError
 
     with pytest.raises(LeaveError):
-        train(dataset, tmp_path / "run", handle, lambda: False)
+        train(dataset, tmp_path / "run", handle)
     all_back()
 
 
@@ -84,26 +86,32 @@ def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
             raise LeaveError
 
     with pytest.raises(LeaveError):
-        train(dataset, tmp_path / "run", handle, lambda: False)
+        train(dataset, tmp_path / "run", handle)
     assert shown[0].seconds > 0
     remove_placement_group(other)
     all_back()
-    time.sleep(2)  # a group left behind would be placed now
+    time.sleep(2)  # workers that start now end at once
     all_back()
 
 
-def test_a_run_whose_controller_is_killed_gives_its_cpus_back(dataset: ray.ObjectRef, tmp_path: Path) -> None:
-    controllers: list[Any] = []
+def test_a_run_whose_controller_is_killed_starts_again(dataset: ray.ObjectRef, tmp_path: Path) -> None:
+    """Its placement group is removed, or there would be no room."""
+    failed: list[WorkersFailed] = []
 
     def handle(seen: Any) -> None:
-        if isinstance(seen, ControllerStarted):
-            controllers.append(seen.actor)
-        elif isinstance(seen, EpochRecord) and controllers:
-            pid = ray.get(controllers.pop().__ray_call__.remote(lambda _: os.getpid()))
-            os.kill(pid, signal.SIGKILL)
+        if isinstance(seen, WorkersFailed):
+            failed.append(seen)
+        elif isinstance(seen, EpochRecord):
+            if failed:
+                raise LeaveError
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "ray::TrainController" in " ".join(process.cmdline()):
+                        process.kill()
 
-    with pytest.raises(RunFailedError, match="controller has died"):
-        train(dataset, tmp_path / "run", handle, lambda: False)
+    with pytest.raises(LeaveError):
+        train(dataset, tmp_path / "run", handle)
+    assert "Ray Train's controller has died: its process was killed, or its node has left" in failed[0].verdict.reason
     all_back()
 
 
@@ -147,16 +155,7 @@ def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_pa
     assert own.wait(60)
     try:
         with pytest.raises(RunFailedError, match="1 of 1 CPUs are in use"):
-            _with_timeout(dataset, tmp_path / "run", 1.0)
+            train(dataset, tmp_path / "run", lambda _: None, 1.0)
     finally:
         remove_placement_group(own)
     all_back()
-
-
-def _with_timeout(dataset: ray.ObjectRef, folder: Path, seconds: float) -> None:
-    asked = TrainConfig(dataset="digits", model="simple_cnn", precision="fp32", cpus_per_worker=1)
-    chosen = allocation.at_topology(replace(recipe.resolve(asked), start_timeout_s=seconds))
-    folder.mkdir()
-    attempt.run(
-        Attempt(chosen, dataset, storage.at(str(folder)), Launch(time.time(), 0.0)), lambda _: None, lambda: False
-    )

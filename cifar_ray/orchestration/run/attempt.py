@@ -104,6 +104,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
         except RAY_LOST:  # there is nothing left to end
             raise
         except BaseException:
+            mailbox.ask_to_stop()  # those that are only starting
             workers.kill()
             fitting.wait(_FREE_S)
             reservations.remove_abandoned()

@@ -61,7 +61,7 @@ def connected(
                 time.sleep(_SPREAD_S)
             lost = ended()
             stops = can_stop and len(pending) == 1 and not lost
-            if not (told and stops):
+            if not told or len(pending) > 1:
                 again = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
                 display.line(again if stops else "interrupted; stopping Ray")
                 told = True

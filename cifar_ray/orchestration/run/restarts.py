@@ -140,6 +140,8 @@ class Run:
             stoppable = strategies.of(chosen.config).synchronous
             one = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
             ended = attempt.run(one, mailbox, self._hear, self._should_stop)
+            if isinstance(ended, Stopped):
+                self.handle(ended)
             if not isinstance(ended, Outcome):
                 self.check()
             decision = decide(ended, self._past, self._config, begun)
@@ -153,9 +155,7 @@ class Run:
                 raise RunFailedError(f"{decision.reason}: {reservations.holders(kind)}")
             if isinstance(decision, Retry):
                 self.handle(decision.failed)
-            elif isinstance(ended, Stopped):
-                self.handle(ended)
-            else:
+            elif decision.waited_s:
                 self.handle(NoRoom(decision.waited_s))
             launch = Launch(time.time(), 0.0)
             chosen = self.allocator.again(self.folder, self._config, Counter(self._nodes.values()))

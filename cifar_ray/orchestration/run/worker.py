@@ -58,7 +58,7 @@ def train_loop(payload: dict[str, Any]) -> None:
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
-        mailbox.post(
+        joined = mailbox.post(
             Joined(
                 rank,
                 ray.get_runtime_context().current_actor,
@@ -67,6 +67,8 @@ def train_loop(payload: dict[str, Any]) -> None:
                 f"/proc/{os.getpid()}/fd/{stacks.fileno()}",
             )
         )
+        if ray.get(joined):  # the run was ended before its workers had started
+            return
         try:
             with collectives(world_size, rank, config):
                 ended = _train(payload, rank, world_size, heart)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.config import errors, files, ports
-from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
+from cifar_ray.config.errors import ConfigError, InterruptedRunError
 
 
 def test_a_path_that_a_person_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,8 +83,6 @@ def test_the_words_of_errors() -> None:
     assert errors.suggestion("abcd", ["abxy"]) == ""
     assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""
     assert (str(InterruptedRunError(15)), InterruptedRunError(15).signum) == ("interrupted by SIGTERM", 15)
-    assert (str(RunFailedError("it")), RunFailedError("it").recoverable) == ("it", False)
-    assert RunFailedError("it", recoverable=True).recoverable is True
 
 
 @pytest.mark.parametrize(

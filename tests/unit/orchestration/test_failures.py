@@ -12,7 +12,6 @@ import urllib.error
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +21,12 @@ import torch.distributed as dist
 import yaml
 from PIL import UnidentifiedImageError
 
-from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster.ray_internals import WorkerHealthCheckFailedError
-from cifar_ray.orchestration.run import attempt, callbacks, failures
-from cifar_ray.orchestration.run.callbacks import Failures, Silence
-from cifar_ray.orchestration.run.events import Mailbox, Silent, WorkersFailed
-from cifar_ray.orchestration.run.failures import Failure, Kind, WorkerError
+from cifar_ray.orchestration.run import failures
+from cifar_ray.orchestration.run.events import WorkerRaised
+from cifar_ray.orchestration.run.failures import Failure, Kind, Verdict
+from cifar_ray.orchestration.run.workers import Workers
 from cifar_ray.storage import StorageError
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from tests.support.helpers import resolved, train_here
@@ -40,27 +38,13 @@ GLOO = (
 )
 
 
-class Kept(Mailbox):
-    """A mailbox without an actor; keeps what is posted."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.posted: list[Any] = []
-
-    def post(self, event: Any) -> Any:
-        self.posted.append(event)
-
-    def relaunch(self, begun: float) -> None:
-        pass
-
-
 def caught(call: Callable[[], object]) -> Failure:
     """What ``call`` raises, as a worker sends it."""
     try:
         call()
     except BaseException as error:
         failure = failures.of(error)
-        assert pickle.loads(pickle.dumps(WorkerError(failure))).failure == failure
+        assert pickle.loads(pickle.dumps(failure)) == failure
         return failure
     raise AssertionError("nothing was raised")
 
@@ -144,7 +128,7 @@ class NoText(Exception):  # noqa: N818
 def test_what_can_pass_is_tried_again_and_what_cannot_is_not(error: BaseException, kind: Kind) -> None:
     failure = raised(error)
     assert failure.kind is kind
-    assert failures.judge({1: WorkerError(failure)}, None).final == (kind is FINAL)
+    assert failures.judge({1: failure}, None).final == (kind is FINAL)
 
 
 def test_an_error_is_of_the_kind_of_its_cause() -> None:
@@ -264,8 +248,8 @@ def test_the_step_is_told(at: int, where: str, saved: int, digits: Dataset, tmp_
     assert failure.saved == saved
 
 
-def failed(kind: Kind, error: str, at: float = 0.0, saved: int = 0) -> WorkerError:
-    return WorkerError(Failure(kind, error, "step 3", "forward in mine.py, line 4", "a traceback", at, saved))
+def failed(kind: Kind, error: str, at: float = 0.0, saved: int = 0) -> Failure:
+    return Failure(kind, error, "step 3", "forward in mine.py, line 4", "a traceback", at, saved)
 
 
 def test_the_first_error_counts_and_not_its_consequences() -> None:
@@ -275,25 +259,26 @@ def test_the_first_error_counts_and_not_its_consequences() -> None:
         2: failed(FINAL, "ValueError: wrong", at=2.0),
     }
     told = failures.judge(errors, None)
-    assert str(told) == "rank 2: ValueError: wrong (step 3, forward in mine.py, line 4)"
+    assert told.reason == "rank 2: ValueError: wrong (step 3, forward in mine.py, line 4)"
     assert (told.final, told.trace) == (True, "a traceback")
     del errors[2]
     assert not failures.judge(errors, None).final
-    assert str(failures.judge(errors, None)).startswith("rank 1: OSError")
+    assert failures.judge(errors, None).reason.startswith("rank 1: OSError")
     del errors[1]
-    assert str(failures.judge(errors, None)).startswith("rank 0: RuntimeError: gloo")
+    assert failures.judge(errors, None).reason.startswith("rank 0: RuntimeError: gloo")
 
 
 def test_processes_that_have_died_are_told_all_and_replaced() -> None:
-    died = WorkerHealthCheckFailedError("no answer", ray.exceptions.ActorDiedError())
-    told = failures.judge({0: failed(CONSEQUENCE, "RuntimeError: gloo"), 1: died, 2: died}, None)
-    died_too = "its process has died or does not answer"
-    assert told == WorkersFailed({1: died_too, 2: died_too}, final=False, key=(died_too, ""))
-    assert not failures.judge({1: died}, told).final
+    workers = Workers(600.0)
+    workers.hear(WorkerRaised(0, failed(CONSEQUENCE, "RuntimeError: gloo")))
+    told = failures.judge(workers.left([0, 1, 2]), None)
+    died = "its process has died or does not answer"
+    assert told == Verdict(f"rank 1: {died}; rank 2: {died}", False, "", (died, ""), 0)
+    assert not failures.judge({1: failures.DIED}, told).final
 
 
 def test_what_cannot_be_told_is_final_when_it_comes_twice_without_a_newer_checkpoint() -> None:
-    def again(before: WorkersFailed | None, error: str = "FileNotFoundError: a.pt", saved: int = 7) -> WorkersFailed:
+    def again(before: Verdict | None, error: str = "FileNotFoundError: a.pt", saved: int = 7) -> Verdict:
         return failures.judge({1: failed(UNKNOWN, error, saved=saved)}, before)
 
     once = again(None)
@@ -301,49 +286,9 @@ def test_what_cannot_be_told_is_final_when_it_comes_twice_without_a_newer_checkp
     assert not again(once, saved=14).final
     assert not again(once, error="FileNotFoundError: b.pt").final
     assert again(once).final
-    assert str(again(once)).endswith(", twice without a newer checkpoint")
-
-
-def test_a_final_error_ends_the_run_in_the_controller() -> None:
-    mailbox = Kept()
-    callback = Failures(mailbox)
-    callback.after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
-    with pytest.raises(RunFailedError, match=r"rank 0: OSError: a .*, twice without a newer checkpoint"):
-        callback.after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
-    assert [event.final for event in mailbox.posted] == [False, True]
-    with pytest.raises(RunFailedError):  # so it is in an elastic run, whose every segment has a controller
-        Failures(Kept(), mailbox.posted[0]).after_exception(None, {0: failed(UNKNOWN, "OSError: a")})
+    assert again(once).reason.endswith(", twice without a newer checkpoint")
 
 
 def test_the_controller_does_not_load_the_loop() -> None:
-    code = "import sys, cifar_ray.orchestration.run.trainer; print('cifar_ray.training.loop' in sys.modules)"
+    code = "import sys, cifar_ray.orchestration.run.attempt; print('cifar_ray.training.loop' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def test_a_worker_that_does_not_answer_is_named_once_per_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    mailbox, now = Kept(), [100.0]
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
-    group = SimpleNamespace(_world_rank_to_ongoing_poll={})
-    callback = Silence(mailbox, timeout_s=300.0)
-    callback.after_worker_group_start(group)
-
-    def polled(at: float, **since: float) -> list[Any]:
-        now[0] = at
-        waiting = {int(rank.removeprefix("rank")): SimpleNamespace(start_time=start) for rank, start in since.items()}
-        group._world_rank_to_ongoing_poll = waiting
-        mailbox.posted.clear()
-        callback.after_worker_group_poll_status(None)
-        return list(mailbox.posted)
-
-    assert polled(100.0) == []
-    assert polled(159.0, rank1=100.0) == []
-    assert polled(160.0, rank1=100.0, rank0=159.0) == [Silent(1, 60.0)]
-    assert polled(200.0, rank1=100.0) == []
-    assert polled(210.0) == []
-    assert polled(300.0, rank1=220.0) == [Silent(1, 80.0)]
-
-
-def test_a_controller_that_has_died_is_told_of_in_one_sentence() -> None:
-    assert str(attempt._failed(ray.exceptions.ActorDiedError(), None)) == (
-        "Ray Train's controller has died: its process was killed, or its node has left"
-    )

@@ -12,7 +12,7 @@ from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run.events import (
-    ControllerStarted,
+    Heartbeat,
     Moved,
     NodeLeaving,
     Placed,
@@ -20,9 +20,9 @@ from cifar_ray.orchestration.run.events import (
     RoomToGrow,
     Silent,
     Stopped,
-    SystemSample,
     WorkersFailed,
 )
+from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import uri
@@ -125,14 +125,15 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (Progress(0, 4, 100.0), ("progress", 0, 4, 100.0), None),
         (EPOCH, ("epoch", 2, EPOCH.row.metrics), ("row", EPOCH.row)),
         (SAVED, None, ("checkpoint", SAVED)),
-        (SystemSample(7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
+        (Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
+        (Heartbeat(1, 7, {}), None, None),
         (Silent(1, 60.0), "waiting for rank 1, whose process has not answered for 60 s", None),
         (
-            WorkersFailed({1: "it died", 0: "so did it"}, final=False),
+            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, "", ("", ""), 0)),
             "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
             ("tags", {"cifar_ray.worker_failures": "1"}),
         ),
-        (WorkersFailed({1: "it died"}, final=True), None, None),
+        (WorkersFailed(Verdict("rank 1: it died", True, "", ("", ""), 0)), None, None),
         (
             NodeLeaving("node1-of-the-run", 0),
             "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
@@ -140,7 +141,6 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         ),
         (RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),
         (Stopped(5), "stopped after step 5 with a checkpoint", None),
-        (ControllerStarted(None), None, None),
     ],
 )
 def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: Any) -> None:
@@ -160,7 +160,6 @@ def test_a_move_forgets_where_workers_were_and_records_another_topology() -> Non
     same = made.config
     made.handle(Moved(same))
     assert made.record.calls == []
-    assert made.workers_by_node() == {}
     smaller = recipe.at(same, topology.parse("1x1"))
     made.handle(Moved(smaller))
     assert made.record.calls == [("moved", smaller)]

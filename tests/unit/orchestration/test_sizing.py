@@ -1,15 +1,12 @@
-"""What a run asks an autoscaler for while it trains, and when an elastic one gives up."""
+"""What a run asks an autoscaler for while it trains, and on which nodes it starts again."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import ray
@@ -21,10 +18,12 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import autoscaler, connection, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.cluster.autoscaler import Demand
-from cifar_ray.orchestration.run import attempt, segments
-from cifar_ray.orchestration.run.events import Stopped
+from cifar_ray.orchestration.run import attempt, events, failures
+from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
+from cifar_ray.orchestration.run.events import Moved, NoRoom, Placed, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.training import recipe
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import Launch, Started
 
 NODES = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "new")]
 
@@ -113,58 +112,92 @@ def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.Monkey
     assert (found.config.topology, found.nodes) == ("1x1", ["new"])
 
 
-def session(config: TrainConfig, folder: Path) -> Any:
-    said: list[str] = []
-    own: Any = SimpleNamespace(folder=storage.at(str(folder)))
-    view = SimpleNamespace(line=said.append)
-    return SimpleNamespace(
-        config=config, failures=0, last_failure=None, said=said, view=view, folder=own, handle=lambda _: None
-    )
+def ended_by(course: list[Any]) -> Any:
+    """In place of an attempt: what each one ends with, or raises."""
+
+    def run(one: Attempt, mailbox: Any, handle: Any, check: Any) -> Any:
+        ended = course.pop(0)
+        if isinstance(ended, list):
+            for event in ended[:-1]:
+                handle(event)
+            ended = ended[-1]
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    return run
 
 
-def run(session: Any, allocator: NodeAllocator) -> None:
-    chosen = Allocation(session.config, ["first"])
-    segments.train(session, chosen, None, Launch(time.time(), 0.0), lambda: None, allocator)
+@pytest.fixture
+def course(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the attempts of a run end with."""
+    made: list[Any] = []
+    monkeypatch.setattr(attempt, "run", ended_by(made))
+    monkeypatch.setattr(events, "open_mailbox", lambda: None)
+    return made
 
 
-def test_workers_that_are_not_placed_twice_in_a_row_end_an_elastic_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one, allocator = session(config("1x1", "1x1:2x1"), tmp_path), OneNode("first")
-    one.config = replace(one.config, max_failures=5)
-    course = ["unplaced", "failed", "unplaced", "unplaced", "never"]
+def run(config: TrainConfig, allocator: NodeAllocator, folder: Path) -> list[Any]:
+    """The events of a run that ends with an error; the last is the error."""
+    seen: list[Any] = []
+    one = Run(storage.at(str(folder)), None, seen.append, lambda *_: False, allocator)
+    try:
+        one.train(Allocation(config, ["first"]), Launch(time.time(), 0.0))
+    except RunFailedError as error:
+        return [*seen, str(error)]
+    raise AssertionError("the course has no end")
 
-    def attempted(*_: Any) -> None:
-        what = course.pop(0)
-        one.failures += what == "failed"
-        raise RunFailedError(what, recoverable=True)
 
-    monkeypatch.setattr(attempt, "run", attempted)
-    with pytest.raises(RunFailedError, match="unplaced"):
-        run(one, allocator)
-    assert course == ["never"]
-    assert allocator.held == [Counter(), Counter({"first": 1}), Counter()]
+PLACED = Placed(0, "first", "127.0.0.1", "host", 1, 1, "cpu", "lo")
+DIED = Failed({0: failures.DIED}, {})
+
+
+def test_a_start_again_goes_on_in_the_precision_that_was_measured(course: list[Any], tmp_path: Path) -> None:
+    asked = config("1x1")
+    course += [[Started(recipe.with_precision(asked, "bf16"), 0, 10), DIED], RunFailedError("the end")]
+    *_, moved, end = run(asked, OneNode("first"), tmp_path)
+    assert asked.precision == "auto"
+    assert (moved.config.precision, end) == ("bf16", "the end")
+
+
+def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path: Path) -> None:
+    course += [[PLACED, DIED], NotPlaced(), Stopped(4), RunFailedError("the end")]
+    allocator = OneNode("first")
+    seen = run(config("1x1", "1x1:2x1"), allocator, tmp_path)
+    assert allocator.held == [Counter({"first": 1}), Counter(), Counter()]
+    assert [type(event) for event in seen] == [Placed, WorkersFailed, Moved, NoRoom, Stopped, Moved, str]
 
 
 @pytest.mark.parametrize("elastic", [None, "1x1:2x1"])
 def test_a_move_tries_the_storage_from_nodes_that_are_new(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elastic: str | None
+    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path, elastic: str | None
 ) -> None:
-    one, allocator = session(config("1x1", elastic), tmp_path), OneNode("new", "first")
+    said: list[str] = []
+    allocator = OneNode("new", "first")
+    allocator.log = said.append
     tried: list[list[Node]] = []
 
     def asked(_: Any, __: Any, nodes: list[Node]) -> dict[str, ConfigError]:
         tried.append(nodes)
         return {node.node_id: ConfigError("storage", "must be shared") for node in nodes}
 
-    monkeypatch.setattr(attempt, "run", mock.Mock(side_effect=[Stopped(3), RunFailedError("the end")]))
+    course += [Stopped(3), RunFailedError("the end")]
     monkeypatch.setattr(connection, "nodes", lambda: NODES)
     monkeypatch.setattr(preflight, "problems", asked)
-    with pytest.raises(RunFailedError) as ended:
-        run(one, allocator)
+    end = run(config("1x1", elastic), allocator, tmp_path)[-1]
     if elastic:
-        assert (str(ended.value), allocator.excluded) == ("the end", {"new"})
-        assert one.said == ["going on without a node: --storage must be shared"]
+        assert (end, allocator.excluded) == ("the end", {"new"})
+        assert said == ["going on without a node: --storage must be shared"]
         assert tried == [NODES[1:], []]
     else:
-        assert (str(ended.value), tried) == ("--storage must be shared", [NODES[1:]])
+        assert (end, tried) == ("--storage must be shared", [NODES[1:]])
+
+
+def test_a_cluster_that_has_lost_its_nodes_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path
+) -> None:
+    course += [DIED]
+    monkeypatch.setattr(connection, "free_nodes", lambda *_: NODES[:1])
+    monkeypatch.setattr(connection, "nodes", lambda: NODES[:1])
+    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
+    assert run(config("2x1"), allocator, tmp_path)[-1].startswith("the cluster has lost nodes: --topology ")

@@ -19,8 +19,6 @@ from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection, local, ray_internals
-from cifar_ray.orchestration.run import trainer
-from cifar_ray.training import recipe
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -128,32 +126,6 @@ def test_only_what_a_run_needs_is_started(monkeypatch: pytest.MonkeyPatch, tmp_p
     with ray_internals.lean_start(None, show_output=True, sockets=tmp_path):
         params = parameter.RayParams()
     assert (params.include_log_monitor, params.setup_worker_path) == (True, None)
-
-
-def test_the_stand_in_for_the_agent_ends_with_its_raylet() -> None:
-    stand_in = Path(ray_internals.__file__).with_name("stand_in.py")
-    raylet = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, {str(stand_in)!r}]); "
-    with subprocess.Popen(
-        [sys.executable, "-c", raylet + "time.sleep(1); print(p.pid, flush=True); time.sleep(60)"],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        agent = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-    agent.wait(timeout=30)
-
-
-def test_no_preemption_is_watched_for_where_ray_was_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-    monkeypatch.setenv(name, "")
-    config = recipe.resolve(TrainConfig())
-    found = []
-    for variables, stoppable in (({}, False), ({}, True), (local._environment(), False)):
-        with ray_internals.environment(variables):
-            trainer._set_environment(config, stoppable)
-            found.append(os.environ[name])
-    assert found == ["1", "0", "0"]
 
 
 @pytest.mark.parametrize(

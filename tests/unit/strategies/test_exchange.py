@@ -466,17 +466,22 @@ def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatc
     assert on_threads(2, one) == [[theory, {**theory, "bubble/measured": pytest.approx(0.75)}]] * 2
 
 
-def test_all_ranks_leave_after_the_same_step() -> None:
-    def one(worker: Worker) -> list[bool]:
-        steps: list[bool] = []
+def test_all_ranks_leave_after_the_same_step_and_talk_seldom_in_short_steps() -> None:
+    questions: list[int] = []
+
+    def one(worker: Worker) -> int:
+        step = 0
 
         def asked() -> bool:
             assert worker.rank == 0, "the others hear it from rank 0"
-            return len(steps) >= 2
+            questions.append(step)
+            return len(questions) > 3
 
         stopper = Stopper(worker, asked, 10)
-        while len(steps) < 6:
-            steps.append(stopper.agreed())
-        return steps
+        while not stopper.agreed():
+            step += 1
+            assert step < 10_000
+        return step
 
-    assert on_threads(2, one) == [[False, False, False, True, True, True]] * 2
+    first, second = on_threads(2, one)
+    assert first == second > len(questions) == 4

@@ -19,7 +19,7 @@ from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import Dataset, Split
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, hardware, record
+from cifar_ray.training import checkpoint, hardware, record, stopping
 from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint
@@ -79,7 +79,10 @@ def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(every: int, few: Da
         assert (kept.epoch, kept.accuracy) == (1, None)
 
 
-def test_ranks_stop_after_the_same_step_and_go_on_as_if_they_had_not(few: Dataset, tmp_path: Path) -> None:
+def test_ranks_stop_after_the_same_step_and_go_on_as_if_they_had_not(
+    few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_MOST_STEPS", 1)
     config = resolved(USUAL)
     (whole, told), _ = train(config, few, tmp_path / "whole")
     assert isinstance(whole, Outcome)

@@ -1,0 +1,128 @@
+"""What follows an attempt: the decisions of the loop that restarts workers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.orchestration.run import workers
+from cifar_ray.orchestration.run.attempt import Failed, NotPlaced
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Silent, Stopped, WorkerRaised
+from cifar_ray.orchestration.run.failures import DIED, Failure, Kind
+from cifar_ray.orchestration.run.restarts import Done, GiveUp, Move, Past, Retry, decide
+from cifar_ray.orchestration.run.workers import Workers, innermost
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import Outcome
+
+CONFIG = replace(recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn")), max_failures=2, start_timeout_s=30)
+OUTCOME = Outcome(1, {}, {}, 0.0, "", "", {}, [], ())
+WRONG = Failure(Kind.FINAL, "ValueError: wrong")
+LOST = Failure(Kind.UNKNOWN, "FileNotFoundError: a.pt")
+
+
+def course(*ended: Any, config: ResolvedConfig = CONFIG) -> list[Any]:
+    past = Past()
+    return [decide(each, past, config, time.monotonic()) for each in ended]
+
+
+def failed(failure: Failure) -> Failed:
+    return Failed({0: failure}, {})
+
+
+def kinds(*ended: Any) -> list[type]:
+    return [type(decision) for decision in course(*ended)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "decisions"),
+    [
+        ([OUTCOME], [Done]),
+        ([failed(WRONG)], [GiveUp]),
+        ([failed(DIED)] * 3, [Retry, Retry, GiveUp]),
+        ([failed(LOST)] * 2, [Retry, GiveUp]),
+        ([failed(LOST), failed(DIED), failed(LOST)], [Retry, Retry, GiveUp]),
+        ([Stopped(3)] * 4, [Move] * 4),
+        ([failed(DIED), Stopped(3), failed(DIED), Stopped(4)], [Retry, Move, Retry, Move]),
+        ([NotPlaced(), NotPlaced(), OUTCOME], [Move, Move, Done]),
+    ],
+)
+def test_what_follows(ended: list[Any], decisions: list[type]) -> None:
+    assert kinds(*ended) == decisions
+
+
+def test_failures_are_counted_in_one_place_and_moves_are_none() -> None:
+    first, _, _, second = course(failed(DIED), Stopped(3), NotPlaced(), failed(DIED))
+    assert (first.failed.number, second.failed.number) == (1, 2)
+
+
+def test_a_start_is_given_up_after_the_whole_time_and_a_start_that_worked_begins_it_anew() -> None:
+    past, now = Past(), time.monotonic()
+    assert isinstance(decide(NotPlaced(), past, CONFIG, now - 20), Move)
+    given_up = decide(NotPlaced(), Past(waiting_since=now - 40), CONFIG, now)
+    assert isinstance(given_up, GiveUp)
+    assert given_up.reason.startswith("the workers of topology 1x1 could not be placed within 30 s (--start-timeout-s)")
+    decide(failed(DIED), past, CONFIG, now)
+    again = decide(NotPlaced(), past, CONFIG, now)
+    assert isinstance(again, Move)
+    assert again.waited_s < 10
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_worker_that_does_not_answer_is_named_once_per_silence(clock: list[float]) -> None:
+    seen = Workers(hang_timeout_s=300.0)
+
+    def at(now: float, *ranks: int) -> list[Silent]:
+        clock[0] = now
+        for rank in ranks:
+            seen.hear(Heartbeat(rank, 0, {}))
+        return seen.silent()
+
+    for rank in (0, 1):
+        seen.hear(Joined(rank, None, "node", 1, ""))
+    assert at(155.0, 0) == []
+    assert at(160.0) == [Silent(1, 60.0)]
+    assert at(200.0, 0) == []
+    assert at(210.0, 0, 1) == []
+    assert at(300.0, 0) == [Silent(1, 90.0)]
+
+
+def test_a_worker_that_is_silent_for_too_long_is_ended_and_the_failure_says_where_it_was(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(Workers, "_end", lambda self, rank: ended.append(rank))
+    seen = Workers(hang_timeout_s=300.0)
+    seen.hear(Joined(0, None, "node", 1, ""))
+    seen.hear(Joined(1, None, "node", 2, ""))
+    seen.hear(WorkerRaised(0, WRONG))
+    clock[0] = 400.0
+    seen.silent()
+    assert ended == [1], "rank 0 has said what happened to it"
+
+
+STACKS = """Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007e (most recent call first):
+  File "/home/me/mine.py", line 7 in loss
+  File "/opt/cifar_ray/orchestration/run/worker.py", line 70 in train_loop
+
+Current thread 0x00007d (most recent call first):
+  File "/opt/ray/worker.py", line 1 in main_loop
+"""
+
+
+@pytest.mark.parametrize(("stacks", "function"), [(STACKS, "loss in mine.py, line 7"), ("", "")])
+def test_the_function_that_hangs_is_that_of_the_thread_that_trains(stacks: str, function: str) -> None:
+    assert innermost(stacks) == function
