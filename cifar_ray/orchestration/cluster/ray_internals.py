@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-_V2 = "ray.train.v2._internal"
 
 INTERNALS: dict[str, tuple[str, str]] = {
     # Start Ray on this machine
@@ -39,18 +38,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
     # Join a Ray that is there
     "Config": ("ray._raylet", "settings made after Ray's import would be ignored"),
     "AuthenticationTokenLoader": ("ray._raylet", "a token chosen after Ray's import would be ignored"),
-    # Ray Train
-    "_TorchBackend": ("ray.train.torch.config", "gloo would bind to loopback, and workers on other hosts would hang"),
-    "ControllerCallback": (f"{_V2}.execution.callback", "nodes could not be chosen anew after a failure"),
-    "WorkerGroupCallback": (f"{_V2}.execution.callback", "a silent worker would not be named before it is restarted"),
-    "RunningState": (f"{_V2}.execution.controller.state", "--start-timeout-s would also count training"),
-    "WorkerHealthCheckFailedError": (f"{_V2}.exceptions", "a dead worker would be reported in Ray's words"),
-    "WorkerHealthCheckTimeoutError": (f"{_V2}.exceptions", "a hanging worker would be reported in Ray's words"),
-    "PlacementGroupCleanerCallback": (
-        f"{_V2}.callbacks.placement_group_callback",
-        "each run would start a process that frees its CPUs only where there is a dashboard",
-    ),
-    "DatasetsCallback": (f"{_V2}.callbacks.datasets", "each start of the workers would start a process for no data"),
 }
 """Name -> its module, and what breaks without it."""
 
@@ -65,27 +52,6 @@ MEMBERS: dict[str, tuple[str, str, str]] = {
     "_temp_dir": ("ray._private.worker", "init", "Ray's folder would stay behind in the system's"),
     "_serialize": ("ray.job_config", "JobConfig", "a file of the user's would hide a library from workers"),
     "_py_driver_sys_path": ("ray._private.worker", "connect", "a file of the user's would hide a library from workers"),
-    "_world_rank_to_ongoing_poll": (
-        f"{_V2}.execution.worker_group.worker_group",
-        "WorkerGroup",
-        "a silent worker would not be named",
-    ),
-    "start_time": (f"{_V2}.execution.worker_group.poll", "PollTask", "a silent worker would not be named"),
-    "_base_exc": (
-        f"{_V2}.exceptions",
-        "UserExceptionWithTraceback",
-        "a mistake of the user's would be retried as a failure",
-    ),
-    "_create_default_callbacks": (
-        "ray.train.v2.api.data_parallel_trainer",
-        "DataParallelTrainer",
-        "each run would start processes that do nothing",
-    ),
-    "abort": (
-        f"{_V2}.execution.controller.controller",
-        "TrainController",
-        "a run that is stopped would leave its workers to be killed",
-    ),
 }
 """Attribute or argument -> the module and class or function that has it, and what breaks without it."""
 
@@ -257,13 +223,3 @@ def ended_process(head: Any) -> str:
         if any(info.process.poll() is not None for info in head.all_processes.get(kind, ())):
             return str(kind)
     return ""
-
-
-def unanswered_since(worker_group: Any) -> dict[int, float]:
-    """Rank -> ``time.monotonic()`` since which a worker has not answered Ray Train's poll."""
-    return {rank: poll.start_time for rank, poll in worker_group._world_rank_to_ongoing_poll.items()}
-
-
-def cause(error: BaseException) -> BaseException:
-    """What a worker raised, without Ray Train's wrapper."""
-    return getattr(error, "_base_exc", error)

@@ -180,7 +180,7 @@ class SweepRecorder:
             if trial.opening is not None:
                 self._take_up(trial, trial.opening)
 
-    def settle(self, check: Callable[[], None]) -> None:
+    def settle(self, check: Callable[[], object]) -> None:
         """Wait a while for a store that is away, and close the runs that it does not have by then."""
         end = time.monotonic() + _STORE_PATIENCE_S
         while late := [trial for trial in self.trials if trial.opening is not None]:
