@@ -28,13 +28,13 @@ class SubmitCommand(_JobServerCommand):
     """Run `cifar-ray train`, `resume` or `sweep` on a Ray cluster as a job: submit [OPTIONS] -- train ..."""
 
     wait: Switch = False
-    """Print the job's output until it ends; the exit status is 0 if it succeeded, else 1."""
+    """Print the job's output until it ends; the exit status is the command's."""
 
     name: str | None = None
     """Name of the job. Default: that of the run or sweep, or made from the options."""
 
     working_dir: str | None = None
-    """Folder to send to the job, as far as git tracks it. Default: the current folder."""
+    """Folder to send, without hidden files and what .gitignore lists. Default: the current folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class LogsCommand(_JobServerCommand):
     """The job's name."""
 
     follow: Switch = False
-    """Print until the job ends; the exit status is 0 if it succeeded, else 1."""
+    """Print until the job ends; the exit status is the job's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,7 +177,7 @@ def test_gloo_finds_the_interface_though_the_host_name_means_loopback(evening: E
 
 def test_one_two_and_four_workers_come_to_the_same_weights(evening: Evening) -> None:
     (weights,) = {tags["cifar_ray.weights_sha256"] for _, tags, _ in evening.records.values()}
-    for line in ("cifar-ray logs one", "ray exec mine.yaml 'cifar-ray train", "cifar-ray submit --wait"):
+    for line in ("cifar-ray logs one", "ray exec mine.yaml 'cifar-ray train", "ray job submit"):
         assert weights in evening.said(line)
 
 

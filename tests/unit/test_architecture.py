@@ -32,7 +32,7 @@ BELOW = {
         "storage",
         "tracking",
     },
-    "orchestration.jobs": {*DOMAIN, "display", "orchestration.cluster", "orchestration.sweep"},
+    "orchestration.jobs": {*DOMAIN, "display", "orchestration.cluster"},
     "serving": {*DOMAIN, "orchestration.run"},
     "cli": {
         *DOMAIN,

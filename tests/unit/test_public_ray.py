@@ -223,12 +223,6 @@ LEFT: dict[str, set[str]] = {
         "_temp_dir=",
         "._global_node",
     },
-    "orchestration/cluster/clusterfile.py": {"files of ray.autoscaler.__file__"},
-    "orchestration/jobs/client.py": {
-        "overridden: ray.job_submission.JobSubmissionClient._do_request",
-        "overridden: ray.job_submission.JobSubmissionClient._raise_error",
-        "._do_request",
-    },
     "orchestration/run/attempt.py": {"._actor_id"},
     "orchestration/run/trainer.py": {
         "overridden: ray.train.torch.TorchTrainer._create_default_callbacks",

@@ -42,12 +42,6 @@ INTERNALS: dict[str, tuple[str, str]] = {
 """Name -> its module, and what breaks without it."""
 
 MEMBERS: dict[str, tuple[str, str, str]] = {
-    "_do_request": ("ray.dashboard.modules.dashboard_sdk", "SubmissionClient", "a stalled tunnel would block forever"),
-    "_raise_error": (
-        "ray.dashboard.modules.dashboard_sdk",
-        "SubmissionClient",
-        "a refusal would be a traceback",
-    ),
     "all_processes": ("ray._private.node", "Node", "a head that was killed would be waited for"),
     "_temp_dir": ("ray._private.worker", "init", "Ray's folder would stay behind in the system's"),
     "_serialize": ("ray.job_config", "JobConfig", "a file of the user's would hide a library from workers"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -15,65 +14,48 @@ from cifar_ray.config.train import NAME
 from cifar_ray.orchestration.jobs import submission
 
 DIGITS = ["--dataset", "digits", "--model", "simple_cnn"]
-
-
-def test_a_name_is_that_of_what_is_asked_for_however_it_is_said(tmp_path: Path) -> None:
-    pairs = (["--dataset", "digits"], ["--model", "simple_cnn"], ["--seed", "3"])
-    said = [["train", *itertools.chain(*order)] for order in itertools.permutations(pairs)]
-    file = tmp_path / "run.yaml"
-    file.write_text("dataset: digits\nmodel: simple_cnn\nseed: 3\n")
-    said.append(["train", "--config", str(file)])
-    said.append(["train", *DIGITS, "--seed=3", "--batch-size", "128"])  # what it would be anyway
-    made = [submission.read(words, None) for words in said]
-    assert len({(one.name, one.identity) for one in made}) == 1
-    assert re.fullmatch(r"train-[0-9a-f]{8}", made[0].name)
-    assert submission.read(["train", *DIGITS, "--seed", "4"], None).name != made[0].name
+GRID = ["sweep", "--grid", "batch_size=16,32", *DIGITS]
 
 
 def test_a_run_is_called_as_its_job() -> None:
     unnamed = submission.read(["train", *DIGITS], None)
-    assert unnamed.words == ("train", *DIGITS, "--run-name", unnamed.name)
+    assert re.fullmatch(r"train-[0-9a-f]{8}", unnamed.name)
+    assert unnamed.words == ["train", *DIGITS, "--run-name", unnamed.name]
+    assert submission.read(["train", *DIGITS], None) == unnamed
+    assert submission.read(["train", *DIGITS, "--seed", "4"], None).name != unnamed.name
     named = submission.read(["train", *DIGITS], "mine")
-    assert (named.name, named.words[-2:]) == ("mine", ("--run-name", "mine"))
+    assert (named.name, named.words[-2:]) == ("mine", ["--run-name", "mine"])
     run_named = submission.read(["train", *DIGITS, "--run-name", "run"], None)
-    assert (run_named.name, run_named.words) == ("run", ("train", *DIGITS, "--run-name", "run"))
+    assert (run_named.name, run_named.words) == ("run", ["train", *DIGITS, "--run-name", "run"])
     both = submission.read(["train", *DIGITS, "--run-name", "run"], "job")
     assert (both.name, both.words[-1]) == ("job", "run")
-    assert named.identity == both.identity == unnamed.identity
 
 
 def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("grid: {batch_size: [16, 32]}\ntrain: {dataset: digits, model: simple_cnn}\n")
     sweep = submission.read(["sweep", str(file), "--seeds", "2"], None)
-    assert (sweep.name, sweep.file) == ("grid", str(file))
-    assert sweep.entrypoint(tmp_path) == "exec python -m cifar_ray.cli sweep grid.yaml --seeds 2"
-    assert sweep.command == f"cifar-ray sweep {file} --seeds 2"
-    for words, prefix in ((["resume", "my run!"], "resume-my-run-"), (["sweep", "--resume", "grid"], "resume-grid")):
+    assert (sweep.name, sweep.file, sweep.words) == ("grid", str(file), ["sweep", str(file), "--seeds", "2"])
+    for words, name in ((["resume", "my run!"], "resume-my-run-"), (["sweep", "--resume", "grid"], "resume-grid")):
         again = submission.read(words, None)
-        assert (again.name, again.numbered) == (prefix, True)
+        assert (again.name, again.words, again.is_numbered) == (name, words, True)
         assert re.fullmatch(NAME, again.name)
         named = submission.read(words, "known")
-        assert (named.name, named.numbered) == ("known", False)
+        assert (named.name, named.is_numbered) == ("known", False)
 
 
 def test_a_sweep_without_a_name_has_the_same_one_every_time() -> None:
-    words = ["sweep", "--grid", "batch_size=16,32", "--dataset", "digits"]
-    sweep = submission.read(words, None)
+    sweep = submission.read(GRID, None)
     assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.name)
-    assert sweep.words == (*words, "--name", sweep.name)
-    assert submission.read(words, None) == sweep
-    assert submission.read(words, "mine").words[-2:] == ("--name", "mine")
+    assert sweep.words == [*GRID, "--name", sweep.name]
+    assert submission.read(GRID, None) == sweep
+    assert submission.read(GRID, "mine").words[-2:] == ["--name", "mine"]
 
 
-def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "a b" / "run.yaml"
-    file.parent.mkdir()
-    file.write_text("dataset: digits\n")
-    asked = submission.read(["train", f"--config={file}", "--experiment", "it's; $HOME"], "n")
-    assert asked.entrypoint(tmp_path) == (
-        "exec python -m cifar_ray.cli train --config 'a b/run.yaml' --experiment 'it'\"'\"'s; $HOME' --run-name n"
-    )
+@pytest.mark.parametrize("words", [["train", *DIGITS], ["resume", "mine"], ["sweep", "--resume", "grid"], GRID])
+def test_the_store_that_a_command_names_is_known(words: list[str]) -> None:
+    assert submission.read(words, None).tracking_uri is None
+    assert submission.read([*words, "--tracking-uri", "http://mlflow"], None).tracking_uri == "http://mlflow"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +64,6 @@ def test_words_reach_the_shell_as_they_are(tmp_path: Path) -> None:
         ("train --epochs many", "--epochs must be a whole number, got 'many'"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("train --config none.yaml", "none.yaml"),
-        ("train --dataset digits --batch-size 2000", "--batch-size must leave at least one step per epoch"),
-        ("train --local-nodes 2", "--local-nodes is for a Ray started here, not for a job"),
-        ("train --oversubscribe", "--oversubscribe is for a Ray started here, not for a job"),
         ("train --storage runs", "--storage must begin with / or ~ in a job"),
         ("train --data-dir ./data", "--data-dir must begin with / or ~ in a job"),
         ("resume run --epochs 3", "unknown flag --epochs"),
@@ -112,10 +91,8 @@ def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs.client", raising=False)
     monkeypatch.delattr("cifar_ray.orchestration.jobs.client", raising=False)
     assert main.main(["jobs"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: this command needs aiohttp; install it with `pip install 'cifar-ray[cluster]'`\n"
-    )
+    needs = "error: this command needs aiohttp; install it with `pip install 'cifar-ray[cluster]'`\n"
+    assert capsys.readouterr().err == needs
 
 
 def test_a_name_that_cannot_be() -> None:
