@@ -12,7 +12,9 @@ install = export PATH="$(BIN):$$PATH" VIRTUAL_ENV=$(VENV); \
 	{ command -v uv >/dev/null || pip install --quiet uv; } && uv pip install $$packages || pip install $$packages
 SWEEP := digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test test-all lint docs mutants clean
+RAYS := 2.54.1 2.57.1 2.60.0
+
+.PHONY: quickstart test test-all compat lint docs mutants clean
 
 # A small sweep over batch sizes and workers on this machine, and its report: scikit-learn's digits, no network.
 quickstart: $(VENV)/installed
@@ -26,6 +28,20 @@ test: $(VENV)/installed
 # Also the tests that start clusters of several nodes, kill processes, and take minutes.
 test-all: $(VENV)/installed
 	$(BIN)/pytest
+
+# What any Ray promises, with the oldest, the newest and one between: each laid over the same environment. Then, with
+# the newest, without its private parts. The table of docs/compatibility.md is of this.
+compat: $(foreach version,$(RAYS),$(VENV)/rays/$(version)/ray)
+	for version in $(RAYS); do \
+		echo "Ray $$version"; \
+		PYTHONPATH="$(abspath $(VENV))/rays/$$version" $(BIN)/pytest -m "compat or optional" || failed=1; \
+	done; \
+	echo "Ray $$version without its private parts"; \
+	CIFAR_RAY_PLAIN_RAY=1 PYTHONPATH="$(abspath $(VENV))/rays/$$version" $(BIN)/pytest -m compat && exit $${failed:-0}
+
+$(VENV)/rays/%/ray: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(VENV)/rays/$* ray==$*
+	touch $@
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

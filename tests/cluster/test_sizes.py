@@ -129,6 +129,7 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     return train_here(config, data.load("digits"), tmp_path_factory.mktemp("one")).weights_sha256
 
 
+@pytest.mark.optional
 def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: Head, one_worker: str) -> None:
     """A node comes, and leaves with AWS's notice: the weights are those of one worker, and nothing has failed."""
     elastic = ["--elastic", "1x1:2x2", "--address", head.address, "--max-failures", "0", "--run-name", "elastic"]
@@ -156,6 +157,7 @@ def test_an_elastic_run_grows_and_shrinks_between_two_steps(user: Person, head: 
     assert user.steps("elastic", "train/loss") == LOGGED
 
 
+@pytest.mark.compat
 @pytest.mark.extended
 @pytest.mark.fault
 def test_an_elastic_run_goes_on_with_what_is_left_of_the_cluster(user: Person, head: Head, one_worker: str) -> None:

@@ -30,6 +30,7 @@ def losses(person: Person, name: str) -> list[float]:
     return [point.value for point in person.mlflow.get_metric_history(run_id, "train/loss")]
 
 
+@pytest.mark.compat
 def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> None:
     for topology, extra in (("1x1", []), ("2x2", HERE)):
         done = person.succeeds(*WORDS, "--epochs", "2", "--topology", topology, *extra, "--run-name", f"t{topology}")
@@ -66,6 +67,7 @@ def head(person: Person) -> Iterator[Head]:
         yield running
 
 
+@pytest.mark.compat
 def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head) -> None:
     head.add("second")
     head.until_nodes(2)
@@ -81,6 +83,7 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head)
     assert sentence.startswith("--local-nodes is for a Ray started here, and RAY_ADDRESS names one to join")
 
 
+@pytest.mark.compat
 @pytest.mark.fault
 def test_a_node_that_leaves_is_replaced_by_another(person: Person, head: Head) -> None:
     """The selectors of the first start name a node that is gone; those of the second do not."""
@@ -124,6 +127,7 @@ def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(perso
     assert person.run_named("waiting").info.status == "FAILED"
 
 
+@pytest.mark.compat
 def test_an_address_where_nothing_listens_is_refused(person: Person) -> None:
     for address in ("127.0.0.1:9", "nowhere.invalid:6379"):
         with pytest.raises(ConfigError, match=f"must be that of a running Ray head; '{address}': "):

@@ -79,7 +79,7 @@ def undisturbed(resident: Person) -> str:
 @pytest.mark.parametrize(
     ("seed", "where"),
     [
-        (2, ()),
+        pytest.param(2, (), marks=pytest.mark.compat),
         pytest.param(3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"), marks=pytest.mark.extended),
     ],
 )
@@ -106,6 +106,7 @@ def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
         wait_for_nothing_left(person)
 
 
+@pytest.mark.compat
 def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: Person, undisturbed: str) -> None:
     """By Ctrl-C; SIGTERM takes the same way, as is seen before the first step and of sweeps."""
     with person.starts(*LONG) as run:
@@ -123,6 +124,7 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: 
     assert_complete(person)
 
 
+@pytest.mark.compat
 def test_a_signal_to_the_command_and_all_that_it_has_started_is_told_as_one_to_the_command(person: Person) -> None:
     """As ``timeout`` sends it. Ray, which has ended, too, would end the command after a minute, without a word."""
     with person.starts(*LONG) as run:
@@ -144,6 +146,7 @@ def worker_pids(person: Person) -> list[int]:
     return [worker["pid"] for worker in person.placement("victim")]
 
 
+@pytest.mark.compat
 def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
         run.until("epoch 2/30")
@@ -166,6 +169,7 @@ def test_a_worker_that_is_stopped_is_named_and_replaced(person: Person, undistur
     assert_complete(person)
 
 
+@pytest.mark.compat
 def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(person: Person) -> None:
     with person.starts(*LONG, "--max-failures", "0") as run:
         run.until("epoch 2/30")
@@ -242,6 +246,7 @@ def test_a_run_under_way_is_not_resumed_beside_itself(person: Person) -> None:
         assert person.run_named("victim").info.status == "RUNNING"
 
 
+@pytest.mark.compat
 def test_an_interruption_before_the_first_step_leaves_the_name_free(person: Person) -> None:
     with person.starts(*LONG) as run:
         run.until("starting Ray")

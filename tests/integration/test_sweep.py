@@ -194,7 +194,7 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.compat), 2])
 def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
     """More runs than CPUs: none finds room if those that were stopped keep theirs."""
     cpus = max(hardware.allowed_cpus() // at_once, 1)
@@ -273,6 +273,7 @@ def test_failed_runs_are_tried_again_where_that_is_asked_for(person: Person) -> 
     assert last == "sweep again is finished; there is nothing to resume"
 
 
+@pytest.mark.compat
 @pytest.mark.fault
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
 def test_a_killed_sweep_goes_on_where_it_was(person: Person, signum: int) -> None:
