@@ -41,7 +41,10 @@ class Demand:
         """
         if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
             return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
-        if self._bundles and optional.refused_bundles(_ANSWER_S) == self._bundles:
+        refused = optional.refused_bundles(_ANSWER_S)
+        if refused is None:
+            return False
+        if self._bundles and refused == self._bundles:
             self._refused.append(self._bundles)
         for config in wanted:
             bundles = _bundles(config)

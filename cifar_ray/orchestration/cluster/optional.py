@@ -107,13 +107,13 @@ def greeting(head: str, timeout_s: float) -> Greeting | None:
         return Greeting(error.code().name, "")
 
 
-def _all_accepted(timeout_s: float) -> list[dict[str, float]]:
+def _all_accepted(timeout_s: float) -> list[dict[str, float]] | None:
     return []
 
 
 @part(_all_accepted)
-def refused_bundles(timeout_s: float) -> list[dict[str, float]]:
-    """Bundles of the request for nodes that the autoscaler cannot meet.
+def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
+    """Bundles of the request for nodes that the autoscaler cannot meet; None when it has never reported.
 
     Without it a run waits for them until ``--start-timeout-s``.
     """
@@ -121,6 +121,8 @@ def refused_bundles(timeout_s: float) -> list[dict[str, float]]:
     reply = find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply").FromString(
         client.get_cluster_status(timeout_s=timeout_s)
     )
+    if not reply.autoscaling_state.autoscaler_state_version:
+        return None
     return [
         dict(group.request.resources_bundle)
         for constraint in reply.autoscaling_state.infeasible_cluster_resource_constraints

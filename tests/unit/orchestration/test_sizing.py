@@ -90,6 +90,13 @@ def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatc
     assert sent == [[{"CPU": 1.0}], [{"CPU": 1.0}], []]
 
 
+def test_nothing_is_asked_of_a_cluster_whose_autoscaler_never_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's older one, under which nodes have the same labels."""
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
+    monkeypatch.setattr(optional, "refused_bundles", lambda _: None)
+    assert not Demand().renew([config("2x1")])
+
+
 class OneNode(NodeAllocator):
     """A cluster with room on one node; what was said to be held is noted."""
 
