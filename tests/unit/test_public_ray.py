@@ -242,13 +242,13 @@ def test_private_parts_of_ray_are_in_one_module(path: Path) -> None:
 
 
 PARTS = {
-    "ray._private.state",  # free_resources, draining_nodes, placement_groups
+    "ray._private.state",  # free_resources, draining_nodes, abandoned_groups
     "ray._private.gcs_utils",  # greeting
     "ray.core.generated.gcs_service_pb2_grpc",
     "ray.core.generated.gcs_service_pb2",
     "ray.experimental.internal_kv",  # refused_bundles
     "ray.core.generated.autoscaler_pb2",
-    "ray.core.generated.gcs_pb2",  # placement_groups
+    "ray.core.generated.gcs_pb2",  # abandoned_groups
     "._connect_and_get_accessor",
 }
 """All that is private and used."""

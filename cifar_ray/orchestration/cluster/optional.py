@@ -131,25 +131,11 @@ def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
     ]
 
 
-class Group(NamedTuple):
-    """A placement group of this job.
+@part(list[ray.PlacementGroupID])
+def abandoned_groups() -> list[ray.PlacementGroupID]:
+    """This job's placement groups whose creator, an actor, has died; also those that still wait for room.
 
-    Attributes:
-        group_id: Ray's id of it.
-        creator: id of the actor that made it; empty for the driver's.
-        abandoned: whether that actor has died.
-    """
-
-    group_id: ray.PlacementGroupID
-    creator: str
-    abandoned: bool
-
-
-@part(list[Group])
-def placement_groups() -> list[Group]:
-    """This job's placement groups with their creators, also those that wait for room.
-
-    Without it, what a controller held that was killed is free once Ray notices, or when the program ends.
+    Without it they are free when the job ends.
     """
     kind = find("ray.core.generated.gcs_pb2:PlacementGroupTableData")
     state = find("ray._private.state:state")
@@ -157,8 +143,9 @@ def placement_groups() -> list[Group]:
     groups = []
     for entry in state._connect_and_get_accessor().get_placement_group_table():
         group = kind.FromString(entry)
-        if group.creator_job_id.hex() == job and group.state != kind.REMOVED:
-            creator = ray.ActorID(group.creator_actor_id)
-            abandoned = not creator.is_nil() and state.actor_table(creator.hex()).get("State") == "DEAD"
-            groups.append(Group(ray.PlacementGroupID(group.placement_group_id), creator.hex(), abandoned))
+        creator = ray.ActorID(group.creator_actor_id)
+        if group.creator_job_id.hex() != job or group.state == kind.REMOVED or creator.is_nil():
+            continue
+        if state.actor_table(creator.hex()).get("State") == "DEAD":
+            groups.append(ray.PlacementGroupID(group.placement_group_id))
     return groups

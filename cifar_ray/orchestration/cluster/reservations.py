@@ -13,14 +13,8 @@ def remove_abandoned() -> None:
 
     A group that still waits for room counts as well, since it would take the next room there is.
     """
-    for group in optional.placement_groups():
-        if group.abandoned:
-            remove_placement_group(PlacementGroup(group.group_id))
-
-
-def held_by(actor_id: str) -> bool:
-    """Whether an actor has placement groups, even if it has died."""
-    return any(group.creator == actor_id for group in optional.placement_groups())
+    for group in optional.abandoned_groups():
+        remove_placement_group(PlacementGroup(group))
 
 
 def holders(resource: str) -> str:

@@ -46,7 +46,7 @@ def test_plain_ray_switches_all_parts_off(monkeypatch: pytest.MonkeyPatch, caplo
     assert optional.draining_nodes() == {}
     assert optional.greeting("127.0.0.1:1", 1.0) is None
     assert optional.refused_bundles(1.0) == []
-    assert optional.placement_groups() == []
+    assert optional.abandoned_groups() == []
 
 
 @pytest.mark.parametrize(
