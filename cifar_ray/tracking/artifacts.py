@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
+from PIL import Image
 
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import drawing, store
@@ -23,9 +24,10 @@ from cifar_ray.training.classifier import Classifier
 _CHECKPOINTS = "checkpoints.json"
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
+_IMAGE_MODEL = Path(__file__).with_name("image_model.py")
 _MOST_LABELS = 20
 _one_at_a_time = threading.Lock()
-"""Runs of a sweep end at their own times, and torch's export and its generator are one for all threads."""
+"""Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
 
 
 class CheckpointList:
@@ -116,9 +118,7 @@ def log_model(
     dataset: Dataset,
     epoch: int,
 ) -> None:
-    """Log a model of the run, named after the run, that predicts from uint8 images.
-
-    It is stored as an exported graph, which ``mlflow.pyfunc.load_model`` loads without executing code.
+    """Log a model of the run, named after the run, that takes image files: ``image_model.py`` and the exported network.
 
     Args:
         client: of the store.
@@ -129,19 +129,33 @@ def log_model(
         epoch: at whose end the checkpoint was written.
     """
     import mlflow
+    import pandas as pd
     from mlflow.models import Model, ModelSignature
-    from mlflow.types import Schema, TensorSpec
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Map
 
     run = client.get_run(run_id)
     if any(model.tags.get(WHICH_TAG) == which for model in logged_models(client, run)):
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
-    shape = (spec.image_size, spec.image_size, spec.channels)
+    outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(np.uint8), (-1, *shape))]),
-        outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, spec.num_classes))]),
+        inputs=Schema([ColSpec(DataType.binary, "image")]),
+        outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    requirements = [f"{package}=={metadata.version(package)}" for package in ("torch", "mlflow", "numpy")]
+    config = {
+        "labels": list(dataset.class_names),
+        "side": spec.image_size,
+        "native_side": spec.native_size,
+        "grey": spec.grey,
+        "crop": spec.crop,
+    }
+    images, file = np.array(dataset.test.images[:2]), io.BytesIO()
+    Image.fromarray(images[0]).save(file, "png")
+    requirements = [
+        f"{package}=={metadata.version(package).partition('+')[0]}"  # without +cpu, which PyPI does not have
+        for package in ("torch", "mlflow", "numpy", "pillow")
+    ]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
     with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         learned, weights = load()
@@ -153,22 +167,26 @@ def log_model(
             tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
             model_type="classifier",
         )
-        # mlflow.pytorch.log_model would work on MLflow's own address, which is the user's.
+        # mlflow.pyfunc.log_model would work on MLflow's own address, which is the user's, and load the model.
         status = LoggedModelStatus.FAILED
         try:
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, epoch)])
             client.log_batch(run_id, metrics=[_of_model(logged, each) for each in _at(client, run, epoch)])
-            mlflow.pytorch.save_model(
-                learned,
-                path=f"{folder}/model",
+            batch = {0: torch.export.Dim.AUTO}  # any number of images
+            program = torch.export.export(learned, (torch.from_numpy(images),), dynamic_shapes=[batch])
+            torch.export.save(program, f"{folder}/network.pt2")
+            mlflow.pyfunc.save_model(
+                f"{folder}/model",
                 mlflow_model=Model(
                     logged.artifact_location, run_id, model_uuid=logged.model_id, model_id=logged.model_id
                 ),
+                python_model=_IMAGE_MODEL,
+                artifacts={"network": f"{folder}/network.pt2"},
+                model_config=config,
                 signature=signature,
-                input_example=np.ascontiguousarray(dataset.test.images[:2]),
+                input_example=pd.DataFrame({"image": [file.getvalue()]}),
                 pip_requirements=requirements,
-                serialization_format="pt2",
-                metadata={"classes": list(dataset.class_names), "dataset": spec.name, "dataset_digest": dataset.digest},
+                metadata={"dataset": spec.name, "dataset_digest": dataset.digest},
             )
             client.log_model_artifacts(logged.model_id, f"{folder}/model")
             status = LoggedModelStatus.READY

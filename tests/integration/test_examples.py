@@ -8,15 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cifar_ray import data
 from cifar_ray.config import runfile, sweepfile, yaml
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
+from tests.support import stores
+from tests.support.helpers import png
 from tests.support.person import Person
 from tests.support.ports import free_port
 
@@ -114,6 +120,29 @@ def test_a_sweep_from_python(person: Person) -> None:
     assert shown == ["0.01", "0.1"]
     assert f"{person.home}/rates/report.html\n" in done.stdout
     assert re.search(r"^lr +0\.01 +0\.1$", done.stdout, flags=re.M), done.stdout
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
+    person.succeeds("train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "1", "--run-name", "first")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, str(EXAMPLES / "ray_serve.py"), "first", str(port)]
+    with stores.serving(command, f"{url}/healthz", person.environment) as server:
+        answers = [requests.get(url, timeout=60).json() for _ in range(10)]
+        while len(list(replicas(person))) < 2:
+            time.sleep(0.2)
+        image = png(data.load("digits").test.images[0])
+        predicted = requests.post(f"{url}/predict?top=3", data=image, timeout=60).json()
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    assert {answer["run"] for answer in answers} == {"first"}
+    assert len(predicted["classes"]) == 3
+
+
+def replicas(person: Person) -> Iterator[str]:
+    return (words for words in person.processes().values() if "ServeReplica" in words)
 
 
 IN_ORDER = """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import numpy as np
 import pytest
 import requests
 from mlflow import MlflowClient
@@ -24,11 +26,11 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.config import ports
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import imagefiles
 from cifar_ray.orchestration.run import results
 from cifar_ray.serving.app import MAX_BODY_MIB
 from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
+from tests.support import stores
 from tests.support.person import Person, Started
 from tests.support.ports import free_port
 
@@ -201,12 +203,47 @@ def test_a_run_is_registered_once_and_loaded_by_its_name(
         "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
     }
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    pixels = np.concatenate([imagefiles.batch(data.SPECS["digits"], [Image.open(file)]) for file in files])
     with store.as_default(trained.uri):
         for uri in ("models:/digits/1", "models:/digits@champion"):
-            probabilities = mlflow.pyfunc.load_model(uri).predict(pixels)
-            expected = [[prediction[str(digit)] for digit in range(10)] for prediction in predictions]
-            assert probabilities == pytest.approx(np.array(expected), abs=1e-5)
+            answers = mlflow.pyfunc.load_model(uri).predict({"image": [file.read_bytes() for file in files]})
+            assert list(answers.probabilities) == [pytest.approx(each, abs=1e-5) for each in predictions]
+            assert list(answers.label) == [next(iter(each)) for each in predictions]
+
+
+@pytest.fixture(scope="module")
+def version(trained: Person) -> dict[str, str]:
+    """Variables with which a model is ``models:/served/1``."""
+    registry.register("first", "served", None, trained.uri)
+    paths = f"{Path(sys.executable).parent}:{trained.environment['PATH']}"  # MLflow starts `uvicorn`
+    variables = {"PATH": paths, "MLFLOW_TRACKING_URI": trained.uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    return {**trained.environment, **variables}
+
+
+def test_mlflow_serves_the_model_to_whoever_sends_image_files(
+    version: dict[str, str], files: list[Path], predictions: list[dict[str, float]], tmp_path: Path
+) -> None:
+    """In an environment without this package, as far as imports can tell."""
+    (tmp_path / "cifar_ray.py").write_text("raise ImportError")
+    port = free_port()
+    words = f"models serve --model-uri models:/served/1 --env-manager local --port {port} --workers 1".split()
+    variables = {**version, "PYTHONPATH": str(tmp_path)}
+    with stores.serving([sys.executable, "-m", "mlflow", *words], f"http://127.0.0.1:{port}/ping", variables):
+        records = [{"image": base64.b64encode(file.read_bytes()).decode()} for file in files]
+        response = requests.post(
+            f"http://127.0.0.1:{port}/invocations", json={"dataframe_records": records}, timeout=TIMEOUT_S
+        )
+    answers = response.json()["predictions"]
+    assert [each["probabilities"] for each in answers] == [pytest.approx(each, abs=1e-5) for each in predictions]
+    assert [each["label"] for each in answers] == [next(iter(each)) for each in predictions]
+
+
+def test_mlflow_writes_a_dockerfile_for_the_model(version: dict[str, str], tmp_path: Path) -> None:
+    words = f"models generate-dockerfile --model-uri models:/served/1 --output-directory {tmp_path}/image".split()
+    command = [sys.executable, "-m", "mlflow", *words]
+    subprocess.run(command, env=version, check=True, timeout=300, capture_output=True)
+    assert "COPY model_dir/ /opt/ml/model" in (tmp_path / "image" / "Dockerfile").read_text()
+    kept = {path.name for path in (tmp_path / "image" / "model_dir").rglob("*")}
+    assert {"MLmodel", "image_model.py", "network.pt2", "requirements.txt"} <= kept
 
 
 def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
@@ -229,7 +266,7 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
         assert caught.value.as_flag() == sentence
     with pytest.raises(ConfigError, match=r"name must be one that the registry takes, got '\.\.'"):
         registry.register("first", "..", None, trained.uri)
-    assert [model.name for model in client.search_registered_models()] in ([], ["digits"])
+    assert {model.name for model in client.search_registered_models()} <= {"digits", "served"}
 
 
 def test_sigterm_ends_it_with_all_answered_and_nothing_left_running(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -25,8 +26,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
-from mlflow.models import ModelSignature
-from mlflow.types import Schema, TensorSpec
+from PIL import Image
 
 from cifar_ray import storage, tracking
 from cifar_ray.config.errors import ConfigError
@@ -42,7 +42,7 @@ from cifar_ray.tracking.sink import Sink, _is_refusal
 from cifar_ray.training import checkpoint, classifier, manifest
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
-from tests.support.helpers import train_here
+from tests.support.helpers import png, train_here
 
 
 @pytest.fixture
@@ -280,17 +280,21 @@ def test_checkpoints_become_models_of_the_run(
             example = loaded.metadata.load_input_example(model.model_uri)
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
         expected = classifier.load(path)(torch.from_numpy(images)).detach().numpy()
-        assert loaded.predict(images) == pytest.approx(expected, abs=1e-5)
+        answers = loaded.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in images]})
+        found = np.array([[row[name] for name in digits.class_names] for row in answers.probabilities])
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert list(answers.label) == [digits.class_names[row.argmax()] for row in found]
+        assert list(answers.probability) == list(found.max(1))
+        assert len(loaded.predict({"image": [png(images[0])]})) == 1
         assert (model.params, model.model_type) == (run.data.params, "classifier")
         (measured,) = {metric.value for metric in model.metrics if metric.key == "test/accuracy"}
         rows = {row.step: row.metrics for row in outcome.history if row.kind == "epoch"}
         assert measured == rows[epochs[model.model_id]]["test/accuracy"]
-        assert loaded.metadata.signature == ModelSignature(
-            Schema([TensorSpec(np.dtype(np.uint8), (-1, 32, 32, 3))]),
-            Schema([TensorSpec(np.dtype(np.float32), (-1, 10))]),
-        )
-        assert example.tolist() == digits.test.images[:2].tolist()
-        assert set(required) == {f"{name}=={metadata.version(name)}" for name in ("torch", "mlflow", "numpy")}
+        assert loaded.metadata.get_output_schema().input_names() == ["label", "probability", "probabilities"]
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(example.image[0]))), images[0])
+        assert set(required) == {
+            f"{name}=={metadata.version(name).partition('+')[0]}" for name in ("torch", "mlflow", "numpy", "pillow")
+        }
     registered = registry.register(record.run_id, "taken", None, client.tracking_uri)
     assert client.get_model_version("taken", str(registered.version)).tags["weights_sha256"] == outcome.weights_sha256
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
-import numpy as np
 import pytest
 
 from cifar_ray import data
 from tests.support import stores
+from tests.support.helpers import png
 from tests.support.person import Person
 from tests.support.ports import free_port
 
@@ -101,8 +101,8 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
         loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
     finally:
         mlflow.set_tracking_uri("")
-    images = data.load("digits").test.images[:3]
-    assert np.asarray(loaded.predict(images)).shape == (3, 10)
+    files = [png(pixels) for pixels in data.load("digits").test.images[:3]]
+    assert [len(each) for each in loaded.predict({"image": files}).probabilities] == [10] * 3
 
 
 def test_another_host_name_is_refused(server: str) -> None:

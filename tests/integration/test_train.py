@@ -18,6 +18,7 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.config import runfile
 from cifar_ray.training import checkpoint, manifest, recipe
+from tests.support.helpers import png
 from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
@@ -136,11 +137,11 @@ def test_the_model_is_loaded_from_mlflow_and_reaches_the_recorded_accuracy(run: 
     finally:
         mlflow.set_tracking_uri(before)
     digits = data.load("digits")
-    probabilities = model.predict(digits.test.images)
-    assert probabilities.sum(1) == pytest.approx(np.ones(360), abs=1e-4)
-    accuracy = (probabilities.argmax(1) == digits.test.labels).mean()
+    answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in digits.test.images]})
+    assert [sum(each.values()) for each in answers.probabilities] == pytest.approx(np.ones(360), abs=1e-4)
+    accuracy = (answers.label.astype(int) == digits.test.labels).mean()
     assert accuracy == pytest.approx(run.data.metrics["test/accuracy"], abs=1 / 360)  # float32 here, maybe bf16 there
-    assert model.metadata.signature.inputs.to_dict()[0]["tensor-spec"]["dtype"] == "uint8"
+    assert model.metadata.get_input_schema().to_dict() == [{"type": "binary", "name": "image", "required": True}]
 
 
 def test_evaluating_again_gives_the_recorded_figures(run: Run, resident: Person) -> None:

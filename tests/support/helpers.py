@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import secrets
@@ -21,6 +22,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from PIL import Image
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -566,3 +568,10 @@ def _cell(config: TrainConfig, worker: Worker, folder: Path, server: ServerHandl
 def _arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """A model's state; a tensor would cross to another process as memory that both share, while both live."""
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    """An image file of uint8 pixels, (height, width) or (height, width, 3)."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()

@@ -1,0 +1,72 @@
+"""An image classifier for MLflow: image files in, labels with probabilities out.
+
+MLflow keeps this file with a model and runs it to load the model ("models from code"). It needs torch, Pillow, NumPy
+and MLflow, and nothing of the program that has trained the network.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import torch
+from mlflow.pyfunc import PythonModel
+from PIL import Image, ImageOps
+
+AT_ONCE = 256  # images in one forward pass
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # others may start a program
+
+
+class ImageClassifier(PythonModel):
+    """Classify image files with an exported network, on a GPU if there is one.
+
+    ``predict`` takes a DataFrame whose column ``image`` has the bytes of image files, of any size. It returns one with
+    the columns ``label`` and ``probability``, and ``probabilities``: all labels with theirs, likeliest first.
+    """
+
+    def load_context(self, context: Any) -> None:
+        """Load the network onto the device."""
+        self.config = context.model_config
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        program = torch.export.load(context.artifacts["network"])
+        if self.device != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, self.device)
+        self.network = program.module()
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """Classify the files of the column ``image``."""
+        files, labels, answers = list(model_input["image"]), self.config["labels"], []
+        for begin in range(0, len(files), AT_ONCE):
+            images = torch.from_numpy(np.stack([self.pixels(file) for file in files[begin : begin + AT_ONCE]]))
+            with torch.no_grad():
+                probabilities = self.network(images.to(self.device)).cpu()
+            for row in probabilities:
+                ranked = {labels[index]: row[index].item() for index in row.argsort(descending=True).tolist()}
+                label = next(iter(ranked))
+                answers.append({"label": label, "probability": ranked[label], "probabilities": ranked})
+        return pd.DataFrame(answers)
+
+    def pixels(self, file: bytes) -> np.ndarray:
+        """The network's input for an image file: uint8, (side, side, 3)."""
+        with Image.open(BytesIO(file), formats=FORMATS) as opened:
+            image = ImageOps.exif_transpose(opened)
+        if image.mode in ("I", "F"):
+            raise ValueError("an image has 32-bit values; save it with 8 bits each")
+        if image.mode.startswith("I;16"):
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert("RGB")
+        side, native = self.config["side"], self.config["native_side"]
+        if self.config["crop"]:
+            return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.BILINEAR))
+        image = (image.convert("L") if self.config["grey"] else image).resize((native, native)).convert("RGB")
+        enlarged = np.asarray(image).repeat(side // native, axis=0).repeat(side // native, axis=1)
+        border = (side - len(enlarged)) // 2
+        return np.pad(enlarged, ((border, border), (border, border), (0, 0)))
+
+
+mlflow.models.set_model(ImageClassifier())

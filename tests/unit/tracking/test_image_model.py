@@ -1,0 +1,54 @@
+"""The file with which MLflow loads a model: it prepares images as this program does, without it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cifar_ray.data import SPECS, DatasetSpec, imagefiles
+from cifar_ray.tracking import image_model
+from tests.support.helpers import png
+
+FOLDER = DatasetSpec("folder", 3, 9, 3, (0.5,) * 3, (0.5,) * 3, True, native_size=40, image_size=40, crop=True)
+SHADES = np.random.default_rng(0).integers(0, 256, (53, 37, 3), dtype=np.uint8)
+
+
+def turned() -> bytes:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(SHADES).save(file, "jpeg", exif=exif)
+    return file.getvalue()
+
+
+def encoded(kind: str, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(SHADES).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+FILES = {
+    "turned": turned(),
+    "16 bits": png(SHADES[..., 0].astype(np.uint16) * 257),
+    **{kind: encoded(kind) for kind in imagefiles.FORMATS},
+    **{mode: encoded("TIFF", mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "LAB")},
+}
+
+
+@pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+def test_it_prepares_an_image_as_predict_does(file: bytes, spec: DatasetSpec) -> None:
+    model = image_model.ImageClassifier()
+    model.config = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
+    (expected,) = imagefiles.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
+    assert np.array_equal(model.pixels(file), expected)
+
+
+def test_it_reads_the_same_formats_and_needs_nothing_of_this_program() -> None:
+    assert image_model.FORMATS == imagefiles.FORMATS
+    assert "cifar_ray" not in Path(image_model.__file__).read_text()
+    with pytest.raises(ValueError, match="32-bit values"):
+        image_model.ImageClassifier().pixels(encoded("TIFF", "F"))
