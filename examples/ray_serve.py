@@ -5,11 +5,14 @@
     curl --data-binary @IMAGE http://127.0.0.1:8000/predict
 
 RUN is a run's name or MLflow id. Every replica reads the run itself, so that on several nodes its storage and the
-tracking store (MLFLOW_TRACKING_URI) must be reachable from all of them. RAY_ADDRESS names a cluster to join.
+tracking store (MLFLOW_TRACKING_URI) must be reachable from all of them. RAY_ADDRESS names a cluster to join;
+without it, Ray starts on this machine.
 """
 
+import os
 import sys
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 
@@ -31,6 +34,7 @@ def main(run: str, port: int = PORT) -> None:
         max_ongoing_requests=1024,  # the application has a limit of its own, and batches what comes together
         ray_actor_options={"num_cpus": CPUS},
     )
+    ray.init(os.environ.get("RAY_ADDRESS", "local"))
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(deployment.bind(), name="cifar_ray", blocking=True)
 
