@@ -241,7 +241,7 @@ def test_mlflow_writes_a_dockerfile_for_the_model(version: dict[str, str], tmp_p
     words = f"models generate-dockerfile --model-uri models:/served/1 --output-directory {tmp_path}/image".split()
     command = [sys.executable, "-m", "mlflow", *words]
     subprocess.run(command, env=version, check=True, timeout=300, capture_output=True)
-    assert "COPY model_dir/ /opt/ml/model" in (tmp_path / "image" / "Dockerfile").read_text()
+    assert "COPY model_dir /opt/ml/model" in (tmp_path / "image" / "Dockerfile").read_text()
     kept = {path.name for path in (tmp_path / "image" / "model_dir").rglob("*")}
     assert {"MLmodel", "image_model.py", "network.pt2", "requirements.txt"} <= kept
 
