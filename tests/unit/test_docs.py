@@ -77,6 +77,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
+    others |= {"--model-uri", "--env-manager", "--output-directory"}  # mlflow's, too
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
     others |= {"--model-options.width"}  # of a function that examples/own_model.py has
