@@ -207,14 +207,13 @@ def _follow(server: JobServer, name: str) -> int:
             except JobServerError:
                 if time.monotonic() - answered > _RECONNECT_S:
                     raise
-                continue
-            finally:
-                time.sleep(_POLL_S)
-            print(log[shown:], end="", flush=True)
-            shown, answered = len(log), time.monotonic()
-            if job.status.is_terminal():
-                print(f"job {name} ended: {job.status.value}", file=sys.stderr)
-                return 0 if job.status == JobStatus.SUCCEEDED else job.driver_exit_code or 1
+            else:
+                print(log[shown:], end="", flush=True)
+                shown, answered = len(log), time.monotonic()
+                if job.status.is_terminal():
+                    print(f"job {name} ended: {job.status.value}", file=sys.stderr)
+                    return 0 if job.status == JobStatus.SUCCEEDED else job.driver_exit_code or 1
+            time.sleep(_POLL_S)
     except KeyboardInterrupt:
         ways = f"`{server.command('logs', name, '--follow')}` follows it, `{server.command('stop', name)}` stops it"
         print(f"job {name} continues; {ways}", file=sys.stderr)
