@@ -370,7 +370,7 @@ def program() -> NoReturn:
     while they are imported, and they are not taken apart at the end.
     """
     gc.set_threshold(_OBJECTS_PER_LOOK)
-    servers.use_token()
+    os.environ.update(servers.token_mode())
     try:
         status = main()
     except SystemExit as stop:  # from --help

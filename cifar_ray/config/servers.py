@@ -28,14 +28,14 @@ def ray_head(given: str | None) -> str | None:
     return None if chosen in (None, "", "local") else chosen
 
 
-def use_token() -> None:
-    """Have Ray show a cluster the token that is there, as ``ray start`` does, unless RAY_AUTH_MODE decides.
+def token_mode() -> dict[str, str]:
+    """The variable by which Ray shows a cluster the token that is there; empty where RAY_AUTH_MODE decides.
 
-    For a process of this program alone, and before Ray is imported, which is when it reads the variable.
+    Ray reads it when it is imported. ``ray start`` does the same.
     """
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path("~/.ray/auth_token").expanduser()
-    if os.environ.get("RAY_AUTH_TOKEN") or Path(path).is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    there = os.environ.get("RAY_AUTH_TOKEN") or path.is_file()
+    return {"RAY_AUTH_MODE": "token"} if there and "RAY_AUTH_MODE" not in os.environ else {}
 
 
 def is_made_up(config: TrainConfig) -> bool:

@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import ray
 
-from cifar_ray.config import files, imports, servers
+from cifar_ray.config import imports, servers
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -64,7 +63,7 @@ def connected(
         if ray.is_initialized():
             yield str
         elif head:
-            stack.enter_context(token())
+            stack.enter_context(ray_internals.environment(servers.token_mode()))
             stack.callback(ray.shutdown)
             with _same_sigterm_handler():
                 _join(head, config, imports.to_ship(functions))
@@ -101,16 +100,6 @@ def nodes() -> list[Node]:
         )
         for node in alive
     ]
-
-
-@contextmanager
-def token() -> Iterator[None]:
-    """Context manager: give Ray the token of a cluster that is there, as ``ray start`` would."""
-    named: Any = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    with suppress(ConfigError):  # without a home folder
-        named = named or (files.home().parent / ".ray" / "auth_token").is_file()
-    with ray_internals.environment({"RAY_AUTH_MODE": "token"} if named and "RAY_AUTH_MODE" not in os.environ else {}):
-        yield
 
 
 def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:

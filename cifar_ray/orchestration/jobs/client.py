@@ -55,7 +55,7 @@ class JobServer:
         self._flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
         variables = {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
         try:
-            with connection.token(), ray_internals.environment(variables):
+            with ray_internals.environment(servers.token_mode() | variables):
                 self.client = _within(_REQUEST_S, JobSubmissionClient, self.url)
         except AuthenticationError:
             raise ConfigError("", connection.wrong_token(self.url)) from None
