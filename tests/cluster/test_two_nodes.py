@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
@@ -78,7 +79,8 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head)
     assert "joining Ray" in person.succeeds(*joined, RAY_ADDRESS=head.address).stdout
     assert len({worker["node_id"] for worker in person.placement("joined")}) == 2
     assert "times_are_a_clusters" not in person.run_named("joined").data.tags
-    assert head.says("print(int(ray.cluster_resources()['CPU']))") == "2"
+    version = "ray.get(ray.remote(num_cpus=0)(lambda: ray.__version__).remote())"  # of its workers, too
+    assert head.says(f"print(int(ray.cluster_resources()['CPU']), {version})") == f"2 {ray.__version__}"
     sentence = person.refused(*WORDS, "--local-nodes", "2", RAY_ADDRESS=head.address)
     assert sentence.startswith("--local-nodes is for a Ray started here, and RAY_ADDRESS names one to join")
 
