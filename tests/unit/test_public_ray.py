@@ -228,7 +228,6 @@ LEFT: dict[str, set[str]] = {
         "overridden: ray.train.torch.TorchTrainer._create_default_callbacks",
         "._create_default_callbacks",
     },
-    "orchestration/serving/deployment.py": {"._get_global_client", "node:__internal_head__"},
     "orchestration/sweep/tuning.py": {"node:__internal_head__"},
 }
 """Still to go: file -> its private parts."""
