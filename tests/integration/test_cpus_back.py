@@ -24,6 +24,8 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run.events import Joined, NoRoom, Placed, WorkersFailed
 from cifar_ray.orchestration.run.restarts import Run
+from cifar_ray.tracking import store
+from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.observer import EpochRecord, Launch
 from tests.support.person import Person
@@ -159,3 +161,18 @@ def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_pa
     finally:
         remove_placement_group(own)
     all_back()
+
+
+def test_an_error_that_nobody_expected_is_the_reason_of_the_runs_end(
+    dataset: ray.ObjectRef, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("no result today")
+
+    monkeypatch.setattr(RunRecord, "result", broken)
+    config = TrainConfig(dataset="digits", model="simple_cnn", epochs=1, precision="fp32", cpus_per_worker=1)
+    with pytest.raises(ValueError, match="no result today"):
+        cifar_ray.train(config)
+    client = store.connect(store.resolve_uri(None))
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert (run.info.status, run.data.tags[store.FAILURE_TAG]) == ("FAILED", "ValueError: no result today")

@@ -158,6 +158,48 @@ def test_a_worker_that_is_killed_is_replaced(person: Person, undisturbed: str) -
     assert person.run_named("victim").data.tags["cifar_ray.worker_failures"] == "1"
 
 
+HANGS = """
+import ctypes, os, pathlib
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        self.steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        mark = pathlib.Path(MARK)
+        if self.steps == 40 and not mark.exists():
+            mark.touch()
+            in_a_library_that_keeps_the_lock()
+        return self.layer(images.flatten(1))
+
+def in_a_library_that_keeps_the_lock():
+    ctypes.PyDLL(None).sleep(3600)
+
+def build(image_size, channels, classes):
+    return Net()
+"""
+
+
+def test_where_a_worker_hangs_is_named_and_kept(person: Person) -> None:
+    """Its Python thread cannot answer, since the interpreter's lock is held."""
+    (person.home / "mine.py").write_text(HANGS.replace("MARK", repr(str(person.home / "mark"))))
+    words = ["train", "--dataset", "digits", "--model", "mine:build", "--epochs", "4", "--topology", "1x2"]
+    words += ["--batch-size", "32", "--precision", "fp32", "--run-name", "hangs", "--hang-timeout-s", "20"]
+    with person.starts(*words) as run:
+        assert run.end() == 0, run.output
+    function = "(in_a_library_that_keeps_the_lock in mine.py, line 21)"
+    hung = re.search(r"rank (\d): its process has not answered for 20 s \(--hang-timeout-s\) ", run.output)
+    assert hung, run.output
+    assert function in " ".join(run.output.split())
+    stacks = person.artifact("hangs", f"hangs/failure1_rank{hung[1]}.txt").read_text()
+    assert "line 21 in in_a_library_that_keeps_the_lock" in stacks
+
+
+@pytest.mark.extended
 def test_a_worker_that_is_stopped_is_named_and_replaced(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG, "--hang-timeout-s", "20") as run:
         run.until("epoch 2/30")

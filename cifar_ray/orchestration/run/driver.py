@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from cifar_ray import data, tracking
-from cifar_ray.config import imports, runfile
+from cifar_ray.config import errors, imports, runfile
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
 from cifar_ray.data import Dataset
@@ -192,6 +192,9 @@ def _run(
         reason = str(error)
         if session.is_void and not is_resumed:  # its folder is removed
             session.record.tags({store.FOLDER_TAG: ""})
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {errors.first_line(error)}"
         raise
     finally:
         session.end(status, reason)
