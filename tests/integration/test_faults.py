@@ -163,9 +163,9 @@ import ctypes, os, pathlib
 import torch
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, features):
         super().__init__()
-        self.layer = torch.nn.Linear(64, 10)
+        self.layer = torch.nn.Linear(features, 10)
         self.steps = 0
 
     def forward(self, images):
@@ -180,7 +180,7 @@ def in_a_library_that_keeps_the_lock():
     ctypes.PyDLL(None).sleep(3600)
 
 def build(image_size, channels, classes):
-    return Net()
+    return Net(channels * image_size**2)
 """
 
 
@@ -191,12 +191,12 @@ def test_where_a_worker_hangs_is_named_and_kept(person: Person) -> None:
     words += ["--batch-size", "32", "--precision", "fp32", "--run-name", "hangs", "--hang-timeout-s", "20"]
     with person.starts(*words) as run:
         assert run.end() == 0, run.output
-    function = "(in_a_library_that_keeps_the_lock in mine.py, line 21)"
+    function = "(in_a_library_that_keeps_the_lock in mine.py, line 20)"
     hung = re.search(r"rank (\d): its process has not answered for 20 s \(--hang-timeout-s\) ", run.output)
     assert hung, run.output
     assert function in " ".join(run.output.split())
     stacks = person.artifact("hangs", f"hangs/failure1_rank{hung[1]}.txt").read_text()
-    assert "line 21 in in_a_library_that_keeps_the_lock" in stacks
+    assert "line 20 in in_a_library_that_keeps_the_lock" in stacks
 
 
 @pytest.mark.extended
