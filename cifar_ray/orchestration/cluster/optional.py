@@ -54,15 +54,17 @@ def find(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _whole_nodes() -> dict[str, dict[str, float]]:
-    """All that the nodes have; of a single one, what is free."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    if len(alive) == 1:
-        return {alive[0]["NodeID"]: ray.available_resources()}
-    return {node["NodeID"]: node["Resources"] for node in alive}
+def _most_free() -> dict[str, dict[str, float]]:
+    """At most what a node has, and at most what is free in the whole cluster: exact for one node, or a free cluster."""
+    free = ray.available_resources()
+    return {
+        node["NodeID"]: {name: min(amount, free.get(name, 0.0)) for name, amount in node["Resources"].items()}
+        for node in ray.nodes()
+        if node["Alive"]
+    }
 
 
-@part(_whole_nodes)
+@part(_most_free)
 def free_resources() -> dict[str, dict[str, float]]:
     """What is free on each node, by node id. Without it a run may choose a node that is in use, and waits for it."""
     return find("ray._private.state:available_resources_per_node")()  # type: ignore[no-any-return]

@@ -49,18 +49,15 @@ def test_plain_ray_switches_all_parts_off(monkeypatch: pytest.MonkeyPatch, caplo
     assert optional.abandoned_groups() == []
 
 
-@pytest.mark.parametrize(
-    ("nodes", "free"), [(["a"], {"a": {"CPU": 1.0}}), (["a", "b"], {"a": {"CPU": 4.0}, "b": {"CPU": 4.0}})]
-)
-def test_without_what_is_free_on_each_node_the_whole_nodes_count(
-    nodes: list[str], free: dict[str, dict[str, float]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("free", "each"), [(0.0, 0.0), (3.0, 3.0), (8.0, 4.0)])
+def test_no_node_has_more_free_than_it_has_and_than_the_cluster_has_free(
+    free: float, each: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 4.0}} for node in nodes]
-    gone = {"NodeID": "gone", "Alive": False, "Resources": {}}
+    nodes = [{"NodeID": node, "Alive": node != "gone", "Resources": {"CPU": 4.0}} for node in ("a", "b", "gone")]
     monkeypatch.setenv(optional.PLAIN, "1")
-    monkeypatch.setattr(ray, "nodes", lambda: [*there, gone])
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
-    assert optional.free_resources() == free
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": free} if free else {})
+    assert optional.free_resources() == {"a": {"CPU": each}, "b": {"CPU": each}}
 
 
 def test_what_ray_says_of_the_cluster_is_passed_on() -> None:
