@@ -55,7 +55,8 @@ def train(words: Sequence[str]) -> int:
 
                 with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
                     recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
-            from cifar_ray.orchestration.run.driver import train as run
+            with servers.before_ray(config):
+                from cifar_ray.orchestration.run.driver import train as run
 
         result = run(config, begun=IMPORTED_AT)
     if asked.quiet or asked.json:
@@ -84,7 +85,8 @@ def sweep(words: Sequence[str]) -> int:
     else:
         servers.reach_chosen(asked.config.base.address)
     with output.progress(as_json=False, quiet=asked.quiet):
-        with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True):
+        base = None if asked.config is None else asked.config.base  # only the store knows a resumed sweep's
+        with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True), servers.before_ray(base):
             from cifar_ray.orchestration.sweep.runner import resume as sweep_on
             from cifar_ray.orchestration.sweep.runner import sweep as run
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -36,6 +38,26 @@ def token_mode() -> dict[str, str]:
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     there = os.environ.get("RAY_AUTH_TOKEN") or path.is_file()
     return {"RAY_AUTH_MODE": "token"} if there and "RAY_AUTH_MODE" not in os.environ else {}
+
+
+@contextmanager
+def before_ray(config: TrainConfig | None) -> Iterator[None]:
+    """Context manager to import Ray in: for a Ray started here, set the variables that Ray reads at its import only.
+
+    Under ``uv run`` its workers then start as without uv, and Ray listens on the loopback interface, if it is one node.
+    """
+    names = set[str]()
+    if config is not None and ray_head(config.address) is None:
+        names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
+        if config.local_nodes == 1:
+            names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    names -= {*os.environ}
+    os.environ.update(dict.fromkeys(names, "0"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
 
 
 def is_made_up(config: TrainConfig) -> bool:

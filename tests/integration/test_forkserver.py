@@ -32,8 +32,11 @@ if "stay" in sys.argv:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The command with which Ray starts a worker."""
-    with fork_server.running(tmp_path_factory.mktemp("forkserver")) as client:
-        yield [sys.executable, str(client)]
+    folder = tmp_path_factory.mktemp("forkserver") / "é and a space"
+    folder.mkdir()
+    with fork_server.running(folder) as runtime_env:
+        # As Ray does
+        yield ["bash", "-c", f'exec {runtime_env["py_executable"]} "$@"', "bash"]
 
 
 @pytest.fixture
@@ -98,30 +101,12 @@ def test_the_process_that_stands_for_a_copy_ends_with_it(python: list[str], scri
         client.wait(timeout=10)
 
 
-def test_a_copy_has_the_variables_of_its_runtime_environment(python: list[str], script: str) -> None:
-    context = {"env_vars": {"HELLO": "you ${WHO} ${NOBODY}"}, "py_executable": sys.executable, "command_prefix": []}
-    words = [script, "a", f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
-    environment = {key: value for key, value in os.environ.items() if key != "NOBODY"}
-    done = subprocess.run(
-        [*python, *words], capture_output=True, text=True, timeout=60, env={**environment, "WHO": "there"}
-    )
+def test_without_a_server_python_runs_the_script_itself(script: str, tmp_path: Path) -> None:
+    client = fork_server.__file__.replace("fork_server", "fork_client")
+    words = [sys.executable, client, str(tmp_path / "socket"), "-s", script, "a"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     told = json.loads(done.stdout)
-    assert (told["torch"], told["words"], told["hello"]) == (True, ["a"], "you there ")
-
-
-@pytest.mark.parametrize("context", [{}, {"py_executable": "/other/python"}, {"command_prefix": ["nice"]}])
-def test_rays_own_script_starts_what_is_no_copy(
-    python: list[str], script: str, tmp_path: Path, context: dict[str, object]
-) -> None:
-    """Without a server, and where the runtime environment asks for another process."""
-    (tmp_path / "setup_worker.py").write_text("import sys; print(sys.argv[1:])")
-    if not context:
-        client = tmp_path / "client.py"
-        client.symlink_to(fork_server.__file__.replace("fork_server", "fork_client"))
-        python = [sys.executable, str(client)]
-    words = [script, "a", f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
-    done = subprocess.run([*python, *words], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == str(words)
+    assert (told["torch"], told["words"]) == (False, ["a"])
 
 
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:

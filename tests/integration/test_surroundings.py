@@ -113,6 +113,15 @@ def test_files_named_like_libraries_hide_nothing_from_the_workers_of_a_ray_start
 
 
 @pytest.mark.slow
+def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
+    """Ray's hook would send them the working folder, and start each by the uv of the command line, which is none here."""
+    (person.home / "run").write_text('"$@"; exit $?\n')
+    words = ["bash", "-c", 'exec -a uv bash run "$@"', "bash", *person.command("train", *SHORT)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_a_file_that_hides_a_library_from_the_workers_of_a_ray_that_is_there_is_named(person: Person) -> None:
     named_like_libraries(person.home)
     (person.home / "pandas.py").unlink()

@@ -18,7 +18,7 @@ import ray
 from ray._raylet import GcsClient
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from cifar_ray.orchestration.cluster import ray_internals
+from cifar_ray.orchestration.cluster import optional
 from tests.support.person import Person
 from tests.support.ports import free_port
 
@@ -127,7 +127,7 @@ class Head:
 
     def alive(self) -> set[str]:
         """Ids of the nodes that are there."""
-        with ray_internals.environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}):
+        with optional.environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}):
             try:
                 nodes = GcsClient(address=self.address).get_all_node_info(timeout=30)
             except ray.exceptions.RayError:  # the head is only just starting

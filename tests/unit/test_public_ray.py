@@ -42,6 +42,8 @@ VARIABLES = {
     "RAY_AUTH_MODE",  # security: token authentication
     "RAY_AUTH_TOKEN",
     "RAY_AUTH_TOKEN_PATH",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV",  # no page, and read at import only: without it, Ray starts workers by `uv run`
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",  # clusters: getting started
     "RAY_JOB_STOP_WAIT_TIME_S",  # jobs: stopping
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",  # train: debug failures and hangs, variables
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
@@ -212,17 +214,6 @@ def name_of(path: Path) -> str:
 
 
 LEFT: dict[str, set[str]] = {
-    "orchestration/cluster/local.py": {
-        "overridden: ray.job_config.JobConfig._serialize",
-        "._serialize",
-        "variable RAY_TMPDIR",
-        "variable RAY_enable_metrics_collection",
-        "variable RAY_prestart_worker_first_driver",
-        "variable RAY_gcs_server_port_wait_time_s",
-        "variable RAY_agent_register_timeout_ms",
-        "_temp_dir=",
-        "._global_node",
-    },
     "orchestration/run/attempt.py": {"._actor_id"},
     "orchestration/run/trainer.py": {
         "overridden: ray.train.torch.TorchTrainer._create_default_callbacks",
@@ -235,8 +226,6 @@ LEFT: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("path", [path for path in sources() if path != OPTIONAL and knows_ray(path)], ids=name_of)
 def test_private_parts_of_ray_are_in_one_module(path: Path) -> None:
-    if path.stem == "ray_internals":  # on its way into optional.py
-        return
     assert uses(path) <= LEFT.get(name_of(path), set()), "these belong into orchestration/cluster/optional.py"
 
 
@@ -249,6 +238,12 @@ PARTS = {
     "ray.core.generated.autoscaler_pb2",
     "ray.core.generated.gcs_pb2",  # abandoned_groups
     "._connect_and_get_accessor",
+    "ray._raylet",  # reread_environment
+    "variable RAY_TMPDIR",  # start_variables
+    "variable RAY_enable_metrics_collection",
+    "variable RAY_prestart_worker_first_driver",
+    "variable RAY_gcs_server_port_wait_time_s",
+    "variable RAY_agent_register_timeout_ms",
 }
 """All that is private and used."""
 

@@ -20,7 +20,7 @@ from cifar_ray.config import imports, servers
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import local, optional, ray_internals
+from cifar_ray.orchestration.cluster import local, optional
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -63,7 +63,7 @@ def connected(
         if ray.is_initialized():
             yield str
         elif head:
-            stack.enter_context(ray_internals.environment(servers.token_mode()))
+            stack.enter_context(optional.environment(servers.token_mode()))
             stack.callback(ray.shutdown)
             with _same_sigterm_handler():
                 _join(head, config, imports.to_ship(functions))

@@ -1,10 +1,10 @@
 """Fork Ray's worker processes from one that has imported their modules.
 
-A Ray worker spends seconds of a core on importing torch, and a run starts several. For a Ray started
-on this machine, the fork server imports those modules once and forks a copy of itself for each worker: in place of
-its own ``setup_worker.py``, Ray runs ``fork_client.py``, which asks for a copy and exits when the copy does. The
-server does not import Ray, whose compiled part reads its settings at import, and computes nothing, so that a fork
-copies no held lock and loses no thread.
+A Ray worker spends seconds of a core on importing torch, and a run starts several. For a Ray started on this
+machine, the fork server imports those modules once and forks a copy of itself for each worker: the runtime
+environment's ``py_executable``, with which Ray starts its workers, is ``fork_client.py``, which asks for a copy and
+exits when the copy does. The server does not import Ray, whose compiled part reads its settings at import, and computes
+nothing, so that a fork copies no held lock and loses no thread.
 
 Without an answer from the server, the client runs Ray's script.
 """
@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -45,20 +46,18 @@ _LENGTH_BYTES = 4
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Path | None]:
+def running(folder: Path) -> Iterator[dict[str, str]]:
     """Context manager: a fork server for one Ray session; it ends with this process, however that ends.
 
     Args:
-        folder: for its socket, and a link to the client beside it.
+        folder: for its socket.
 
     Yields:
-        The client, which takes the place of Ray's ``setup_worker.py``; None where forking is not safe.
+        The part of a runtime environment that makes workers copies; empty where forking is not safe.
     """
     if sys.platform != "linux":
-        yield None
+        yield {}
         return
-    client = folder / _CLIENT.name  # a name of its own: Ray skips "setup_worker.py" where it has nothing to set up
-    client.symlink_to(_CLIENT)
     address = str(folder / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -77,7 +76,8 @@ def running(folder: Path) -> Iterator[Path | None]:
     ):
         listener.close()  # the server has its own, which closes when the server ends
         try:
-            yield client
+            client = [sys.executable, "-I", "-S", str(_CLIENT), address]  # it needs no site-packages
+            yield {"py_executable": shlex.join(client)}
         finally:
             server.kill()
 

@@ -1,4 +1,4 @@
-"""Ray started on this machine for one process: as patient as a busy machine needs, and with nothing left of it."""
+"""Ray started on this machine for one process: with nothing left of it afterwards."""
 
 from __future__ import annotations
 
@@ -7,40 +7,33 @@ import logging
 import os
 import secrets
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray.job_config import JobConfig
 
 from cifar_ray import storage
+from cifar_ray.config import imports
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import fork_server, ray_internals
+from cifar_ray.orchestration.cluster import fork_server, optional
 from cifar_ray.training import hardware
 
-_START_S = 120  # for each part of Ray; its own 30 s are too short for a busy machine
+_START_S = 120  # for further nodes, on a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
-_LONGEST_FOLDER = 64
+_LONGEST_FOLDER = 16  # a socket's path may have 107 bytes, and names below the folder take up to 91 of them
 _HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
-
-
-class _UserFoldersLast(JobConfig):  # type: ignore[misc]
-    """Workers import from where this process does, and from the user's folders last. Ray would look there first."""
-
-    def _serialize(self) -> str:
-        users: list[str] = self._py_driver_sys_path  # type: ignore[has-type]  # the script's folder and the working folder
-        first = [path for path in sys.path if path and path not in users]
-        self._py_driver_sys_path = [*users, *reversed(first)]  # each worker puts one after the other at the beginning
-        return super()._serialize()  # type: ignore[no-any-return]
+_DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
 
 
 class NotStartedError(CommandFailedError):
@@ -59,25 +52,20 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         ConfigError: when this machine has too few CPUs for the nodes.
         NotStartedError: when Ray does not start.
     """
-    sizes: dict[str, Any] = {
-        "num_cpus": cpus_per_node(config),
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
+    sizes = {"num_cpus": cpus_per_node(config), "object_store_memory": _OBJECT_STORE_BYTES}
     with (
-        ray_internals.environment(_environment()),
-        ray_internals.on_loopback(),
-        storage.scratch(_short()) as sockets,
-        _data_folder(sockets) as folder,
-        # Cluster writes its address in the default folder, over that of another Ray.
-        ray_internals.environment({"RAY_TMPDIR": str(folder)}),
-        fork_server.running(sockets) as setup_worker,
+        storage.scratch(_short()) as short,
+        _files(short) as folder,
+        optional.environment(_environment(folder)),
+        fork_server.running(folder) as runtime_env,
+        ExitStack() as nodes,
     ):
-        with ray_internals.patient_start(_START_S), ray_internals.lean_start(setup_worker, config.verbose, sockets):
-            head, stop = _start(config, sizes, folder)
+        daemons = _start(config, sizes, {**runtime_env, "worker_process_setup_hook": _path_hook()}, nodes)
+        gcs = ray.get_runtime_context().gcs_address
 
         def ended() -> str:
-            kind = ray_internals.ended_process(head) or ("gcs_server" if _is_closed(head.gcs_address) else "")
+            kind = next((name for name, process in daemons if not _lives(process)), "")
+            kind = kind or ("gcs_server" if _is_closed(gcs) else "")
             return f"Ray's {kind} process on this machine" if kind else ""
 
         try:
@@ -87,8 +75,35 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
             if ended():
                 atexit.unregister(ray.shutdown)  # it would wait for the process that ended, then end this one
             else:
-                stop()
+                ray.shutdown()
             _kill(left)  # Ray's agents end later, and would make their folders again
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _path_hook() -> Callable[[], None]:
+    """What each worker runs first: import from where this process does, and from the user's folders last.
+
+    Ray puts the script's folder and the working folder first, where a file would hide a library.
+    """
+    users = {str(Path.cwd()), str(Path(os.path.realpath(sys.argv[0])).parent)}
+    paths = [path for path in sys.path if path and path not in users]
+
+    def users_folders_last() -> None:  # pickled whole, since it is in a function
+        import sys
+
+        class Paths(list):  # type: ignore[type-arg]
+            def insert(self, place: Any, path: Any) -> None:
+                super().insert(len(self) if path in users else place, path)
+
+        every = dict.fromkeys([*paths, *sys.path])
+        sys.path = Paths(sorted(every, key=users.__contains__))
+
+    return users_folders_last
 
 
 def _is_closed(address: str) -> bool:
@@ -102,12 +117,12 @@ def _is_closed(address: str) -> bool:
 
 
 def _short() -> str:
-    """A folder for sockets, whose whole path may have 107 bytes, and in Ray's code ASCII only.
+    """A folder for Ray's sockets, which need a short path, and in Ray's code ASCII only.
 
     Raises:
         NotStartedError: when there is none.
     """
-    wanted = ray_internals.get_default_system_temp_dir()
+    wanted = _wanted()
     for folder in (wanted, "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         if len(folder) <= _LONGEST_FOLDER and folder.isascii() and Path(folder).is_absolute():
             with suppress(OSError):
@@ -120,11 +135,21 @@ def _short() -> str:
     )
 
 
-def _data_folder(sockets: Path) -> AbstractContextManager[Path]:
-    """The folder of Ray's files: that of its sockets, unless TMPDIR is only too long for sockets."""
-    wanted = ray_internals.get_default_system_temp_dir()
-    apart = Path(wanted).is_absolute() and wanted.isascii() and Path(wanted) != sockets.parent
-    return storage.scratch(wanted) if apart else nullcontext(sockets)
+def _wanted() -> str:
+    return os.environ.get("TMPDIR") or tempfile.gettempdir()
+
+
+@contextmanager
+def _files(short: Path) -> Iterator[Path]:
+    """The folder of Ray's files: ``short``, or a link there to one in a TMPDIR that is too long for sockets."""
+    wanted = Path(_wanted())
+    if not wanted.is_absolute() or wanted == short.parent:
+        yield short
+        return
+    with storage.scratch(str(wanted)) as folder:
+        link = short / "r"
+        link.symlink_to(folder)
+        yield link
 
 
 def here() -> bool:
@@ -132,27 +157,26 @@ def here() -> bool:
     return _HERE in os.environ
 
 
-def _environment() -> dict[str, str]:
-    """Variables for Ray. Its token is passed on in memory; Ray's default is a file in the home folder."""
+def _environment(folder: Path) -> dict[str, str]:
+    """Variables for Ray, whose files are to be in ``folder``."""
     variables = {
         _HERE: "1",  # for all of Ray's processes, which inherit it
-        "RAY_enable_metrics_collection": "0",  # nobody reads them without a dashboard
         "RAY_USAGE_STATS_ENABLED": "0",
-        ray_internals.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
-        "RAY_prestart_worker_first_driver": "0",  # a Python per CPU, none of them a copy of the fork server
-        "RAY_gcs_server_port_wait_time_s": str(_START_S),
-        "RAY_agent_register_timeout_ms": str(1000 * _START_S),
+        **optional.start_variables(str(folder)),
     }
-    if "RAY_AUTH_MODE" not in os.environ:
+    if "RAY_AUTH_MODE" not in os.environ and optional.reread_environment():
+        # Ray's default, where it has one, is a token in a file in the home folder.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return variables
 
 
-def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any, Callable[[], None]]:
-    """Start Ray and connect to it; try once more if that fails.
+def _start(
+    config: TrainConfig, sizes: dict[str, int], runtime_env: dict[str, Any], nodes: ExitStack
+) -> list[tuple[str, psutil.Process]]:
+    """Start Ray and connect to it; try once more if that fails. Further nodes end with ``nodes``.
 
     Returns:
-        Its head, and a function that ends it.
+        The head's daemons, with their kinds.
 
     Raises:
         NotStartedError: when it fails again.
@@ -161,7 +185,11 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
     for left in reversed(range(_STARTS)):
         before = set(psutil.Process().children(recursive=True))
         try:
-            return _try(config, sizes, folder)
+            ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **sizes, **quiet(config))
+            if config.local_nodes > 1:
+                _add_nodes(config.local_nodes - 1, sizes, nodes)
+            started = set(psutil.Process().children()) - before
+            return [(process.name(), process) for process in started if process.name() in _DAEMONS]
         except BaseException as error:
             # Ray does not keep track of the processes of a start that failed.
             ray.shutdown()
@@ -179,22 +207,29 @@ def _start(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[An
     raise AssertionError("the last failure was raised")
 
 
-def _try(config: TrainConfig, sizes: dict[str, Any], folder: Path) -> tuple[Any, Callable[[], None]]:
-    if config.local_nodes == 1:
-        ray.init(address="local", **sizes, **quiet(config), job_config=_UserFoldersLast(), _temp_dir=str(folder))
-        return ray_internals._global_node, ray.shutdown
-    logging.getLogger("ray").setLevel(logging.INFO if config.verbose else logging.ERROR)
-    (folder / "ray").mkdir(exist_ok=True)  # Cluster writes its address there
-    cluster = ray_internals.Cluster(initialize_head=True, head_node_args={**sizes, "temp_dir": str(folder)})
-    for _ in range(config.local_nodes - 1):
-        cluster.add_node(**sizes)
-    ray.init(address=cluster.address, **quiet(config), job_config=_UserFoldersLast())
-
-    def stop() -> None:
-        ray.shutdown()
-        cluster.shutdown()
-
-    return cluster.head_node, stop
+def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
+    """Start further nodes by ``ray start``; they end with ``stack``, and with this process."""
+    head = ray.get_runtime_context().gcs_address
+    words = ["start", "--block", f"--address={head}"]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    interpreter, flag, code, *words = imports.python("ray.scripts.scripts", *words)
+    ending = "threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()"  # with this process
+    code = f"import os, threading; {ending}; {code}"
+    nodes = []
+    for _ in range(count):
+        node = subprocess.Popen(
+            [interpreter, flag, code, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+        )
+        nodes.append(stack.enter_context(node))
+    deadline = time.monotonic() + _START_S
+    while sum(node["Alive"] for node in ray.nodes()) <= count:
+        if time.monotonic() > deadline or any(node.poll() is not None for node in nodes):
+            raise RuntimeError(f"{count} further nodes did not start")
+        time.sleep(0.1)
 
 
 def _using(folder: Path) -> list[psutil.Process]:

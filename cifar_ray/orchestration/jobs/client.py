@@ -23,7 +23,7 @@ from cifar_ray.config import addresses, command_line, imports, servers
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
-from cifar_ray.orchestration.cluster import connection, ray_internals
+from cifar_ray.orchestration.cluster import connection, optional
 from cifar_ray.orchestration.jobs.submission import Submission
 
 _COMMAND, _STORE = "cifar_ray.command", "MLFLOW_TRACKING_URI"
@@ -55,7 +55,7 @@ class JobServer:
         self._flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
         variables = {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
         try:
-            with ray_internals.environment(servers.token_mode() | variables):
+            with optional.environment(servers.token_mode() | variables):
                 self.client = _within(_REQUEST_S, JobSubmissionClient, self.url)
         except AuthenticationError:
             raise ConfigError("", connection.wrong_token(self.url)) from None

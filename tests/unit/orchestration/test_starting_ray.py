@@ -7,18 +7,19 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
-from ray._private import parameter, services
+from ray import cloudpickle
 
 from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection, local, ray_internals
+from cifar_ray.orchestration.cluster import connection, local, optional
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -39,7 +40,7 @@ class Starts:
 def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path, config: TrainConfig | None = None) -> None:
     monkeypatch.setattr(ray, "init", starts)
     try:
-        local._start(config or TrainConfig(), {}, folder)
+        local._start(config or TrainConfig(), {}, {}, ExitStack())
     finally:
         for process in starts.left[: starts.succeeds - 1]:
             assert not psutil.pid_exists(process.pid)
@@ -84,52 +85,65 @@ def test_verbose_shows_why_ray_did_not_start(
     assert TOO_LATE in said
 
 
-@pytest.mark.parametrize(("tries", "comes"), [(1000, True), (5000, False)])
-def test_ray_waits_for_its_node_as_long_as_a_busy_machine_needs(
-    monkeypatch: pytest.MonkeyPatch, tries: int, comes: bool
-) -> None:
-    """The clock stands in for a load that nobody wants in a test: a try takes a tenth of a second."""
-    asked, now = [0], [0.0]
-
-    def get_node(address: str, node_id: str) -> dict[str, str]:
-        asked[0] += 1
-        if asked[0] < tries:
-            raise RuntimeError("no such node")
-        return {"node_id": node_id}
-
-    monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(ray_internals.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(ray_internals.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(ray_internals.psutil.Process, "children", lambda _: [])
-    with ray_internals.patient_start(120):
-        if comes:
-            assert services.get_node("address", "id") == {"node_id": "id"}
-        else:
-            with pytest.raises(RuntimeError, match="no such node"):
-                services.get_node("address", "id")
-    assert services.get_node is get_node
+def test_rays_variables_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/theirs")
+    before = dict(os.environ)
+    with optional.environment(local._environment(tmp_path)):
+        os.environ["RAY_SET_BY_RAY"] = "1"
+        assert os.environ["RAY_TMPDIR"] == str(tmp_path)
+    assert dict(os.environ) == before
 
 
-def test_only_what_a_run_needs_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(services, "start_ray_process", lambda command, kind, **rest: started.append(command))
-    agent = str(Path(services.RAY_PATH) / "dashboard" / "agent.py")
-    with ray_internals.lean_start(tmp_path / "client.py", show_output=False, sockets=tmp_path):
-        params = parameter.RayParams(num_cpus=2)
-        assert services.start_api_server(False, False, "127.0.0.1") == (None, None)
-        services.start_ray_process(["raylet", f"--dashboard_agent_command=python -u {agent} --node-id=1"], "raylet")
-    assert (params.num_cpus, params.no_monitor, params.include_log_monitor) == (2, True, False)
-    assert params.setup_worker_path == str(tmp_path / "client.py")
-    ((_, command),) = started
-    stand_in = command.split()[2]
-    assert (Path(stand_in).name, agent in command, "--node-id=1" in command) == ("stand_in.py", False, True)
-    with ray_internals.lean_start(None, show_output=True, sockets=tmp_path):
-        params = parameter.RayParams()
-    assert (params.include_log_monitor, params.setup_worker_path) == (True, None)
+def test_plain_ray_is_started_with_documented_variables_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(optional.PLAIN, "1")
+    names = {name for name in local._environment(tmp_path) if name.startswith("RAY_")}
+    assert names == {"RAY_USAGE_STATS_ENABLED"}
+
+
+AT_IMPORT = """
+from cifar_ray.config import servers
+from cifar_ray.config.train import TrainConfig
+with servers.before_ray(TrainConfig({arguments})):
+    from ray._private import ray_constants
+print(ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
+"""
 
 
 @pytest.mark.parametrize(
-    ("given", "sockets"), [("{}/short", "{}/short"), ("{}/é", "/tmp"), ("{}/" + 60 * "a", "/tmp"), ("here", "/tmp")]
+    ("arguments", "seen"),
+    [("", "False False"), ("local_nodes=2", "True False"), ("address='127.0.0.1:6379'", "True True")],
+)
+def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here(arguments: str, seen: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    code = AT_IMPORT.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == seen
+
+
+PATHS = """
+import pickle, sys
+sys.path.insert(0, "/inserted before")
+pickle.loads(bytes.fromhex({hook!r}))()
+for folder in ({users!r}, "/theirs"):
+    sys.path.insert(0, folder)  # as Ray does, and then a module of the user's
+print("\\n".join(sys.path))
+"""
+
+
+def test_workers_import_from_where_the_driver_does_and_from_the_working_folder_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("/added here")
+    code = PATHS.format(hook=cloudpickle.dumps(local._path_hook()).hex(), users=str(tmp_path))
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    paths = done.stdout.splitlines()
+    assert (paths[0], paths[1], paths[-1]) == ("/theirs", "/added here", str(tmp_path))
+    assert "/inserted before" in paths
+
+
+@pytest.mark.parametrize(
+    ("given", "sockets"), [("{}", "{}"), ("{}/é", "/tmp"), ("{}/" + 60 * "a", "/tmp"), ("here", "/tmp")]
 )
 def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -140,7 +154,7 @@ def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monke
 def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/" + 60 * "é")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 64 characters .*, got /é+, "):
+    with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 16 characters .*, got /é+, "):
         local._short()
 
 
