@@ -213,14 +213,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-LEFT: dict[str, set[str]] = {
-    "orchestration/run/attempt.py": {"._actor_id"},
-    "orchestration/run/trainer.py": {
-        "overridden: ray.train.torch.TorchTrainer._create_default_callbacks",
-        "._create_default_callbacks",
-    },
-    "orchestration/sweep/tuning.py": {"node:__internal_head__"},
-}
+LEFT = {"orchestration/sweep/tuning.py": {"node:__internal_head__"}}
 """Still to go: file -> its private parts."""
 
 
