@@ -213,17 +213,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-LEFT = {"orchestration/sweep/tuning.py": {"node:__internal_head__"}}
-"""Still to go: file -> its private parts."""
-
-
 @pytest.mark.parametrize("path", [path for path in sources() if path != OPTIONAL and knows_ray(path)], ids=name_of)
 def test_private_parts_of_ray_are_in_one_module(path: Path) -> None:
-    assert uses(path) <= LEFT.get(name_of(path), set()), "these belong into orchestration/cluster/optional.py"
+    assert uses(path) == set(), "these belong into orchestration/cluster/optional.py"
 
 
 PARTS = {
     "ray._private.state",  # free_resources, draining_nodes, abandoned_groups
+    "ray._common.constants",  # head_resource
     "ray._private.gcs_utils",  # greeting
     "ray.core.generated.gcs_service_pb2_grpc",
     "ray.core.generated.gcs_service_pb2",

@@ -123,6 +123,19 @@ def draining_nodes() -> dict[str, int]:
     return find("ray._private.state:state").get_draining_nodes()  # type: ignore[no-any-return]
 
 
+def _any_node() -> dict[str, float]:
+    return {"memory": 1}
+
+
+@part(_any_node)
+def head_resource() -> dict[str, float]:
+    """Resources that place an actor without CPUs on the head, which is not a spot instance.
+
+    Without it a sweep's trial processes may be on any node, and a run whose process is lost with it has failed.
+    """
+    return {find("ray._common.constants:HEAD_NODE_RESOURCE_NAME"): 0.001}
+
+
 class Greeting(NamedTuple):
     """What a head says to who knocks.
 

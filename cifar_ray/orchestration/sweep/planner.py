@@ -224,18 +224,17 @@ def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """Write what a later driver cannot compute: what was drawn, skipped, decided, and found in the user's own files.
+    """Write every cell as it is to run, or why it is skipped.
 
     Raises:
         ConfigError: when the folder cannot be written.
     """
     cells = [
         {
+            "name": trial.cell.name,
             "values": trial.cell.values,
+            "config": runfile.to_mapping(trial.config) if trial.config else None,
             "skipped": trial.reason,
-            "precision": trial.config.precision if trial.config else "auto",
-            "cpus_per_worker": trial.config.cpus_per_worker if trial.config else None,
-            "found": runfile.found(trial.config) if trial.config else {},
         }
         for trial in trials
     ]
@@ -251,39 +250,24 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     """
     folder = storage.at(known.folder)
     try:
-        kept = json.loads(folder.read(_CELLS))
         with folder.on_disk(_CONFIG) as path:
             config = sweepfile.from_mapping(sweepfile.load(path))
-    except (OSError, ValueError, KeyError) as error:
+        trials = [_read(index, **cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
-    chosen: list[dict[str, Any]] = []
-    entries = []
-    for entry in kept:  # JSON has no tuples; seeds are added again to the same combinations
-        values = {name: schema.field(TrainConfig, name, value) for name, value in entry["values"].items()}
-        entries.append((dict(values), entry))
-        if not any("seed" in axes for axes in config.grid):
-            del values["seed"]
-        if values not in chosen:
-            chosen.append(values)
-    cells = []
-    for cell in sweeps.cells(config, chosen):  # in another order, perhaps, than the sweep's first driver had
-        entry = next(entry for values, entry in entries if values == cell.values)
-        if cell.config is not None:
-            begun = runfile.merge(cell.config, entry.get("found", {}))
-            for key in OF_OWN:
-                if is_own(getattr(begun, key)):
-                    imports.check_source(begun, key)
-            cell = dataclasses.replace(cell, config=begun)
-        cells.append((cell, entry))
-    trials = plan([cell for cell, _ in cells])
-    for trial, (_, entry) in zip(trials, cells, strict=True):
-        if entry["skipped"]:
-            trial.state, trial.reason, trial.config = boards.SKIPPED, entry["skipped"], None
-        elif trial.config is not None:
-            decided = recipe.with_precision(trial.config, entry.get("precision", "auto"))
-            cpus = entry.get("cpus_per_worker", decided.cpus_per_worker)
-            trial.config = dataclasses.replace(decided, cpus_per_worker=cpus)
+    for trial in trials:
+        for key in OF_OWN:
+            if trial.config is not None and is_own(getattr(trial.config, key)):
+                imports.check_source(trial.config, key)
     return config, trials
+
+
+def _read(index: int, name: str, values: dict[str, Any], config: dict[str, Any] | None, skipped: str) -> Trial:
+    values = {key: schema.field(TrainConfig, key, value) for key, value in values.items()}  # JSON has no tuples
+    if config is None:
+        return Trial(index, Cell(name, values, reason=skipped), None, boards.SKIPPED, skipped)
+    resolved = runfile.resolved_from_mapping(config)
+    return Trial(index, Cell(name, values, resolved), resolved)
 
 
 def lock(folder: Folder) -> Lock:

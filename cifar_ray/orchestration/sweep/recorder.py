@@ -18,7 +18,7 @@ from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.planner import Trial
-from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
+from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
@@ -52,6 +52,7 @@ class SweepRecorder:
         datasets: data sets by ``dataset_key``.
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
+        too_large: index of a trial -> why it has not begun: the cluster has lost nodes. Such trials stay waiting.
     """
 
     config: SweepConfig
@@ -62,6 +63,7 @@ class SweepRecorder:
     datasets: Mapping[str, Dataset]
     begun: float
     at_once: int
+    too_large: dict[int, str] = field(default_factory=dict)
     _away: str = ""
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -70,7 +72,7 @@ class SweepRecorder:
         trial = self.trials[message.index]
         if trial.opening is not None:
             trial.held.append(message.event)
-        elif trial.state in (boards.WAITING, boards.RUNNING):
+        elif message.index not in self.too_large and trial.state in (boards.WAITING, boards.RUNNING):
             self._on(message.event, trial)
 
     @singledispatchmethod
@@ -99,6 +101,15 @@ class SweepRecorder:
             return
         trial.outcome, trial.times = event.outcome, event.outcome.times
         self.close(trial, boards.FINISHED, boards.result(event.outcome.metrics["test/accuracy"], trial.times))
+
+    @_on.register
+    def _(self, event: TrialTooLarge, trial: Trial) -> None:
+        if not self.too_large:
+            self.board.line(f"the cluster has lost nodes ({event.reason}); runs that still fit go on")
+        if trial.state == boards.WAITING:
+            self.too_large[trial.index] = event.reason
+        else:
+            self.close(trial, boards.FAILED, event.reason)
 
     @_on.register
     def _(self, event: _Ended, trial: Trial) -> None:
@@ -198,6 +209,10 @@ class SweepRecorder:
         """Set the status of the runs that are interrupted with the sweep, and wait until every run's is set."""
         self._over.set()
         for trial in self.trials:
+            if trial.opening is not None:  # MLflow may have the run by now
+                trial.opening.wait(_STORE_PAUSE_S)
+                if trial.opening.result is not None:
+                    self._take_up(trial, trial.opening)
             if trial.state == boards.RUNNING and trial.session is not None:
                 _end_session(trial, trial.session, "KILLED")
         for trial in self.trials:

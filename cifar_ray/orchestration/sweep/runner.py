@@ -341,10 +341,13 @@ class _Sweep:
             reservations.remove_abandoned()
             raise
         for trial in self._trials:
-            if trial.state in (boards.WAITING, boards.RUNNING):
+            if trial.state in (boards.WAITING, boards.RUNNING) and trial.index not in recorder.too_large:
                 recorder.close(trial, boards.FAILED, tuning.trouble or "Ray Tune has ended without it")
         if tuning.trouble:
             raise RunFailedError(f"Ray Tune has failed: {tuning.trouble}")
+        if recorder.too_large:
+            left, reason = counted(len(recorder.too_large), "run"), next(iter(recorder.too_large.values()))
+            raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
 
     def _specs(self) -> dict[int, TrialSpec]:
         """Make or lock the folder of every waiting trial."""

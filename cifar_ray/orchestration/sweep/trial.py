@@ -16,6 +16,7 @@ import ray.tune
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
+from cifar_ray.orchestration.cluster.allocation import TooSmallError
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.restarts import Run
@@ -47,6 +48,13 @@ class TrialFinished:
 
     outcome: Outcome | None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class TrialTooLarge:
+    """The cluster has lost nodes, and ``reason`` says what a trial lacks; it has not begun, or has failed."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -115,13 +123,16 @@ class SweepTrial(ray.tune.Trainable):
                 raise _StoppedEarlyError
             return asked
 
+        finished: TrialFinished | TrialTooLarge
         try:
-            handle(TrialStarted(begun))
             chosen = allocation.at_topology(spec.config)
+            handle(TrialStarted(begun))
             dataset = self._datasets[spec.config.dataset_key]
             with allocation.allocator(lambda *_: None, check) as allocator:
                 outcome = Run(spec.folder, dataset, handle, check, allocator).train(chosen, Launch(begun, 0.0))
             finished = TrialFinished(outcome)
+        except TooSmallError as error:
+            finished = TrialTooLarge(str(error))
         except _StoppedEarlyError:
             return
         except (RunFailedError, ConfigError) as error:

@@ -16,14 +16,13 @@ from ray.tune.schedulers import ASHAScheduler
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.trial import SweepTrial, TrialSpec
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200
-_HEAD = {"node:__internal_head__": 0.001}
-"""A trial's process costs no CPU and runs on the head, which is not a spot instance."""
 
 
 class _CancelledError(Exception):
@@ -84,7 +83,7 @@ class Tuning:
         trainable = ray.tune.with_parameters(SweepTrial, specs=dict(specs), datasets=references, mailbox=mailbox)
         self._listener = _Listener()
         tuner = ray.tune.Tuner(
-            ray.tune.with_resources(trainable, _HEAD),
+            ray.tune.with_resources(trainable, optional.head_resource()),
             param_space={"index": ray.tune.grid_search(list(specs))},
             tune_config=ray.tune.TuneConfig(
                 max_concurrent_trials=at_once,

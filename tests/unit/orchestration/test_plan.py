@@ -96,8 +96,10 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     plans.write_cells(storage.at(str(tmp_path)), trials)
     again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert again == sweep
-    assert [trial.cell for trial in read] == [trial.cell for trial in trials]
-    assert [(trial.state, trial.reason) for trial in read] == [(trial.state, trial.reason) for trial in trials]
+    for trial, before in zip(read, trials, strict=True):
+        assert (trial.cell.name, trial.cell.values) == (before.cell.name, before.cell.values)
+        assert (trial.index, trial.config) == (before.index, before.config)
+        assert (trial.state, trial.reason) == (before.state, before.reason)
 
 
 @pytest.mark.parametrize(

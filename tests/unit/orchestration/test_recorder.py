@@ -23,7 +23,7 @@ from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep import recorder as recorders
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
-from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted
+from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint
@@ -146,6 +146,21 @@ def test_a_run_that_no_store_has_at_the_end_has_failed(
     ]
     made.end_runs()
     made.end("FINISHED")
+
+
+def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = recorder()
+    for trial in made.trials:
+        trial.state = boards.WAITING
+    for index in (0, 1):
+        reason = f"topology 2x{index} needs 2 nodes"
+        made.catch_up(Filled(TrialEvent(index, TrialTooLarge(reason))), [(index, False)])
+    assert [trial.state for trial in made.trials] == [boards.WAITING, boards.WAITING]
+    assert made.too_large == {0: "topology 2x0 needs 2 nodes", 1: "topology 2x1 needs 2 nodes"}
+    told = "the cluster has lost nodes (topology 2x0 needs 2 nodes); runs that still fit go on\n"
+    assert capsys.readouterr().out == told
 
 
 def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
