@@ -60,6 +60,7 @@ RATES = ("1gbit", "10gbit", "none")
 BATCH, STEPS = 64, 60
 TRANSFER_S = 3.0
 LOOK_S = 1.0
+WORKERS = ("ray::RayTrainWorker", "ray::LoneWorker")  # of several workers, and of one
 """Between two looks at the hosts' processes, which cost CPU; a worker takes longer to come to its first step."""
 SENDER = """
 import socket, sys, time
@@ -134,7 +135,7 @@ class Share:
                 for host in network.hosts:
                     with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                         for process in psutil.Process(host.pid).children(recursive=True):
-                            if process not in held and " ".join(process.cmdline()).startswith("ray::RayTrainWorker"):
+                            if process not in held and " ".join(process.cmdline()).startswith(WORKERS):
                                 held.add(process)
                                 try:
                                     self.add(process.pid)

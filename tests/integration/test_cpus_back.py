@@ -40,14 +40,24 @@ class LeaveError(Exception):
 
 @pytest.fixture(scope="module")
 def dataset() -> Iterator[ray.ObjectRef]:
-    """The data set in a Ray with one CPU."""
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    """The data set in a Ray with two CPUs."""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray.put(data.load("digits"))
     ray.shutdown()
 
 
-def train(dataset: ray.ObjectRef, folder: Path, handle: Callable[[Any], None], start_timeout_s: float = 60.0) -> None:
-    asked = TrainConfig(dataset="digits", model="simple_cnn", epochs=500, precision="fp32", cpus_per_worker=1)
+def train(
+    dataset: ray.ObjectRef,
+    folder: Path,
+    handle: Callable[[Any], None],
+    start_timeout_s: float = 60.0,
+    topology: str = "1x2",
+) -> None:
+    """Train on both CPUs, by two workers of Ray Train or one without it."""
+    cpus = 2 if topology == "1x1" else 1
+    asked = TrainConfig(
+        dataset="digits", model="simple_cnn", epochs=500, precision="fp32", topology=topology, cpus_per_worker=cpus
+    )
     config = replace(recipe.resolve(asked), start_timeout_s=start_timeout_s)
     folder.mkdir()
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
@@ -57,13 +67,16 @@ def train(dataset: ray.ObjectRef, folder: Path, handle: Callable[[Any], None], s
 
 def all_back() -> None:
     end = time.monotonic() + BACK_S
-    while ray.available_resources().get("CPU", 0.0) < 1.0:
-        assert time.monotonic() < end, "the run still holds its CPU"
+    while ray.available_resources().get("CPU", 0.0) < 2.0:
+        assert time.monotonic() < end, "the run still holds CPUs"
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("event", [Joined, Placed, EpochRecord])
-def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("event", "topology"),
+    [(Joined, "1x2"), (Placed, "1x2"), (EpochRecord, "1x2"), (Joined, "1x1"), (EpochRecord, "1x1")],
+)
+def test_a_stopped_run_gives_its_cpus_back(event: type, topology: str, dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """While its workers start, when they have just started, and while they train."""
 
     def handle(seen: Any) -> None:
@@ -71,14 +84,15 @@ def test_a_stopped_run_gives_its_cpus_back(event: type, dataset: ray.ObjectRef, 
             raise LeaveError
 
     with pytest.raises(LeaveError):
-        train(dataset, tmp_path / "run", handle)
+        train(dataset, tmp_path / "run", handle, topology=topology)
     all_back()
 
 
+@pytest.mark.parametrize("topology", ["1x2", "1x1"])
 def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
-    dataset: ray.ObjectRef, tmp_path: Path
+    topology: str, dataset: ray.ObjectRef, tmp_path: Path
 ) -> None:
-    other = placement_group([{"CPU": 1.0}])
+    other = placement_group([{"CPU": 2.0}])
     assert other.wait(60)
     shown: list[NoRoom] = []
 
@@ -88,7 +102,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
             raise LeaveError
 
     with pytest.raises(LeaveError):
-        train(dataset, tmp_path / "run", handle)
+        train(dataset, tmp_path / "run", handle, topology=topology)
     assert shown[0].seconds > 0
     remove_placement_group(other)
     all_back()
@@ -153,11 +167,11 @@ def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: 
 
 
 def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_path: Path) -> None:
-    own = placement_group([{"CPU": 1.0}])
+    own = placement_group([{"CPU": 2.0}])
     assert own.wait(60)
     try:
-        with pytest.raises(RunFailedError, match="1 of 1 CPUs are in use"):
-            train(dataset, tmp_path / "run", lambda _: None, 1.0)
+        with pytest.raises(RunFailedError, match="2 of 2 CPUs are in use"):
+            train(dataset, tmp_path / "run", lambda _: None, 1.0, "1x1")
     finally:
         remove_placement_group(own)
     all_back()

@@ -223,6 +223,31 @@ def test_values_drawn_at_random(person: Person) -> None:
     assert all(0.01 <= rate <= 0.1 for rate in rates)
 
 
+LARGE = """
+import torch
+from torch import nn
+
+seen = set()
+
+def build(side, channels, classes, mib=0):
+    seen.add(mib)
+    assert seen == {mib}, "another run's globals are here"
+    torch.ones(mib * 2**18)
+    return nn.Sequential(nn.Flatten(), nn.Linear(side**2 * channels, classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_memory_and_globals_belong_to_one_run(person: Person) -> None:
+    (person.home / "large.py").write_text(LARGE)
+    words = [*SMALL, "--model", "large:build", "--precision", "fp32", "--epochs", "1", "--max-concurrent", "1"]
+    person.succeeds("sweep", "--name", "memory", *words, "--grid", "model_options.mib=600,1", "lr=0.05")
+    large, small = (children(person, "memory")[f"mib{mib} bs32 1x1 seed0"] for mib in (600, 1))
+    assert large.info.end_time < small.info.end_time
+    assert large.data.metrics["peak_memory_mib"] > small.data.metrics["peak_memory_mib"] + 400
+
+
 FRAGILE = """
 import pathlib
 from torch import nn

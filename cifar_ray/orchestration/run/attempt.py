@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.config.variables import variables
 from cifar_ray.orchestration.cluster import reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation
+from cifar_ray.orchestration.run import alone
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
 from cifar_ray.orchestration.run.failures import Failure, Kind
@@ -85,7 +87,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
     with variables(_variables(attempt)):
-        fitting = Background(_trainer(attempt, mailbox).fit, "trainer-fit")
+        fitting = Background(_fit(attempt, mailbox), "trainer-fit")
         try:
             is_last = False
             while not is_last:
@@ -134,21 +136,31 @@ def _sentence(error: BaseException | None) -> str:
     return lines[-1][:_LONGEST_REASON] if lines else type(error).__name__
 
 
-def _trainer(attempt: Attempt, mailbox: Mailbox) -> TorchTrainer:
+def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
+    """What starts the workers, and returns when they have ended."""
+    config = attempt.allocation.config
+    payload = {
+        "config": config,
+        "dataset": attempt.dataset,
+        "folder": attempt.folder,
+        "launch": attempt.launch,
+        "mailbox": mailbox,
+        "stoppable": attempt.stoppable,
+    }
+    if config.world_size == 1:
+        node = None if config.elastic is None else attempt.allocation.nodes[0]
+        return partial(alone.fit, config, node, attempt.start_s, payload)
+    return _trainer(attempt, payload).fit
+
+
+def _trainer(attempt: Attempt, payload: dict[str, Any]) -> TorchTrainer:
     """Ray Train's trainer for one attempt: it restarts nothing."""
     config = attempt.allocation.config
     known = [each.name for each in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
     return TorchTrainer(
         _train_loop,
-        train_loop_config={
-            "config": config,
-            "dataset": attempt.dataset,
-            "folder": attempt.folder,
-            "launch": attempt.launch,
-            "mailbox": mailbox,
-            "stoppable": attempt.stoppable,
-        },
+        train_loop_config=payload,
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
         scaling_config=_scaling(attempt.allocation),
         run_config=ray.train.RunConfig(
@@ -195,7 +207,8 @@ def _train_loop(payload: dict[str, Any]) -> None:
     # Imported in the worker only: the driver and Ray's controller do not need what it loads.
     from cifar_ray.orchestration.run.worker import train_loop
 
-    train_loop(payload)
+    context = ray.train.get_context()
+    train_loop(payload, context.get_world_rank(), context.get_world_size())
 
 
 class _WorkersConnect(Backend):

@@ -1,4 +1,4 @@
-"""What runs in each Ray Train worker: the loop, and an observer that posts its events to the driver."""
+"""What runs in each worker: the loop, and an observer that posts its events to the driver."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from typing import Any
 
 import psutil
 import ray
-import ray.train
-import ray.train.torch
 import torch
 import torch.distributed as dist
-from ray.train.collective import broadcast_from_rank_zero
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from cifar_ray.config import topology
@@ -43,19 +40,19 @@ _FIRST_SAMPLE_S = 1.0
 _DELIVERY_S = 30.0
 
 
-def train_loop(payload: dict[str, Any]) -> None:
-    """Ray Train's ``train_loop_per_worker``; rank 0 posts the outcome, or where the run has stopped.
+def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
+    """Train as one of a run's workers; rank 0 posts the outcome, or where the run has stopped.
 
     Args:
         payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``, and
             ``stoppable``: whether the driver may ask the run to stop between two steps.
+        rank: of this worker.
+        world_size: workers in all.
 
     Raises:
         RuntimeError: in place of any error, which is posted as text.
     """
     config, mailbox = payload["config"], payload["mailbox"]
-    context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
     with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
         joined = mailbox.post(
@@ -115,6 +112,8 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[
     if world_size == 1:
         yield
         return
+    from ray.train.collective import broadcast_from_rank_zero  # seconds that a lone worker need not spend
+
     choose_interface()
     timeout = timedelta(seconds=2 * config.hang_timeout_s)
     store: Any = None
@@ -212,7 +211,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
-    device = ray.train.torch.get_devices()[0] if config.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu") if config.device != "cuda" else _gpu(world_size)
     mailbox.post(
         Placed(
             rank=rank,
@@ -228,6 +227,15 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
+
+
+def _gpu(world_size: int) -> torch.device:
+    """The GPU of this worker, which sees those of all workers of its node if there are several."""
+    if world_size == 1:
+        return torch.device("cuda:0")
+    import ray.train.torch
+
+    return ray.train.torch.get_devices()[0]
 
 
 @contextmanager
