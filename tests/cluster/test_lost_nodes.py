@@ -12,7 +12,7 @@ from tests.support.person import Person
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.extended, pytest.mark.fault]
 
 WORDS = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--epochs", "300"]
-WORDS += ["--start-timeout-s", "40", "--grid", "topology=2x1", "lr=0.1,0.01,0.05"]
+WORDS += ["--start-timeout-s", "90", "--grid", "topology=2x1", "lr=0.1,0.01,0.05"]
 
 
 def test_a_sweep_says_once_that_its_cluster_has_lost_nodes(person: Person) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cifar_ray.config.train import ResolvedConfig
 
 
 class LoneWorker:
     """The actor: its process is fresh for each attempt, and so are its peak memory and the user's globals in it."""
-
-    def ready(self) -> None:
-        """Return once the process runs."""
 
     def train(self, payload: dict[str, Any]) -> None:
         """Train, as each of several workers does."""
@@ -23,12 +22,12 @@ class LoneWorker:
         train_loop(payload, 0, 1)
 
 
-def fit(config: ResolvedConfig, node: str | None, start_s: float, payload: dict[str, Any]) -> None:
+def fit(config: ResolvedConfig, where: Mapping[str, str] | None, start_s: float, payload: dict[str, Any]) -> None:
     """Train to the end, or until the worker fails.
 
     Args:
         config: the run's.
-        node: Ray's id of the node; None for any.
+        where: labels of the node; None for any.
         start_s: seconds to wait for room.
         payload: for the training loop.
 
@@ -38,19 +37,17 @@ def fit(config: ResolvedConfig, node: str | None, start_s: float, payload: dict[
     """
     from ray.train import ControllerError, WorkerGroupError  # takes seconds, which the actor's process need not spend
 
-    where = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
-    resources = {"num_cpus": config.cpus_reserved, "num_gpus": config.gpus_reserved}
-    worker = ray.remote(LoneWorker).options(scheduling_strategy=where, **resources).remote()
+    cpus, gpus = config.cpus_reserved, config.gpus_reserved
+    bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+    room = placement_group([bundle], bundle_label_selector=None if where is None else [dict(where)])
     try:
-        ray.get(worker.ready.remote(), timeout=start_s)
-    except ray.exceptions.RayError as error:
-        if isinstance(error, TimeoutError):
-            ray.kill(worker)
-        raise ControllerError(error) from None
-    try:
+        if not room.wait(start_s):
+            raise ControllerError(TimeoutError("no room"))
+        there = PlacementGroupSchedulingStrategy(room)
+        worker = ray.remote(LoneWorker).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=there).remote()
         ray.get(worker.train.remote(payload))
     except ray.exceptions.RayError as error:
-        if isinstance(error, ray.exceptions.RayTaskError):  # the worker has raised, and its process is still there
-            ray.kill(worker)
         raise WorkerGroupError(str(error), {0: error}) from None
-    ray.kill(worker)
+    finally:
+        if ray.is_initialized():  # or Ray would start another
+            remove_placement_group(room)  # and end the worker

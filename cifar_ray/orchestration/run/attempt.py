@@ -148,8 +148,8 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
         "stoppable": attempt.stoppable,
     }
     if config.world_size == 1:
-        node = None if config.elastic is None else attempt.allocation.nodes[0]
-        return partial(alone.fit, config, node, attempt.start_s, payload)
+        where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}
+        return partial(alone.fit, config, where, attempt.start_s, payload)
     return _trainer(attempt, payload).fit
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,6 @@ from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
 from cifar_ray.orchestration.run import checkpoints, events
 from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import precision
 from cifar_ray.orchestration.sweep.planner import Trial, absolute, create, draw, lock, plan, read, refuse, write_cells
@@ -351,7 +350,11 @@ class _Sweep:
 
     def _specs(self) -> dict[int, TrialSpec]:
         """Make or lock the folder of every waiting trial."""
-        self._lock_again([trial.folder for trial, _ in self._waiting() if trial.folder is not None])
+        begun = [trial.folder for trial, _ in self._waiting() if trial.folder is not None]
+        if begun:  # in an object store, each is watched for a minute if its driver was killed on another machine
+            self._board.doing(f"taking over {counted(len(begun), 'run')} of an earlier driver")
+            with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
+                list(pool.map(lambda folder: self._locks.append(folder.lock()), begun))
         specs = {}
         for trial, config in self._waiting():
             if trial.folder is None:
@@ -360,17 +363,6 @@ class _Sweep:
                 self._locks.append(held)
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs
-
-    def _lock_again(self, folders: Sequence[RunFolder]) -> None:
-        """Lock the runs that an earlier driver has begun.
-
-        All at once: in an object store, each is watched for a minute if that driver was killed on another machine.
-        """
-        if not folders:
-            return
-        self._board.doing(f"taking over {counted(len(folders), 'run')} of an earlier driver")
-        with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
-            list(pool.map(lambda folder: self._locks.append(folder.lock()), folders))
 
     def _release(self) -> None:
         for held in self._locks:
