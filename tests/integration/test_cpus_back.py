@@ -60,6 +60,7 @@ def train(
     )
     config = replace(recipe.resolve(asked), start_timeout_s=start_timeout_s)
     folder.mkdir()
+    (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
         run = Run(storage.at(str(folder)), dataset, handle, lambda *_: False, allocator)
         run.train(allocation.at_topology(config), Launch(time.time(), 0.0))
