@@ -23,7 +23,7 @@ def examine(config: TrainConfig) -> Iterator[Finding]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
     yield Finding("cifar_ray", metadata.version("cifar-ray"))
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
-    for package in ("torch", "torchvision", "ray", "mlflow"):
+    for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]
     yield _guarded("processor", _processor)
     yield _guarded("GPUs", _gpus)

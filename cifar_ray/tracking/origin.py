@@ -94,7 +94,7 @@ def origin_tags() -> dict[str, str]:
     tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
     with suppress(KeyError, OSError):  # in a container, a person may have a number only
         tags["mlflow.user"] = os.environ.get(command_line.SUBMITTED_BY) or getpass.getuser()
-    for package in ("cifar-ray", "torch", "torchvision", "ray", "mlflow"):
+    for package in ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         tags[f"version.{package}"] = _version(package)
     tags["version.python"] = platform.python_version()
     if commit := git_commit():

@@ -45,23 +45,24 @@ class Evaluator:
     """Evaluates a model on a data set's test images, each rank on its own share."""
 
     def __init__(self, dataset: Dataset, worker: Worker) -> None:
+        from cifar_ray.training.confusion import MulticlassConfusionMatrix  # takes seconds
+
         self._dataset, self._place = dataset, worker
+        self._confusion = MulticlassConfusionMatrix(dataset.spec.num_classes).to(worker.device)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
 
-        The counts of all ranks are added together; every rank returns the same figures.
+        torchmetrics adds the counts of all ranks together; every rank returns the same figures.
         """
-        classes = self._dataset.spec.num_classes
-        confusion = torch.zeros(classes**2, dtype=torch.int64, device=self._place.device)
+        self._confusion.reset()
         loss = torch.zeros((), dtype=torch.float64, device=self._place.device)  # float32 would lose digits
         for logits, labels in self._logits(model, self._place.rank, self._place.world_size):
             loss += F.cross_entropy(logits.double(), labels, reduction="sum")
-            confusion += torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+            self._confusion.update(logits.argmax(1), labels)
         loss = torch.stack(gather(loss)).sum(0) / len(self._dataset.test.labels)
-        confusion = torch.stack(gather(confusion)).sum(0).view(classes, classes)
-        return _evaluation(confusion.cpu(), loss.item())
+        return _evaluation(self._confusion.compute().cpu(), loss.item())
 
     @torch.inference_mode()
     def alone(self, model: nn.Module) -> tuple[float, float]:
@@ -87,7 +88,7 @@ class Evaluator:
 
 
 def _evaluation(confusion: Tensor, loss: float) -> Evaluation:
-    """Figures of an integer confusion matrix (classes, classes), in float64."""
+    """Figures of an integer confusion matrix (classes, classes), in float64; torchmetrics' own rates are float32."""
     right, images = confusion.diagonal(), confusion.sum()
     true, predicted = confusion.sum(1), confusion.sum(0)
 

@@ -91,7 +91,7 @@ def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_c
     assert person.artifact("ours", "per_class.json").exists()
 
 
-LIBRARIES = ("code", "numbers", "pandas", "random", "ray", "statistics", "torch", "yaml")
+LIBRARIES = ("code", "numbers", "pandas", "random", "ray", "statistics", "torch", "torchmetrics", "yaml")
 OWN_RAY = """
 import ray
 ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -202,7 +202,7 @@ runpy.run_module("cifar_ray.training", run_name="__main__")
 """
 
 
-def test_training_needs_torch_torchvision_and_safetensors_alone() -> None:
+def test_training_needs_torch_torchvision_torchmetrics_and_safetensors_alone() -> None:
     """Its whole import, up to where it reads its flags, with everything else out of reach."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (2, "error: --epochs must be a whole number, got 'nonsense'\n")

@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-LIBRARIES = ["cloudpickle", "code", "filelock", "numbers", "random", "sqlite3", "statistics", "torch"]
+LIBRARIES = ["cloudpickle", "code", "filelock", "numbers", "random", "sqlite3", "statistics", "torch", "torchmetrics"]
 
 
 @pytest.mark.parametrize("file", [*(f"{name}.py" for name in LIBRARIES), "pydantic/__init__.py"])

@@ -235,7 +235,7 @@ def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(origin.getpass, "getuser", lambda: {}["uid"])  # a number without a name, as in a container
     monkeypatch.setattr(origin.metadata, "version", {"ray": "2.60"}.__getitem__)
     monkeypatch.setattr(origin.metadata, "PackageNotFoundError", KeyError)
-    packages = ("cifar-ray", "torch", "torchvision", "ray", "mlflow")
+    packages = ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow")
     assert origin.origin_tags() == {
         "cifar_ray.machine": f"{platform.node()}, {platform.platform()}",
         "version.python": platform.python_version(),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +135,12 @@ def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
     total = np.sum([part.confusion for part in parts], axis=0)
     assert total.tolist() == whole.confusion
     assert [part.images for part in parts] == [120, 120, 120]
+
+
+def test_a_backend_of_matplotlib_that_is_not_here_is_no_matter() -> None:
+    """Jupyter exports its own, and torchmetrics imports matplotlib."""
+    backend = "module://no_such_package.backend"
+    code = "import os; from cifar_ray.training import confusion; print(os.environ['MPLBACKEND'])"
+    environment = {**os.environ, "MPLBACKEND": backend}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{backend}\n"
