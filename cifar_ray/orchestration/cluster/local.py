@@ -71,7 +71,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         try:
             yield ended
         finally:
-            left = _using(folder)
+            left = _using(folder, {process for _, process in daemons})
             if ended():
                 atexit.unregister(ray.shutdown)  # it would wait for the process that ended, then end this one
             else:
@@ -232,13 +232,19 @@ def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
         time.sleep(0.1)
 
 
-def _using(folder: Path) -> list[psutil.Process]:
-    """This process's descendants started with a path in ``folder``: Ray's, not the caller's."""
-    found = []
+def _using(folder: Path, daemons: set[psutil.Process]) -> set[psutil.Process]:
+    """Ray's processes among this one's descendants: the daemons, those with a path in ``folder``, and their children.
+
+    An agent has another title, in which there is no path.
+    """
+    found = set(daemons)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
-                found.append(process)
+                found.add(process)
+    for process in set(found):
+        with suppress(psutil.Error):
+            found.update(process.children(recursive=True))
     return found
 
 
