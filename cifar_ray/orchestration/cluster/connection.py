@@ -126,16 +126,27 @@ def _same_sigterm_handler() -> Iterator[None]:
     """Context manager: keep the handler of SIGTERM. Ray's own exits at once, with locks held and the run open.
 
     Raises:
-        InterruptedRunError: after a SIGTERM that has come once Ray had set its handler.
+        InterruptedRunError: after a SIGTERM meanwhile, even where Ray's code has swallowed what its handler raised.
     """
+    if threading.current_thread() is not threading.main_thread():  # Ray sets none there
+        yield
+        return
     before = signal.getsignal(signal.SIGTERM)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     except SystemExit:
         raise InterruptedRunError(signal.SIGTERM) from None
     finally:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Ray sets none
-            signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(woken)
+        signal.signal(signal.SIGTERM, before)
+        os.close(writer)
+        with open(reader, "rb") as signals:  # noqa: PTH123  a pipe
+            came = signal.SIGTERM in signals.read()
+    if came:
+        raise InterruptedRunError(signal.SIGTERM)
 
 
 @functools.cache
