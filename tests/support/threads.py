@@ -18,6 +18,7 @@ from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import stopping
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch, Outcome
@@ -89,5 +90,8 @@ def train_on_threads(
         except (StoppedError, CheckpointError, DivergedError, OSError) as error:
             return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
 
-    with mock.patch.object(models, "build", side_effect=lambda *_: copy.deepcopy(model)):
+    with (
+        mock.patch.object(models, "build", side_effect=lambda *_: copy.deepcopy(model)),
+        mock.patch.object(stopping, "_MOST_STEPS", 1),  # the ranks talk after every step, short as it is
+    ):
         return on_threads(config.world_size, one)

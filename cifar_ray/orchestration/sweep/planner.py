@@ -253,7 +253,11 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
         with folder.on_disk(_CONFIG) as path:
             config = sweepfile.from_mapping(sweepfile.load(path))
         trials = [_read(index, **cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except TypeError:
+        raise ConfigError(
+            "resume", f"must be a sweep of this version, and {folder.name} was planned by an earlier one: start another"
+        ) from None
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     for trial in trials:
         for key in OF_OWN:

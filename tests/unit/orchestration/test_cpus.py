@@ -12,6 +12,7 @@ import pytest
 
 from cifar_ray import storage
 from cifar_ray.config import flags, runfile, schema, sweepfile
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
@@ -217,16 +218,9 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     assert all(one.cpus_follow is False for one in [*found, again[-1].config] if one)
 
 
-def test_a_sweep_that_an_earlier_version_has_begun_is_read_in_its_own_order(tmp_path: Path) -> None:
-    """It had the seeds of a cell one after the other."""
-    sweep = SweepConfig("s", ({"batch_size": [16, 64]},), seeds=2, train={"dataset": "digits", "model": "simple_cnn"})
-    trials = plan(cells_of(sweep, draw(sweep)))
-    for trial in trials:
-        if trial.cell.values["batch_size"] == 64:
-            trial.state, trial.reason, trial.config = "skipped", "too large", None
-    write_cells(storage.at(str(tmp_path)), sorted(trials, key=lambda trial: trial.cell.values["batch_size"]))
+def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:
+    sweep = SweepConfig("s", ({"batch_size": [16, 64]},), train={"dataset": "digits", "model": "simple_cnn"})
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
-    again = read(KnownSweep("id", str(tmp_path), 0.0))[1]
-    assert [(trial.cell.name, trial.reason) for trial in again] == [
-        ("bs16 1x1 seed0", ""), ("bs64 1x1 seed0", "too large"), ("bs16 1x1 seed1", ""), ("bs64 1x1 seed1", "too large"),
-    ]  # fmt: skip
+    (tmp_path / "cells.json").write_text('[{"values": {"batch_size": 16}, "skipped": "", "precision": "fp32"}]')
+    with pytest.raises(ConfigError, match="was planned by an earlier one: start another"):
+        read(KnownSweep("id", str(tmp_path), 0.0))
