@@ -190,7 +190,7 @@ def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, 
     assert re.search(r"stopping job long.*\njob long has ended: STOPPED\n", stopped, flags=re.DOTALL)
     assert resident.run_named("long").info.status == "KILLED"
     assert list((resident.home / ".cifar_ray" / "runs" / "long" / "checkpoints").glob("step-*"))
-    assert "interrupted; stopping Ray" in resident.runs("logs", "long").stdout
+    assert "stopping after this step, with a checkpoint" in resident.runs("logs", "long").stdout
     assert resident.runs("stop", "long").stdout == "job long has ended: STOPPED\n"
 
 
