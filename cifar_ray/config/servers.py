@@ -14,6 +14,7 @@ from urllib.request import getproxies
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _CONNECT_TIMEOUT_S = 5.0
@@ -51,13 +52,8 @@ def before_ray(config: TrainConfig | None) -> Iterator[None]:
         names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
         if config.local_nodes == 1:
             names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-    names -= {*os.environ}
-    os.environ.update(dict.fromkeys(names, "0"))
-    try:
+    with variables(dict.fromkeys(names - {*os.environ}, "0")):
         yield
-    finally:
-        for name in names:
-            del os.environ[name]
 
 
 def is_made_up(config: TrainConfig) -> bool:

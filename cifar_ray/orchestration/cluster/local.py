@@ -31,7 +31,6 @@ _START_S = 120  # for further nodes, on a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
 _LONGEST_FOLDER = 16  # a socket's path may have 107 bytes, and names below the folder take up to 91 of them
-_HERE = "CIFAR_RAY_STARTED_RAY"
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 _DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
 
@@ -152,15 +151,9 @@ def _files(short: Path) -> Iterator[Path]:
         yield link
 
 
-def here() -> bool:
-    """Whether this process belongs to a Ray that :func:`running` has started; no node of it is ever taken away."""
-    return _HERE in os.environ
-
-
 def _environment(folder: Path) -> dict[str, str]:
     """Variables for Ray, whose files are to be in ``folder``."""
     variables = {
-        _HERE: "1",  # for all of Ray's processes, which inherit it
         "RAY_USAGE_STATS_ENABLED": "0",
         **optional.start_variables(str(folder)),
     }
