@@ -181,6 +181,7 @@ class MailboxObserver:
     def epoch_done(self, record: EpochRecord) -> None:
         if self._rank == 0:
             self._post(record)
+            self._unread = self._unread or self._last  # short epochs have no progress events
         self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
@@ -188,7 +189,7 @@ class MailboxObserver:
         self._post(saved)
 
     def asked(self) -> bool:
-        """Whether the driver has asked the run to stop, by the last answer to a progress event."""
+        """Whether the driver has asked the run to stop, by the last answer to an event of the loop's."""
         if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
             with suppress(ray.exceptions.RayError):  # the mailbox restarts, and the driver asks again
                 self._stop = ray.get(self._unread)
