@@ -198,6 +198,7 @@ def _variables(attempt: Attempt) -> dict[str, str]:
     return {
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(attempt.start_s),
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # the default of 2 s would delay the end of every attempt
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor of its own; the driver asks for nodes that leave
         # The driver ends a worker that does not answer, after keeping its stacks; Ray does if the driver cannot.
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(1.5 * attempt.allocation.config.hang_timeout_s),
     }
