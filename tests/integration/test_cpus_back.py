@@ -22,6 +22,7 @@ from cifar_ray import data, storage
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
+from cifar_ray.orchestration.run import events
 from cifar_ray.orchestration.run.events import Joined, NoRoom, Placed, WorkersFailed
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.tracking import store
@@ -62,7 +63,7 @@ def train(
     folder.mkdir()
     (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
-        run = Run(storage.at(str(folder)), dataset, handle, lambda *_: False, allocator)
+        run = Run(storage.at(str(folder)), dataset, handle, lambda *_: False, allocator, events.open_mailbox())
         run.train(allocation.at_topology(config), Launch(time.time(), 0.0))
 
 

@@ -20,7 +20,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, results
+from cifar_ray.orchestration.run import checkpoints, events, results
 from cifar_ray.orchestration.run import folder as runs
 from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.interrupts import connected, signals
@@ -181,7 +181,8 @@ def _run(
         sharing = time.perf_counter()
         dataset = ray.put(session.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        outcome = Run(session.folder.folder, dataset, session.handle, check, allocator).train(chosen, launch)
+        run = Run(session.folder.folder, dataset, session.handle, check, allocator, events.open_mailbox())
+        outcome = run.train(chosen, launch)
         session.view.doing("recording the result")
         session.finish(outcome)
         status = "FINISHED"

@@ -16,9 +16,18 @@ from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation, connection, reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
-from cifar_ray.orchestration.run import attempt, events, failures
+from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Ended, NotPlaced
-from cifar_ray.orchestration.run.events import Moved, NodeLeaving, NoRoom, Placed, RoomToGrow, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.events import (
+    Mailbox,
+    Moved,
+    NodeLeaving,
+    NoRoom,
+    Placed,
+    RoomToGrow,
+    Stopped,
+    WorkersFailed,
+)
 from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import Launch, Outcome, Started
@@ -107,6 +116,7 @@ class Run:
         check: as for :func:`cifar_ray.orchestration.run.attempt.run`; it is also called while nothing can stop, and
             then raises what ends the run.
         allocator: chooses the nodes after the first attempt.
+        mailbox: into which its workers post; it may have served a run that has ended.
     """
 
     folder: Folder
@@ -114,6 +124,7 @@ class Run:
     handle: Callable[[Any], None]
     check: Callable[..., bool]
     allocator: NodeAllocator
+    mailbox: Mailbox
     _config: ResolvedConfig = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
@@ -132,14 +143,13 @@ class Run:
             RunFailedError: when training fails, or no nodes come in time.
         """
         self.allocator.tested.update(chosen.nodes)
-        mailbox = events.open_mailbox()
         while True:
             self._config, begun = chosen.config, time.monotonic()
             self._nodes.clear()
             self._watch = _Watch(self.allocator)
             stoppable = strategies.of(chosen.config).synchronous
             one = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
-            ended = attempt.run(one, mailbox, self._hear, self._should_stop)
+            ended = attempt.run(one, self.mailbox, self._hear, self._should_stop)
             if isinstance(ended, Stopped):
                 self.handle(ended)
             if not isinstance(ended, Outcome):

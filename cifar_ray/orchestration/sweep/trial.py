@@ -17,6 +17,7 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
+from cifar_ray.orchestration.run import events
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.restarts import Run
@@ -88,6 +89,7 @@ class SweepTrial(ray.tune.Trainable):
             mailbox: the sweep's.
         """
         self._specs, self._datasets, self._mailbox = specs, datasets, mailbox
+        self._runs_mailbox = events.open_mailbox()
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, int]) -> bool:
@@ -129,7 +131,8 @@ class SweepTrial(ray.tune.Trainable):
             handle(TrialStarted(begun))
             dataset = self._datasets[spec.config.dataset_key]
             with allocation.allocator(lambda *_: None, check) as allocator:
-                outcome = Run(spec.folder, dataset, handle, check, allocator).train(chosen, Launch(begun, 0.0))
+                run = Run(spec.folder, dataset, handle, check, allocator, self._runs_mailbox)
+                outcome = run.train(chosen, Launch(begun, 0.0))
             finished = TrialFinished(outcome)
         except TooSmallError as error:
             finished = TrialTooLarge(str(error))

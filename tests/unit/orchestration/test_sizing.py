@@ -18,9 +18,9 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import autoscaler, connection, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.cluster.autoscaler import Demand
-from cifar_ray.orchestration.run import attempt, events, failures
+from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
-from cifar_ray.orchestration.run.events import Moved, NoRoom, Placed, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.events import Mailbox, Moved, NoRoom, Placed, Stopped, WorkersFailed
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Started
@@ -140,14 +140,13 @@ def course(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the attempts of a run end with."""
     made: list[Any] = []
     monkeypatch.setattr(attempt, "run", ended_by(made))
-    monkeypatch.setattr(events, "open_mailbox", lambda: None)
     return made
 
 
 def run(config: TrainConfig, allocator: NodeAllocator, folder: Path) -> list[Any]:
     """The events of a run that ends with an error; the last is the error."""
     seen: list[Any] = []
-    one = Run(storage.at(str(folder)), None, seen.append, lambda *_: False, allocator)
+    one = Run(storage.at(str(folder)), None, seen.append, lambda *_: False, allocator, Mailbox(None))
     try:
         one.train(Allocation(config, ["first"]), Launch(time.time(), 0.0))
     except RunFailedError as error:
