@@ -127,7 +127,7 @@ class Head:
 
     def alive(self) -> set[str]:
         """Ids of the nodes that are there."""
-        with optional.environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}):
+        with optional.environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, optional.PLAIN: "0"}):
             try:
                 nodes = GcsClient(address=self.address).get_all_node_info(timeout=30)
             except ray.exceptions.RayError:  # the head is only just starting

@@ -59,7 +59,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         fork_server.running(folder) as runtime_env,
         ExitStack() as nodes,
     ):
-        daemons = _start(config, sizes, {**runtime_env, "worker_process_setup_hook": _path_hook()}, nodes)
+        daemons, further = _start(config, sizes, {**runtime_env, "worker_process_setup_hook": _path_hook()}, nodes)
         gcs = ray.get_runtime_context().gcs_address
 
         def ended() -> str:
@@ -70,7 +70,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         try:
             yield ended
         finally:
-            left = _using(folder, {process for _, process in daemons})
+            left = _using(folder, {*further, *(process for _, process in daemons)})
             if ended():
                 atexit.unregister(ray.shutdown)  # it would wait for the process that ended, then end this one
             else:
@@ -165,11 +165,11 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _start(
     config: TrainConfig, sizes: dict[str, int], runtime_env: dict[str, Any], nodes: ExitStack
-) -> list[tuple[str, psutil.Process]]:
+) -> tuple[list[tuple[str, psutil.Process]], list[psutil.Process]]:
     """Start Ray and connect to it; try once more if that fails. Further nodes end with ``nodes``.
 
     Returns:
-        The head's daemons, with their kinds.
+        The head's daemons, with their kinds, and the processes that have started further nodes.
 
     Raises:
         NotStartedError: when it fails again.
@@ -179,10 +179,9 @@ def _start(
         before = set(psutil.Process().children(recursive=True))
         try:
             ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **sizes, **quiet(config))
-            if config.local_nodes > 1:
-                _add_nodes(config.local_nodes - 1, sizes, nodes)
             started = set(psutil.Process().children()) - before
-            return [(process.name(), process) for process in started if process.name() in _DAEMONS]
+            further = _add_nodes(config.local_nodes - 1, sizes, nodes) if config.local_nodes > 1 else []
+            return [(process.name(), process) for process in started if process.name() in _DAEMONS], further
         except BaseException as error:
             # Ray does not keep track of the processes of a start that failed.
             ray.shutdown()
@@ -200,8 +199,8 @@ def _start(
     raise AssertionError("the last failure was raised")
 
 
-def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
-    """Start further nodes by ``ray start``; they end with ``stack``, and with this process."""
+def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> list[psutil.Process]:
+    """Start further nodes by ``ray start``, in the processes returned; they end with ``stack``, and with this one."""
     head = ray.get_runtime_context().gcs_address
     words = ["start", "--block", f"--address={head}"]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
@@ -223,14 +222,15 @@ def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
         if time.monotonic() > deadline or any(node.poll() is not None for node in nodes):
             raise RuntimeError(f"{count} further nodes did not start")
         time.sleep(0.1)
+    return [psutil.Process(node.pid) for node in nodes]
 
 
-def _using(folder: Path, daemons: set[psutil.Process]) -> set[psutil.Process]:
-    """Ray's processes among this one's descendants: the daemons, those with a path in ``folder``, and their children.
+def _using(folder: Path, known: set[psutil.Process]) -> set[psutil.Process]:
+    """Ray's processes among this one's descendants: those that are known or have a path in ``folder``, and below them.
 
     An agent has another title, in which there is no path.
     """
-    found = set(daemons)
+    found = set(known)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
