@@ -11,6 +11,9 @@ from mlflow.entities import Run
 from cifar_ray import tracking
 from cifar_ray.tracking import parent, reading, store
 
+_OURS = (store.KEY_TAG, parent.KIND_TAG)
+"""Tags, one of which a run or a sweep of this program has; others' runs in the store are not even asked for."""
+
 _STATES = {"KILLED": "stopped", "SCHEDULED": "waiting"}
 
 
@@ -61,12 +64,12 @@ def everything(uri: str) -> list[Listed]:
         return []
     client = store.connect(uri)
     with store.refusing(uri):
-        found = store.search(client, store.all_experiments(client))
+        experiments = store.all_experiments(client)
+        found = [run for tag in _OURS for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Run]] = {}
-    for run in found:
+    for run in sorted(found, key=lambda run: -run.info.start_time):
         children.setdefault(run.data.tags.get(parent.PARENT_TAG, ""), []).append(run)
-    ours = (run for run in children.get("", ()) if {store.KEY_TAG, parent.KIND_TAG} & run.data.tags.keys())
-    return [_listed(run, children.get(run.info.run_id, ())) for run in ours]
+    return [_listed(run, children.get(run.info.run_id, ())) for run in children.get("", ())]
 
 
 def of_sweep(uri: str, name: str) -> list[Listed]:

@@ -62,7 +62,7 @@ class Sink:
         self._writes.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
-        """Record at most 100 parameters; MLflow refuses to change one, so a changed one is left as it was."""
+        """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
 
         def write(client: MlflowClient, run_id: str) -> None:
             known = client.get_run(run_id).data.params

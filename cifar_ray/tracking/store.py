@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Run as Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 
 from cifar_ray import tracking
 from cifar_ray.config import files
@@ -51,6 +52,7 @@ _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; charac
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
 _NAMES_SHOWN = 12
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -312,15 +314,25 @@ def search(client: MlflowClient, experiments: list[str], condition: str = "") ->
     Raises:
         MlflowException: when the store does not answer.
     """
-    newest, found, token = ["attributes.start_time DESC"], [], None
-    while True:
-        page = client.search_runs(experiments, condition, order_by=newest, max_results=_PAGE, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+    return _all_pages(
+        lambda token: client.search_runs(
+            experiments, condition, order_by=["attributes.start_time DESC"], max_results=_PAGE, page_token=token
+        )
+    )
 
 
 def all_experiments(client: MlflowClient) -> list[str]:
     """Ids of all experiments that are not deleted."""
-    return [experiment.experiment_id for experiment in client.search_experiments()]
+    experiments = _all_pages(lambda token: client.search_experiments(page_token=token))
+    return [experiment.experiment_id for experiment in experiments]
+
+
+def _all_pages(ask: Callable[[str | None], PagedList[T]]) -> list[T]:
+    """All that MLflow answers in pages to ``ask``, which takes the token of a page."""
+    found, token = [], None
+    while True:
+        page = ask(token)
+        found += page
+        token = page.token
+        if not token:
+            return found

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import store
+from cifar_ray.tracking import listing, store
 from cifar_ray.tracking.store import KnownRun
 from tests.support import mlflow_store
 
@@ -192,6 +192,20 @@ def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, t
     mlflow_store.alter(client, "DROP TABLE runs")
     with pytest.raises(ConfigError, match=r"does not \(no such table: runs\)"):
         store.with_key(client.tracking_uri, "k")
+
+
+def test_a_run_in_the_oldest_of_many_experiments_is_found(client: MlflowClient) -> None:
+    """MLflow answers with 1,000 experiments at a time."""
+    client.create_run("0", tags={store.KEY_TAG: "k"}, run_name="old")
+    later = "1 << 50, 1 << 50, 'active'"
+    counted = "WITH RECURSIVE numbers(n) AS (VALUES(1) UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000)"
+    mlflow_store.alter(
+        client,
+        "INSERT INTO experiments (name, creation_time, last_update_time, lifecycle_stage) "
+        f"{counted} SELECT 'team' || n, {later} FROM numbers",
+    )
+    assert store.find(client, "old").key == "k"
+    assert [run.name for run in listing.everything(client.tracking_uri)] == ["old"]
 
 
 def test_an_address_as_people_see_it(home: Path) -> None:
