@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tracking
@@ -230,8 +229,8 @@ def evaluate(words: Sequence[str]) -> int:
 
         scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
-    words_of = partial(Console().scores, scored.metrics, scored.images, checkpoint, scored.recorded_accuracy)
-    output.show(scored, command.json, words_of)
+    recorded = (scored.recorded_accuracy, scored.recorded_images)
+    output.show(scored, command.json, lambda: Console().scores(scored.metrics, scored.images, checkpoint, *recorded))
     return 0
 
 

@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ _SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Info
 _KINDS = 5  # kinds of files that are left out and named, at most
 _LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
+_UNUSED_S = 30 * 86400
 _MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
 
 
@@ -106,8 +108,12 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
-            if not kept.exists():
+            if kept.exists():
+                with suppress(PermissionError):  # somebody else has decoded it
+                    os.utime(kept)
+            else:
                 _decode(listing, root, config, kept, progress)
+                _remove_unused(home)
     except OSError as error:
         raise ConfigError(
             "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
@@ -120,6 +126,15 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
     return dataclasses.replace(_made(config.dataset, train, test, listing.classes, facts), left_out=listing.left_out)
+
+
+def _remove_unused(home: Path) -> None:
+    """Remove decoded folders that no run has used for a month: a folder that changes leaves one behind each time."""
+    for path in home.iterdir():
+        with suppress(OSError):  # somebody else's
+            if not path.name.startswith(".") and time.time() - path.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(path)
+                (home / f".{path.name}.lock").unlink(missing_ok=True)
 
 
 def _kept(folder: Path, half: str, on_disk: bool) -> Split:

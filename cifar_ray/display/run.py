@@ -187,12 +187,18 @@ class Console(Display):
         self.line(f"run {name}: test accuracy {metrics['test/accuracy']:.2%}{speed}, {took}")
 
     def scores(
-        self, metrics: Mapping[str, float], images: int, checkpoint: str, recorded_accuracy: float | None
+        self,
+        metrics: Mapping[str, float],
+        images: int,
+        checkpoint: str,
+        recorded_accuracy: float | None,
+        recorded_images: int,
     ) -> None:
-        """A checkpoint's evaluation, with the accuracy recorded when it was written."""
+        """A checkpoint's evaluation, with the accuracy recorded when it was written, maybe on fewer images."""
         rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", tilde(checkpoint))]
         if recorded_accuracy is not None:
-            rows.append(("accuracy when written", f"{recorded_accuracy:.2%}"))
+            on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
+            rows.append(("accuracy when written", f"{recorded_accuracy:.2%}{on}"))
         self._table(rows)
 
     def predictions(self, predictions: Iterable[tuple[str, Sequence[tuple[str, float]]]]) -> None:

@@ -35,6 +35,7 @@ class Scored:
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_accuracy: the accuracy recorded with the checkpoint, if its epoch was evaluated.
+        recorded_images: test images that it was counted on: fewer than ``images`` after ``--test-images``.
     """
 
     checkpoint: str
@@ -42,6 +43,7 @@ class Scored:
     metrics: dict[str, float]
     images: int
     recorded_accuracy: float | None
+    recorded_images: int
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
-    return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy)
+    counted = config.test_images or evaluation.images
+    return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy, counted)
 
 
 def predict(

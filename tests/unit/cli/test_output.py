@@ -89,13 +89,16 @@ def test_a_quiet_sweep_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def evaluate(*_: object) -> Scored:
         print("downloading")
-        return Scored("/there/step8", 8, METRICS, 360, None)
+        return Scored("/there/step8", 8, METRICS, 360, 0.75, 100)
 
     monkeypatch.setattr(results, "evaluate", evaluate)
     out, err = printed("evaluate ./mine --json", capsys)
-    scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360, "recorded_accuracy": None}
+    scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360}
+    scored |= {"recorded_accuracy": 0.75, "recorded_images": 100}
     assert (json.loads(out), err) == (scored, "downloading\n")
-    assert "/there/step8 (step 8)" in printed("evaluate ./mine", capsys)[0]
+    shown = printed("evaluate ./mine", capsys)[0]
+    assert "/there/step8 (step 8)" in shown
+    assert "75.00% on 100 of them (--test-images)" in shown
 
 
 def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
     ):
         recipe.with_images(held, read())
+
+
+def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, tmp_path: Path) -> None:
+    months_ago = time.time() - 40 * 86400
+    for size in (8, 16):
+        data.read(of(root, image_size=size))
+    for decoded in (tmp_path / "decoded" / "folders").glob("images-*"):
+        os.utime(decoded, (months_ago, months_ago))
+    data.read(of(root, image_size=8))
+    data.read(of(root, image_size=32))
+    left = (tmp_path / "decoded" / "folders").glob("images-*")
+    assert sorted(np.load(decoded / "test_images.npy").shape[1] for decoded in left) == [8, 32]
 
 
 def test_what_was_found_is_part_of_the_run(root: Path) -> None:
