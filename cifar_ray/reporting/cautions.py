@@ -165,9 +165,9 @@ def _mixed(study: Study) -> list[str]:
             said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
     if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
         said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
-    moved = [trial.name for trial in finished if "cifar_ray.earlier.topology" in trial.tags]
+    moved = [f"{trial.name} ({' and '.join(trial.changed)})" for trial in finished if trial.changed]
     if moved:
-        said.append(f"Continued on another topology than they began with, so their times mix two: {', '.join(moved)}.")
+        said.append(f"Went on with another topology, hardware or threads, so without times here: {', '.join(moved)}.")
     return said
 
 

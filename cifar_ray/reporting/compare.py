@@ -51,6 +51,7 @@ def terminal(study: Study, price: Price | None, targets: Sequence[float], full: 
         targets: test accuracies, 0 to 1, for the times to them.
         full: whether to show every table of a report.
     """
+    study = study.meant
     yield from words.spoken(words.findings(study, price), cautions.cautions(study, price))
     if full:
         shown = []

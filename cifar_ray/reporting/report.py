@@ -17,7 +17,7 @@ from cifar_ray.reporting import cautions, cost, data, exported, markdown, papers
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
 """Lists the charts of the report in a folder, for the next one to remove; earlier ones listed tables, too."""
@@ -106,7 +106,7 @@ def build(
     """
     from cifar_ray.reporting import charts  # matplotlib takes seconds to import
 
-    study = replace(study, name=title or study.name, trials=_meant(study))
+    study = replace(study.meant, name=title or study.name)
     return Report(
         study=study,
         findings=words.findings(study, price),
@@ -123,12 +123,8 @@ def build(
 
 def summary(study: Study) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
-    study = replace(study, trials=_meant(study))
+    study = study.meant
     return markdown.first_screen(words.findings(study, None), cautions.cautions(study, None))
-
-
-def _meant(study: Study) -> list[Trial]:
-    return [trial.meant for trial in study.trials]
 
 
 def folder(given: str) -> Path:

@@ -21,6 +21,7 @@ from cifar_ray.config import command_line
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
+from cifar_ray.tracking.study import EARLIER
 from cifar_ray.training import recipe
 
 _HOMES = {
@@ -108,8 +109,9 @@ def changed_tags(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str,
     for name, value in now.items():
         if before.get(name) != value:
             changed[name] = value
-            earlier = f"cifar_ray.earlier.{name}"
-            changed[earlier] = ", ".join(filter(None, (before.get(earlier), before.get(name))))
+            if name in before:
+                earlier = f"{EARLIER}{name}"
+                changed[earlier] = ", ".join(filter(None, (before.get(earlier), before[name])))
     return changed
 
 

@@ -19,6 +19,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
@@ -131,7 +132,10 @@ class RunRecord:
 
     def moved(self, config: ResolvedConfig) -> None:
         """Update the tags of a run that goes on as ``config``; earlier values are kept as by :meth:`reopen`."""
-        now = origin.run_tags(config)
+        self._change(origin.run_tags(config))
+
+    def _change(self, now: Mapping[str, str]) -> None:
+        """Set tags, and keep their earlier values."""
 
         def write(client: MlflowClient, run_id: str) -> None:
             changed = origin.changed_tags(client.get_run(run_id).data.tags, now)
@@ -160,7 +164,8 @@ class RunRecord:
         config = event.config
         self._sink.params({"precision": config.precision, "device": config.device})
         measured = {"cifar_ray.precision": event.precision_measured} if event.precision_measured else {}
-        self._sink.tags({"cifar_ray.hardware": event.hardware, **measured})
+        self._sink.tags(measured)
+        self._change({HARDWARE_TAG: event.hardware, THREADS_TAG: str(config.cpus_reserved)})
         self.config_file(config)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}

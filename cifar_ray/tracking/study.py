@@ -10,7 +10,14 @@ from typing import TypeVar
 MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
 
+EARLIER = "cifar_ray.earlier."
+"""How tags begin that keep what another tag, whose name follows, was before."""
+
+THREADS_TAG, HARDWARE_TAG = "cifar_ray.threads", "cifar_ray.hardware"
+"""Tags of a run: CPU threads of each worker, and what the workers compute on."""
+
 _T = TypeVar("_T")
+_OF_TIMES = {"topology": "topology", HARDWARE_TAG: "hardware", THREADS_TAG: "number of threads"}
 _LEARNED = ("test/", "best/", "train/")
 """How figures begin that tell what a run has learned."""
 
@@ -76,17 +83,26 @@ class Trial:
         return self.tags.get(MEASURE_TAG, "all")
 
     @property
+    def changed(self) -> list[str]:
+        """What was another while it trained than at its end, so that its times are of neither."""
+        return [what for tag, what in _OF_TIMES.items() if f"{EARLIER}{tag}" in self.tags]
+
+    @property
     def meant(self) -> Trial:
-        """Itself with the figures alone that it was made for."""
-        if self.measure == "all":
+        """Itself with the figures alone that it was made for; no times where they mix two topologies or machines."""
+        learned, timed = self.measure != "times", self.measure != "accuracy" and not self.changed
+        if learned and timed:
             return self
 
         def kept(named: Mapping[str, _T], of_work: Sequence[str]) -> dict[str, _T]:
-            if self.measure == "times":
-                return {name: value for name, value in named.items() if not name.startswith(_LEARNED)}
-            return {name: value for name, value in named.items() if name.startswith(_LEARNED) or name in of_work}
+            of_times = {name for name in named if not name.startswith(_LEARNED) and (timed or name in of_work)}
+            return {
+                name: value
+                for name, value in named.items()
+                if name in of_times or (learned and name.startswith(_LEARNED))
+            }
 
-        confusion = None if self.measure == "times" else self.confusion
+        confusion = self.confusion if learned else None
         metrics, history = kept(self.metrics, _WORK), kept(self.history, ())
         return replace(self, metrics=metrics, history=history, confusion=confusion)
 
@@ -178,6 +194,11 @@ class Study:
     def measure(self) -> str:
         """What its runs were made for: ``accuracy``, ``times`` or ``all``; runs that have not begun do not know."""
         return next((trial.measure for trial in self.trials if trial.measure != "all"), "all")
+
+    @property
+    def meant(self) -> Study:
+        """Itself with the figures of its runs that they were made for."""
+        return replace(self, trials=[trial.meant for trial in self.trials])
 
     @property
     def state(self) -> str:

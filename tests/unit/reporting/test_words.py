@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import cautions, compare, cost, data, html, report, tables, words
+from cifar_ray.reporting import aggregate, cautions, compare, cost, data, html, report, scaling, tables, words
 from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
 from tests.unit.reporting.test_tables import small
@@ -516,8 +516,22 @@ def test_times_that_are_not_what_they_seem() -> None:
     assert warned(study(counted), "cluster").startswith("All runs shared the cores of one machine. Their times say")
     assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 runs shared the cores of one machine.")
     assert warned(study(trial(), metrics={"sweep/concurrency": 2.0}), "same time").startswith("Up to 2 runs")
-    moved = trial("1x1", tags={"cifar_ray.earlier.topology": "2x2"})
-    assert "bs16 1x1 seed0" in warned(study(moved), "another topology")
+    moved = trial("1x1", tags={"cifar_ray.earlier.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"})
+    said = warned(study(moved), "another topology")
+    assert said.endswith("without times here: bs16 1x1 seed0 (topology and number of threads).")
+
+
+@pytest.mark.parametrize("tag", ["topology", "cifar_ray.hardware", "cifar_ray.threads"])
+def test_a_run_that_went_on_elsewhere_has_no_times_and_is_no_reference(tag: str) -> None:
+    moved = trial("1x1", tags={f"cifar_ray.earlier.{tag}": "another"})
+    both = study(moved, trial("1x2"))
+    first = both.meant.trials[0]
+    assert first.metrics["test/accuracy"] == moved.metrics["test/accuracy"]
+    assert not {"images_per_s", "time/wall_s"} & first.metrics.keys()
+    for one, references in ((both, ["1x1", "1x1"]), (both.meant, [None, "1x2"])):
+        among = aggregate.configurations(one)
+        found = [scaling.ratio(one, configuration, among) for configuration in among]
+        assert [each and each.reference.trials[0].topology for each in found] == references
 
 
 def test_figures_of_different_programs_and_machines_side_by_side() -> None:
