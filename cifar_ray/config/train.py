@@ -21,10 +21,6 @@ from cifar_ray.config.schema import STRICT, Count, Counts, NotNegative, Numbers,
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
-DEFAULT_GLOBAL_BATCH = 128
-"""Images per optimizer step over all workers when neither batch size is given. It stays when the workers change, and
-is what the models' learning rates are meant for."""
-
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit"]
 StrategyName = Literal[

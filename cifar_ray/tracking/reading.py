@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,18 +12,17 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial, placement
+from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
 _NEEDED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
-_SIZES = ("batch_size", "global_batch_size", "accumulate")
 _NO_CELLS = (
     f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
     "are missing here."
 )
+_EARLIER = "Runs that an earlier version has planned, and that have not begun or were skipped, are missing here."
 
 
 def study(uri: str, name: str) -> Study:
@@ -42,9 +40,12 @@ def study(uri: str, name: str) -> Study:
     with store.refusing(uri):
         tags = own.data.tags
         listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
+        found = _cells(client, own, listed or ())
+        trials = [trial for trial in found if all(key in trial.params for key in _NEEDED)]
+        left_out = (_EARLIER,) if any(not trial.run_id for trial in found if trial not in trials) else ()
         return Study(
             name=name,
-            trials=_cells(client, own, listed or ()),
+            trials=trials,
             store=store.shown(uri),
             command=tags.get("cifar_ray.command", ""),
             hold=tags.get("cifar_ray.hold", "batch"),
@@ -53,7 +54,7 @@ def study(uri: str, name: str) -> Study:
             page=pages.run(uri, own),
             status=own.info.status,
             metrics=dict(own.data.metrics),
-            cautions=(_NO_CELLS,) if listed is None else (),
+            cautions=(_NO_CELLS,) if listed is None else left_out,
         )
 
 
@@ -115,10 +116,8 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
     told = [run.data.tags[MEASURE_TAG] for run in children.values() if MEASURE_TAG in run.data.tags]
     purpose = {MEASURE_TAG: told[0]} if told else {}  # all runs of a sweep are made for the same
     trials = []
-    held = own.data.tags.get("cifar_ray.hold", "batch")
     for cell in cells:
-        params = _completed(cell["params"], [other["params"] for other in cells], held)
-        reason = cell.get("reason") or ""
+        params, reason = cell["params"], cell.get("reason") or ""
         run = children.pop(cell["name"], None)
         if run is not None:
             trials.append(_trial(client, run, params, reason))
@@ -129,48 +128,7 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
             elif status == "PENDING" and own.info.status == "FINISHED":
                 reason = "MLflow does not have it (any more)"
             trials.append(Trial(cell["name"], "", status, reason, params=params, tags=purpose))
-    rest = [_trial(client, run, {}, "") for run in children.values()]
-    return trials + [trial for trial in rest if all(key in trial.params for key in _NEEDED)]
-
-
-def _completed(params: Mapping[str, str], cells: Sequence[Mapping[str, str]], held: str) -> dict[str, str]:
-    """Complete a cell's parameters with those that tables need.
-
-    Of a cell whose values do not go together only these values are known, and they may be impossible; the others
-    it has in common with all cells.
-    """
-    full = _sensible(params)
-    defaults = {"model": TrainConfig().model, "dataset": TrainConfig().dataset, "topology": "1x1"}
-    for key, default in defaults.items():
-        full.setdefault(key, _common(key, cells, default))
-    nodes, workers = placement(full["topology"]) or (1, 1)
-    steps = max(int(full.get("accumulate", "1")), 1)
-    if held == "global_batch" and not {"batch_size", "global_batch_size"} & full.keys():
-        full["global_batch_size"] = _common("global_batch_size", cells, str(DEFAULT_GLOBAL_BATCH))
-    others = _common("batch_size", cells, "")
-    if not others:
-        full.setdefault("global_batch_size", str(DEFAULT_GLOBAL_BATCH))
-    if "batch_size" not in full and "global_batch_size" in full:
-        full["batch_size"] = str(int(full["global_batch_size"]) // (nodes * workers * steps))
-    full.setdefault("batch_size", others)
-    # With the global batch held, a batch size is that of a single worker.
-    share = steps * (1 if held == "global_batch" else nodes * workers)
-    full.setdefault("global_batch_size", str(int(full["batch_size"]) * share))
-    return full
-
-
-def _sensible(params: Mapping[str, str]) -> dict[str, str]:
-    """Drop parameters without a usable value, such as a batch size of None."""
-    return {
-        name: value
-        for name, value in params.items()
-        if value != "None" and (name not in _SIZES or re.fullmatch(r"-?\d+", value))
-    }
-
-
-def _common(key: str, cells: Sequence[Mapping[str, str]], default: str) -> str:
-    """The value of the first cell that has one."""
-    return next((sensible[key] for other in cells if key in (sensible := _sensible(other))), default)
+    return trials + [_trial(client, run, {}, "") for run in children.values()]
 
 
 def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:

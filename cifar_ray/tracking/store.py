@@ -11,13 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Run as Run
 from mlflow.exceptions import MlflowException
-from mlflow.store.entities import PagedList
 
 from cifar_ray import tracking
 from cifar_ray.config import files
@@ -52,7 +51,6 @@ _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; charac
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
 _NAMES_SHOWN = 12
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -327,9 +325,10 @@ def all_experiments(client: MlflowClient) -> list[str]:
     return [experiment.experiment_id for experiment in experiments]
 
 
-def _all_pages(ask: Callable[[str | None], PagedList[T]]) -> list[T]:
+def _all_pages(ask: Callable[[str | None], Any]) -> list[Any]:
     """All that MLflow answers in pages to ``ask``, which takes the token of a page."""
-    found, token = [], None
+    found: list[Any] = []
+    token = None
     while True:
         page = ask(token)
         found += page

@@ -61,7 +61,7 @@ def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Trial], 
     for cell in cells:
         state = cell.status if cell.status in ("SKIPPED", "PENDING") else "RUN"
         # Of a cell that cannot be, the values of the grid alone are known.
-        known = {k: cell.params[k] for k in ("topology", "batch_size")} if state == "SKIPPED" else dict(cell.params)
+        known = {k: cell.params[k] for k in reading._NEEDED} if state == "SKIPPED" else dict(cell.params)
         listed.append({"name": cell.name, "state": state, "reason": cell.reason, "params": known})
     client.log_dict(parent, {"cells": listed}, "cells.json")
     client.log_metric(parent, "sweep/concurrency", 2.0)
@@ -109,11 +109,6 @@ def test_a_run_is_read_whole(uri: str) -> None:
     assert (first.confusion, first.class_names) == (CONFUSION["counts"], ("cat", "dog"))
     assert failed.run_id
     assert (failed.model, failed.batch_size, failed.confusion) == ("resnet", 16, None)
-
-
-def test_a_cell_that_cannot_be_is_placed_by_what_all_cells_share(uri: str) -> None:
-    skipped = reading.study(uri, "scaling").trials[3]
-    assert (skipped.run_id, skipped.model, skipped.dataset, skipped.global_batch_size) == ("", "resnet", "cifar10", 128)
 
 
 def test_a_cell_without_a_run_is_for_what_its_sweep_is_for(tmp_path: Path) -> None:
@@ -237,10 +232,10 @@ def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
     client = store.connect(address)
     experiment = store.experiment_id(client, "reports")
     odd = without_run("SKIPPED", "topology must be NODESxWORKERS", "1x1", 16)
-    odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2", "batch_size": "None"})
+    odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2"})
     sweep(client, experiment, "odd", [odd, trial("1x1", 32), without_run("PENDING", "", "1x2", 16)], "FINISHED")
     skipped, _, lost = reading.study(address, "odd").trials
-    assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 32)
+    assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 16)
     assert (lost.status, lost.reason) == ("PENDING", "MLflow does not have it (any more)")
     assert main.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
 
@@ -274,15 +269,14 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     held = sweepfile.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
     (cell,) = sweeps.cells(held, sweeps.combinations(held))
     known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
-    assert (known["global_batch_size"], known["topology"]) == ("32", "1x2")
-    assert "batch_size" not in known
+    assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
     assert "None" not in known.values()
     of_all = sweepfile.from_mapping(
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))
     known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(of_all)["params"]
-    assert known["global_batch_size"] == "64"
+    assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")
 
 
 def test_runs_of_one_global_batch_are_compared_by_it(tmp_path: Path) -> None:

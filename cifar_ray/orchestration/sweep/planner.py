@@ -32,6 +32,7 @@ from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import placement
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
 
@@ -136,12 +137,17 @@ class Trial:
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
-        """The parameters of a cell that cannot run, as far as its values say."""
+        """The parameters of a cell that cannot run, as far as its values say, with the batch that they lead to."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
-        values = {**usual, **sweeps.merged(sweep, self.cell.values)}
-        if values.get("batch_size") is None and values.get("global_batch_size") is None:
-            values["global_batch_size"] = models.architecture(values["model"]).recipes[0].base_batch
-        return {name: str(value) for name, value in values.items() if value is not None and name not in sweeps.OWN}
+        merged = {**usual, **sweeps.merged(sweep, self.cell.values)}
+        values = {name: value for name, value in merged.items() if value is not None and name not in sweeps.OWN}
+        nodes, workers = placement(values["topology"]) or (1, 1)
+        per_step = nodes * workers * values.get("accumulate", 1)
+        if "batch_size" not in values:
+            values.setdefault("global_batch_size", models.architecture(values["model"]).recipes[0].base_batch)
+            values["batch_size"] = values["global_batch_size"] // per_step
+        values.setdefault("global_batch_size", values["batch_size"] * per_step)
+        return {name: str(value) for name, value in values.items()}
 
     def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
         """Read from its folder and from MLflow what an earlier driver has done.

@@ -10,52 +10,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Param
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import DEFAULT_GLOBAL_BATCH, TrainConfig
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import mlflow_store
 
 RESNET = {"model": "resnet", "dataset": "digits"}
-USUAL = {"model": TrainConfig().model, "dataset": TrainConfig().dataset}
-
-
-def test_a_cell_that_cannot_share_the_held_batch_stands_in_the_column_of_the_others() -> None:
-    ran = {**RESNET, "topology": "1x2", "batch_size": "64", "global_batch_size": "128"}
-    skipped = reading._completed({**RESNET, "topology": "1x3"}, [ran, {**RESNET, "topology": "1x3"}], "global_batch")
-    assert skipped["global_batch_size"] == "128"
-
-
-@pytest.mark.parametrize(
-    ("params", "others", "held", "batch", "whole"),
-    [
-        # Its own values are kept, whatever the others have.
-        ({"topology": "2x3", "batch_size": "8"}, {"batch_size": "32"}, "batch", "8", "48"),
-        ({"topology": "2x3", "global_batch_size": "48"}, {"batch_size": "32"}, "batch", "8", "48"),
-        ({"topology": "2x3", "batch_size": "8", "accumulate": "2"}, {}, "batch", "8", "96"),
-        ({"topology": "2x3", "global_batch_size": "48", "accumulate": "2"}, {}, "batch", "4", "48"),
-        ({"topology": "1x2", "batch_size": "16", "global_batch_size": "99"}, {}, "batch", "16", "99"),
-        # What it lacks it has in common with the others.
-        ({"topology": "1x2"}, {"batch_size": "16"}, "batch", "16", "32"),
-        ({"topology": "1x2", "accumulate": "3"}, {"batch_size": "16"}, "batch", "16", "96"),
-        ({"topology": "1x2", "batch_size": "None"}, {"batch_size": "16"}, "batch", "16", "32"),
-        ({"topology": "1x2", "batch_size": "much"}, {"batch_size": "16"}, "batch", "16", "32"),
-        ({}, {"batch_size": "16", "topology": "1x4"}, "batch", "16", "64"),
-        # Nobody has any.
-        ({"topology": "1x2"}, {}, "batch", str(DEFAULT_GLOBAL_BATCH // 2), str(DEFAULT_GLOBAL_BATCH)),
-        ({"topology": "none"}, {}, "batch", str(DEFAULT_GLOBAL_BATCH), str(DEFAULT_GLOBAL_BATCH)),
-        # With the global batch held, a batch size is that of a single worker.
-        ({"topology": "1x2"}, {"global_batch_size": "64"}, "global_batch", "32", "64"),
-        ({"topology": "1x2", "batch_size": "16"}, {"batch_size": "16"}, "global_batch", "16", "16"),
-        ({"topology": "1x2", "batch_size": "16", "accumulate": "2"}, {"batch_size": "1"}, "global_batch", "16", "32"),
-    ],
-)
-def test_a_cells_batch_follows_from_what_is_known_of_it(
-    params: dict[str, str], others: dict[str, str], held: str, batch: str, whole: str
-) -> None:
-    full = reading._completed(params, [params, others], held)
-    assert (full["batch_size"], full["global_batch_size"]) == (batch, whole)
-    assert USUAL.items() <= full.items()
-    assert full["topology"] == params.get("topology", others.get("topology"))
+SIZES = {"topology": "1x2", "batch_size": "4", "global_batch_size": "8"}
 
 
 def cell(name: str, state: str = "RUN", reason: str = "", **params: str) -> dict[str, Any]:
@@ -83,10 +43,10 @@ def child(client: MlflowClient, own: str, name: str, began: int = 1, **params: s
 
 def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None:
     cells = [
-        cell("one", "SKIPPED", "too large", topology="1x9"),
-        cell("two", topology="1x2", global_batch_size="8"),
-        cell("three", "PENDING"),
-        cell("four", "PENDING", "the cluster went away"),
+        cell("one", "SKIPPED", "too large", **SIZES),
+        cell("two", **SIZES),
+        cell("three", "PENDING", **SIZES),
+        cell("four", "PENDING", "the cluster went away", **SIZES),
     ]
     own = sweep(client, cells)
     two = child(client, own, "two", batch_size="4", topology="1x2")
@@ -109,13 +69,13 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     assert (three.status, three.reason) == ("PENDING", "MLflow does not have it (any more)")
 
 
-@pytest.mark.parametrize(("tags", "whole"), [({"cifar_ray.hold": "global_batch"}, "16"), ({}, "32")])
-def test_what_a_sweep_holds_decides_what_a_batch_size_means(
-    tags: dict[str, str], whole: str, client: MlflowClient
-) -> None:
-    sweep(client, [cell("one", "SKIPPED", topology="1x2", batch_size="16")], **tags)
-    (trial,) = reading.study(client.tracking_uri, "s").trials
-    assert trial.params["global_batch_size"] == whole
+def test_a_cell_that_an_earlier_version_has_planned_is_left_out_with_a_caution(client: MlflowClient) -> None:
+    sweep(client, [cell("one", "SKIPPED", topology="1x2", batch_size="16"), cell("two", "PENDING", **SIZES)])
+    study = reading.study(client.tracking_uri, "s")
+    assert [trial.name for trial in study.trials] == ["two"]
+    assert study.cautions == (
+        "Runs that an earlier version has planned, and that have not begun or were skipped, are missing here.",
+    )
 
 
 def test_a_sweep_without_its_tags_has_none_of_what_they_say(client: MlflowClient) -> None:
