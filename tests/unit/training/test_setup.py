@@ -56,3 +56,28 @@ def test_images_vary_as_the_models_recipe_says(
         usual = {"dataset": "digits", "model": model, "precision": "fp32"}
         setup.prepare(resolved(usual, global_batch_size=32), digits, tmp_path, Worker(), Launch(0.0, 0.0))  # type: ignore[arg-type]
         assert seen.pop() == variation
+
+
+class Counts(nn.Linear):
+    """Its count of passes is in no checkpoint."""
+
+    passes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 10)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(images.mean((2, 3)))
+
+
+def test_passes_that_only_set_up_change_no_buffer(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup.models, "build", lambda config, spec: Counts())
+    usual = {"dataset": "digits", "model": "simple_cnn", "precision": "fp32"}
+    job = setup.prepare(resolved(usual, global_batch_size=32), digits, tmp_path, Worker(), Launch(0.0, 0.0))  # type: ignore[arg-type]
+    assert job.model.passes == 0
+    job.strategy.gradients(job.loader.micro_batches(0, 0))
+    assert job.model.passes == 1
