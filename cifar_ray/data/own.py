@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -45,6 +46,7 @@ _SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Info
 _KINDS = 5  # kinds of files that are left out and named, at most
 _LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
+_DECODED = re.compile(r"-[0-9a-f]{16}$")
 _UNUSED_S = 30 * 86400
 _MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
 
@@ -131,10 +133,12 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
 def _remove_unused(home: Path) -> None:
     """Remove decoded folders that no run has used for a month: a folder that changes leaves one behind each time."""
     for path in home.iterdir():
-        with suppress(OSError):  # somebody else's
-            if not path.name.startswith(".") and time.time() - path.stat().st_mtime > _UNUSED_S:
-                shutil.rmtree(path)
-                (home / f".{path.name}.lock").unlink(missing_ok=True)
+        if _DECODED.search(path.name) and (path / "facts.json").exists():
+            # In use, or somebody else's, it stays.
+            with suppress(OSError), FileLock(home / f".{path.name}.lock", timeout=0):
+                if time.time() - path.stat().st_mtime > _UNUSED_S:
+                    doomed = path.rename(home / f".{path.name}.partial")  # it goes whole or not at all
+                    shutil.rmtree(doomed)
 
 
 def _kept(folder: Path, half: str, on_disk: bool) -> Split:

@@ -192,11 +192,11 @@ class Console(Display):
         images: int,
         checkpoint: str,
         recorded_accuracy: float | None,
-        recorded_images: int,
+        recorded_images: int | None,
     ) -> None:
         """A checkpoint's evaluation, with the accuracy recorded when it was written, maybe on fewer images."""
         rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", tilde(checkpoint))]
-        if recorded_accuracy is not None:
+        if recorded_accuracy is not None and recorded_images is not None:
             on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
             rows.append(("accuracy when written", f"{recorded_accuracy:.2%}{on}"))
         self._table(rows)

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Point, Study, Trial
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -21,7 +21,7 @@ Measure = Callable[[Trial], "float | None"]
 ORIGIN = {
     "commit": "mlflow.source.git.commit",
     "machine": "cifar_ray.machine",
-    "hardware": "cifar_ray.hardware",
+    "hardware": HARDWARE_TAG,
     "command": "cifar_ray.command",
 }
 """Tags that say where a run's figures come from, by short names."""

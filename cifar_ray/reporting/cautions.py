@@ -9,7 +9,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import HARDWARE_TAG, Study
 
 _MOST_LISTED = 5
 _HELD = 4
@@ -132,7 +132,7 @@ def _held_rate(study: Study) -> list[str]:
 
 
 def _not_a_clusters(study: Study) -> list[str]:
-    timed = [trial for trial in study.trials if trial.finished and trial.measure != "accuracy"]
+    timed = [trial for trial in study.trials if trial.finished and trial.measure != "accuracy" and not trial.changed]
     those = [trial for trial in timed if trial.tags.get("times_are_a_clusters") == "false"]
     if not those:
         return []
@@ -156,18 +156,18 @@ def _mixed(study: Study) -> list[str]:
     for tag, what in (
         ("mlflow.source.git.commit", "commits of the program"),
         ("cifar_ray.machine", "machines"),
-        ("cifar_ray.hardware", "kinds of hardware"),
+        (HARDWARE_TAG, "kinds of hardware"),
         ("version.torch", "versions of PyTorch"),
     ):
-        those = timed if tag == "cifar_ray.hardware" else finished
+        those = timed if tag == HARDWARE_TAG else finished
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
             said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
     if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
         said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
-    moved = [f"{trial.name} ({' and '.join(trial.changed)})" for trial in finished if trial.changed]
+    moved = [f"{trial.name} ({' and '.join(trial.changed)})" for trial in timed if trial.changed]
     if moved:
-        said.append(f"Went on with another topology, hardware or threads, so without times here: {', '.join(moved)}.")
+        said.append(f"These runs changed while they trained, so their times are left out: {', '.join(moved)}.")
     return said
 
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import aggregate
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import EARLIER, Study, Trial
 
 SUFFIX = ".json"
 VERSION = 1
@@ -30,7 +30,6 @@ _COMMAND = "cifar_ray.command"
 _ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key")}
 """Tags that say where a run's files are; they say nothing elsewhere, and hold the names of people's folders."""
 
-_EARLIER = "cifar_ray.earlier."
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
 """Flags with addresses, which may hold names of people's folders, and passwords."""
 
@@ -168,7 +167,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         name: {key: [getattr(point, key) for point in points] for key in ("step", "timestamp_ms", "value")}
         for name, points in trial.history.items()
     }
-    tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(_EARLIER))}
+    tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(EARLIER))}
     if _COMMAND in tags:
         tags[_COMMAND] = _without_places(tags[_COMMAND])
     return dataclasses.asdict(dataclasses.replace(trial, history={})) | {"history": history, "tags": tags, "page": None}

@@ -18,7 +18,7 @@ from cifar_ray.reporting.cells import Group, measured, micro_batches, unrecorded
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.measures import Figure
 from cifar_ray.reporting.tables import groups
-from cifar_ray.tracking.study import Study, placement
+from cifar_ray.tracking.study import HARDWARE_TAG, Study, placement
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _GB = 1e9 / 2**20  # MiB
@@ -102,7 +102,7 @@ def comparison(study: Study, key: str) -> Section:
     if not tables:
         said = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
         return Section(title, (), folded, notes=(f"Theirs: {paper['hardware']}.", said))
-    hardware = {t.tags.get("cifar_ray.hardware", "not recorded") for t in study.trials if t.finished}
+    hardware = {t.tags.get(HARDWARE_TAG, "not recorded") for t in study.trials if t.finished}
     notes = (f"Theirs: {paper['hardware']}.", f"Ours: {'; '.join(sorted(hardware))}.", *paper["notes"])
     return Section(title, tables, folded, notes)
 

@@ -19,7 +19,7 @@ from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS, Figure
 from cifar_ray.reporting.names import Names
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
 
@@ -266,7 +266,7 @@ def _settings(group: Group) -> list[str]:
     if len(made_for) > 1:
         kinds = {f"Made for {measure}": [t for t in trials if t.measure == measure] for measure in sorted(made_for)}
     notes = [f"{which}: {shared}." for which, those in kinds.items() if (shared := _shared(those))]
-    hardware = sorted({t.tags["cifar_ray.hardware"] for t in trials if "cifar_ray.hardware" in t.tags})
+    hardware = sorted({t.tags[HARDWARE_TAG] for t in trials if HARDWARE_TAG in t.tags})
     if hardware:
         notes.append(f"Hardware: {'; '.join(hardware)}.")
     if len({one.devices for one in group.among}) > 1:

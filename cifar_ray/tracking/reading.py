@@ -17,12 +17,15 @@ from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
-_NEEDED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
+_SIZES = ("batch_size", "global_batch_size")
+_NEEDED = ("model", "dataset", "topology", *_SIZES)
 _NO_CELLS = (
     f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
     "are missing here."
 )
-_EARLIER = "Runs that an earlier version has planned, and that have not begun or were skipped, are missing here."
+_NO_BATCH = (
+    "Skipped runs of a sweep that an earlier version has planned are missing here: their batch was not recorded."
+)
 
 
 def study(uri: str, name: str) -> Study:
@@ -41,11 +44,10 @@ def study(uri: str, name: str) -> Study:
         tags = own.data.tags
         listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
         found = _cells(client, own, listed or ())
-        trials = [trial for trial in found if all(key in trial.params for key in _NEEDED)]
-        left_out = (_EARLIER,) if any(not trial.run_id for trial in found if trial not in trials) else ()
+        left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in found) else ()
         return Study(
             name=name,
-            trials=trials,
+            trials=[trial for trial in found if _is_placed(trial)],
             store=store.shown(uri),
             command=tags.get("cifar_ray.command", ""),
             hold=tags.get("cifar_ray.hold", "batch"),
@@ -91,7 +93,7 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     with store.refusing(uri):
         trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
     for trial in trials:
-        if any(key not in trial.params for key in _NEEDED):
+        if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
     name = ", ".join(trial.name for trial in trials)
     held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
@@ -129,6 +131,11 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
                 reason = "MLflow does not have it (any more)"
             trials.append(Trial(cell["name"], "", status, reason, params=params, tags=purpose))
     return trials + [_trial(client, run, {}, "") for run in children.values()]
+
+
+def _is_placed(trial: Trial) -> bool:
+    """Whether its parameters tell where it stands in a table."""
+    return all(key in trial.params for key in _NEEDED) and all(trial.params[key].isdecimal() for key in _SIZES)
 
 
 def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:

@@ -19,7 +19,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, pages, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
-from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG
+from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
@@ -164,8 +164,16 @@ class RunRecord:
         config = event.config
         self._sink.params({"precision": config.precision, "device": config.device})
         measured = {"cifar_ray.precision": event.precision_measured} if event.precision_measured else {}
-        self._sink.tags(measured)
-        self._change({HARDWARE_TAG: event.hardware, THREADS_TAG: str(config.cpus_reserved)})
+        now = {
+            TOPOLOGY_TAG: config.topology,
+            HARDWARE_TAG: event.hardware,
+            THREADS_TAG: str(config.cpus_reserved),
+            **measured,
+        }
+        if event.step:
+            self._change(now)
+        else:  # nothing that counts was trained before
+            self._sink.tags(now)
         self.config_file(config)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}

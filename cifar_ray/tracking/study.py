@@ -11,13 +11,12 @@ MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
 
 EARLIER = "cifar_ray.earlier."
-"""How tags begin that keep what another tag, whose name follows, was before."""
+"""Prefix of a tag that keeps the earlier values of the tag named after it."""
 
-THREADS_TAG, HARDWARE_TAG = "cifar_ray.threads", "cifar_ray.hardware"
-"""Tags of a run: CPU threads of each worker, and what the workers compute on."""
+TOPOLOGY_TAG, HARDWARE_TAG, THREADS_TAG = "cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"
+"""Tags of what a run trains on: its topology, what its workers compute on, and the CPU threads of each."""
 
 _T = TypeVar("_T")
-_OF_TIMES = {"topology": "topology", HARDWARE_TAG: "hardware", THREADS_TAG: "number of threads"}
 _LEARNED = ("test/", "best/", "train/")
 """How figures begin that tell what a run has learned."""
 
@@ -84,12 +83,15 @@ class Trial:
 
     @property
     def changed(self) -> list[str]:
-        """What was another while it trained than at its end, so that its times are of neither."""
-        return [what for tag, what in _OF_TIMES.items() if f"{EARLIER}{tag}" in self.tags]
+        """What changed while it trained, so that its times mix two."""
+        tags = {"topology": TOPOLOGY_TAG, "hardware": HARDWARE_TAG, "number of threads": THREADS_TAG}
+        if TOPOLOGY_TAG not in self.tags:  # of an earlier version
+            tags["topology"] = "topology"
+        return [what for what, tag in tags.items() if f"{EARLIER}{tag}" in self.tags]
 
     @property
     def meant(self) -> Trial:
-        """Itself with the figures alone that it was made for; no times where they mix two topologies or machines."""
+        """Itself with the figures alone that it was made for; after a change, with what it has learned alone."""
         learned, timed = self.measure != "times", self.measure != "accuracy" and not self.changed
         if learned and timed:
             return self

@@ -142,7 +142,7 @@ def test_a_signal_to_train_in_a_program_with_a_ray_of_its_own_gives_the_cpus_bac
             if record.row.step == 1:  # a second one would end the workers
                 os.kill(os.getpid(), signum)
 
-    short = {"epochs": 100_000, "steps_per_epoch": 1}  # epochs, in which a worker says nothing of its progress
+    short = {"epochs": 3000, "steps_per_epoch": 1}  # epochs, in which a worker says nothing of its progress
     config = TrainConfig(dataset="digits", model="simple_cnn", precision="fp32", cpus_per_worker=1, **short)
     before = signal.getsignal(signum)
     with pytest.raises(InterruptedRunError) as stopped:

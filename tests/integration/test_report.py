@@ -60,7 +60,7 @@ def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Trial], 
     listed = []
     for cell in cells:
         state = cell.status if cell.status in ("SKIPPED", "PENDING") else "RUN"
-        # Of a cell that cannot be, the values of the grid alone are known.
+        # Of a cell that cannot be, little more is known than where it stands in a table.
         known = {k: cell.params[k] for k in reading._NEEDED} if state == "SKIPPED" else dict(cell.params)
         listed.append({"name": cell.name, "state": state, "reason": cell.reason, "params": known})
     client.log_dict(parent, {"cells": listed}, "cells.json")

@@ -200,7 +200,7 @@ def _start(
 
 
 def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> list[psutil.Process]:
-    """Start further nodes by ``ray start``, in the processes returned; they end with ``stack``, and with this one."""
+    """Start further nodes by ``ray start``, in the processes returned; they end with ``stack`` and this process."""
     head = ray.get_runtime_context().gcs_address
     words = ["start", "--block", f"--address={head}"]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
@@ -226,7 +226,7 @@ def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> list[psut
 
 
 def _using(folder: Path, known: set[psutil.Process]) -> set[psutil.Process]:
-    """Ray's processes among this one's descendants: those that are known or have a path in ``folder``, and below them.
+    """Ray's processes among this one's descendants: those known or with a path in ``folder``, and their descendants.
 
     An agent has another title, in which there is no path.
     """

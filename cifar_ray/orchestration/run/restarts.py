@@ -116,7 +116,7 @@ class Run:
         check: as for :func:`cifar_ray.orchestration.run.attempt.run`; it is also called while nothing can stop, and
             then raises what ends the run.
         allocator: chooses the nodes after the first attempt.
-        mailbox: into which its workers post; it may have served a run that has ended.
+        mailbox: into which its workers post; it may have served a run that has finished.
     """
 
     folder: Folder

@@ -35,7 +35,7 @@ class Scored:
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_accuracy: the accuracy recorded with the checkpoint, if its epoch was evaluated.
-        recorded_images: test images that it was counted on: fewer than ``images`` after ``--test-images``.
+        recorded_images: test images that it was counted on, if any: fewer than ``images`` after ``--test-images``.
     """
 
     checkpoint: str
@@ -43,7 +43,7 @@ class Scored:
     metrics: dict[str, float]
     images: int
     recorded_accuracy: float | None
-    recorded_images: int
+    recorded_images: int | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
-    counted = config.test_images or evaluation.images
+    counted = None if snapshot.accuracy is None else config.test_images or evaluation.images
     return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy, counted)
 
 

@@ -189,7 +189,7 @@ class MailboxObserver:
         self._post(saved)
 
     def asked(self) -> bool:
-        """Whether the driver has asked the run to stop, by the last answer to an event of the loop's."""
+        """Whether the driver has asked the run to stop, by the newest answer to a progress or epoch event."""
         if self._unread is not None and ray.wait([self._unread], timeout=0)[0]:
             with suppress(ray.exceptions.RayError):  # the mailbox restarts, and the driver asks again
                 self._stop = ray.get(self._unread)

@@ -137,7 +137,7 @@ class Trial:
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
-        """The parameters of a cell that cannot run, as far as its values say, with the batch that they lead to."""
+        """The parameters of a cell that cannot run, as far as its values say; the batch is rounded down."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
         merged = {**usual, **sweeps.merged(sweep, self.cell.values)}
         values = {name: value for name, value in merged.items() if value is not None and name not in sweeps.OWN}
@@ -145,7 +145,7 @@ class Trial:
         per_step = nodes * workers * values.get("accumulate", 1)
         if "batch_size" not in values:
             values.setdefault("global_batch_size", models.architecture(values["model"]).recipes[0].base_batch)
-            values["batch_size"] = values["global_batch_size"] // per_step
+            values["batch_size"] = max(values["global_batch_size"] // per_step, 1)
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
         return {name: str(value) for name, value in values.items()}
 

@@ -89,7 +89,7 @@ class SweepTrial(ray.tune.Trainable):
             mailbox: the sweep's.
         """
         self._specs, self._datasets, self._mailbox = specs, datasets, mailbox
-        self._runs_mailbox = events.open_mailbox()
+        self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, int]) -> bool:
@@ -131,8 +131,10 @@ class SweepTrial(ray.tune.Trainable):
             handle(TrialStarted(begun))
             dataset = self._datasets[spec.config.dataset_key]
             with allocation.allocator(lambda *_: None, check) as allocator:
-                run = Run(spec.folder, dataset, handle, check, allocator, self._runs_mailbox)
-                outcome = run.train(chosen, Launch(begun, 0.0))
+                # One that a run has used to its end serves the next; one that has failed may leave events behind.
+                inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
+                outcome = Run(spec.folder, dataset, handle, check, allocator, inbox).train(chosen, Launch(begun, 0.0))
+                self._runs_mailbox = inbox
             finished = TrialFinished(outcome)
         except TooSmallError as error:
             finished = TrialTooLarge(str(error))

@@ -92,12 +92,15 @@ def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, t
     months_ago = time.time() - 40 * 86400
     for size in (8, 16):
         data.read(of(root, image_size=size))
-    for decoded in (tmp_path / "decoded" / "folders").glob("images-*"):
-        os.utime(decoded, (months_ago, months_ago))
+    theirs = tmp_path / "decoded" / "folders" / "pets-0123456789abcdef"
+    theirs.mkdir()
+    for folder in theirs.parent.iterdir():
+        os.utime(folder, (months_ago, months_ago))
     data.read(of(root, image_size=8))
     data.read(of(root, image_size=32))
-    left = (tmp_path / "decoded" / "folders").glob("images-*")
+    left = theirs.parent.glob("images-*")
     assert sorted(np.load(decoded / "test_images.npy").shape[1] for decoded in left) == [8, 32]
+    assert theirs.exists()
 
 
 def test_what_was_found_is_part_of_the_run(root: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,22 @@ def test_a_run_says_from_its_beginning_what_it_is(
     assert json.loads(given.dataset.source) == {"url": "https://scikit-learn.org/stable/datasets/toy_dataset.html"}
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
     assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG)
+
+
+def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: Dataset) -> None:
+    """What came before the first step trained nothing that counts."""
+    record = created(client, digits)
+    wider = replace(CONFIG, topology="1x4", cpus_per_worker=2)
+    for config, step, hardware in ((wider, 0, "old"), (CONFIG, 0, "CPU"), (CONFIG, 11, "CPU"), (wider, 11, "GPU")):
+        record.started(Started(config, step, 11, hardware=hardware))
+    record.end("KILLED")
+    tags = only_run(client).data.tags
+    assert {name.rpartition(".")[2]: tags[name] for name in tags if "earlier.cifar_ray" in name} == {
+        "topology": "1x2",
+        "hardware": "CPU",
+        "threads": str(CONFIG.cpus_reserved),
+    }
+    assert (tags["cifar_ray.topology"], tags["cifar_ray.hardware"], tags["cifar_ray.threads"]) == ("1x4", "GPU", "2")
 
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
