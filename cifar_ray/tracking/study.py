@@ -97,11 +97,10 @@ class Trial:
             return self
 
         def kept(named: Mapping[str, _T], of_work: Sequence[str]) -> dict[str, _T]:
-            of_times = {name for name in named if not name.startswith(_LEARNED) and (timed or name in of_work)}
             return {
                 name: value
                 for name, value in named.items()
-                if name in of_times or (learned and name.startswith(_LEARNED))
+                if (learned if name.startswith(_LEARNED) else timed or name in of_work)
             }
 
         confusion = self.confusion if learned else None

@@ -156,7 +156,6 @@ class MailboxObserver:
         self._images_per_step = 0
         self._step = 0
         self._posted = (time.perf_counter(), 0)
-        self._last: Any = None
         self._unread: Any = None
         self._stop = False
 
@@ -174,14 +173,12 @@ class MailboxObserver:
         now = time.perf_counter()
         before, posted = self._posted
         if now - before >= _PROGRESS_INTERVAL_S:
-            self._post(Progress(epoch, step, (step - posted) * self._images_per_step / (now - before)))
-            self._unread = self._unread or self._last
+            self._ask(Progress(epoch, step, (step - posted) * self._images_per_step / (now - before)))
             self._posted = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
         if self._rank == 0:
-            self._post(record)
-            self._unread = self._unread or self._last  # short epochs have no progress events
+            self._ask(record)  # short epochs have no progress events
         self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
@@ -196,8 +193,13 @@ class MailboxObserver:
             self._unread = None
         return self._stop
 
-    def _post(self, event: Any) -> None:
-        self._last = self._mailbox.post(event)
+    def _post(self, event: Any) -> ray.ObjectRef:
+        return self._mailbox.post(event)
+
+    def _ask(self, event: Any) -> None:
+        """Post an event whose answer is read, unless one before is still to be read."""
+        answer = self._post(event)
+        self._unread = self._unread or answer
 
 
 def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int) -> tuple[Worker, int]:
