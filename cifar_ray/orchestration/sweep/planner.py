@@ -128,12 +128,15 @@ class Trial:
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
-        """What the sweep's own MLflow run has of it."""
+        """The cell as it is to run, or why it is skipped, for JSON: the sweep's folder and its MLflow run have it."""
+        is_skipped = self.state == boards.SKIPPED
         return {
             "name": self.cell.name,
-            "state": "SKIPPED" if self.state == boards.SKIPPED else "RUN",
-            "reason": self.reason if self.state == boards.SKIPPED else "",
+            "values": self.cell.values,
+            "config": runfile.to_mapping(self.config) if self.config else None,
             "params": runfile.params(self.config) if self.config else self._wished(sweep),
+            "state": "SKIPPED" if is_skipped else "RUN",
+            "reason": self.reason if is_skipped else "",
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
@@ -229,21 +232,12 @@ def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:
     return ConfigError("name", f"must be new, and {name!r} is in {where}; `{command}` continues it")
 
 
-def write_cells(folder: Folder, trials: Sequence[Trial]) -> None:
-    """Write every cell as it is to run, or why it is skipped.
+def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
+    """Write the cells as :meth:`Trial.described` has them.
 
     Raises:
         ConfigError: when the folder cannot be written.
     """
-    cells = [
-        {
-            "name": trial.cell.name,
-            "values": trial.cell.values,
-            "config": runfile.to_mapping(trial.config) if trial.config else None,
-            "skipped": trial.reason,
-        }
-        for trial in trials
-    ]
     with storage.refusing(folder):
         folder.write(_CELLS, json.dumps(cells))
 
@@ -258,12 +252,12 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     try:
         with folder.on_disk(_CONFIG) as path:
             config = sweepfile.from_mapping(sweepfile.load(path))
-        trials = [_read(index, **cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
-    except TypeError:
+        trials = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
+    except (KeyError, TypeError):
         raise ConfigError(
             "resume", f"must be a sweep of this version, and {folder.name} was planned by an earlier one: start another"
         ) from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     for trial in trials:
         for key in OF_OWN:
@@ -272,10 +266,11 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-def _read(index: int, name: str, values: dict[str, Any], config: dict[str, Any] | None, skipped: str) -> Trial:
-    values = {key: schema.field(TrainConfig, key, value) for key, value in values.items()}  # JSON has no tuples
+def _read(index: int, cell: Mapping[str, Any]) -> Trial:
+    name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
+    values = {key: schema.field(TrainConfig, key, value) for key, value in cell["values"].items()}  # lists are tuples
     if config is None:
-        return Trial(index, Cell(name, values, reason=skipped), None, boards.SKIPPED, skipped)
+        return Trial(index, Cell(name, values, reason=reason), None, boards.SKIPPED, reason)
     resolved = runfile.resolved_from_mapping(config)
     return Trial(index, Cell(name, values, resolved), resolved)
 

@@ -98,7 +98,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
 
         def begin() -> SweepRecord:
             nonlocal record
-            write_cells(folder, trials)
+            write_cells(folder, [trial.described(config) for trial in trials])
             record = SweepRecord.create(client, config, folder.address, command)
             return record
 

@@ -206,7 +206,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         found = [trial.config for trial in trials]
         assert [one.cpus_per_worker for one in found if one] == shares
         # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
-        write_cells(storage.at(str(tmp_path)), trials)
+        write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
         (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
         again = read(KnownSweep("id", str(tmp_path), 0.0))[1]
         for trial in again[:-1]:

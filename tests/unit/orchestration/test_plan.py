@@ -93,7 +93,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     trials = planned(sweep)
     plans.refuse(sweep, trials)
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
-    plans.write_cells(storage.at(str(tmp_path)), trials)
+    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
     again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert again == sweep
     for trial, before in zip(read, trials, strict=True):
