@@ -9,7 +9,7 @@ from cifar_ray import storage
 from cifar_ray.config import files, servers
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import names
+from cifar_ray.orchestration.run import run_names
 from cifar_ray.tracking import uri as stores
 
 
@@ -40,7 +40,7 @@ def check_training(config: TrainConfig) -> None:
     servers.reach_chosen(config.address)
     store = stores.resolve_uri(config.tracking_uri)
     if config.run_name is not None:
-        names.check_free(storage.at(config.storage), config.run_name, store)
+        run_names.check_free(storage.at(config.storage), config.run_name, store)
 
 
 def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:

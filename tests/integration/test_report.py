@@ -18,7 +18,7 @@ from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.sweep import planner
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.reporting import exported, report
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
@@ -268,14 +268,16 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
     held = sweepfile.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
     (cell,) = sweeps.cells(held, sweeps.combinations(held))
-    known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(held)["params"]
+    hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
+    known = hopeless.described(held)["params"]
     assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
     assert "None" not in known.values()
     of_all = sweepfile.from_mapping(
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = sweeps.cells(of_all, sweeps.combinations(of_all))
-    known = planner.Trial(0, replace(cell, config=None, reason="x"), None, "skipped", "x").described(of_all)["params"]
+    hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
+    known = hopeless.described(of_all)["params"]
     assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")
 
 

@@ -20,9 +20,8 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import checkpoints, interrupts
-from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run import checkpoints, interrupts, run_folder
+from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
@@ -233,17 +232,17 @@ def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
     folder: Folder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(small, storage=folder.address, run_name="mine")
-    first, held = runs.create(config)
+    first, held = run_folder.create(config)
     before = {name: first.folder.read(name) for name in first.folder.names()}
     monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
-        runs.create(config)
+        run_folder.create(config)
     assert {name: first.folder.read(name) for name in first.folder.names()} == before
     held.release()
     with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in "):
-        runs.create(config)
+        run_folder.create(config)
     assert first.folder.names() == ["config.yaml", "run.json"]
-    assert runs.reopen(first.folder) == first
+    assert run_folder.reopen(first.folder) == first
 
 
 def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(

@@ -32,8 +32,7 @@ from cifar_ray import storage, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run import results
+from cifar_ray.orchestration.run import results, run_folder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
@@ -252,7 +251,7 @@ def test_checkpoints_become_models_of_the_run(
     first, last = checkpoint.every(tmp_path / "checkpoints")
     record = begin(client, config, digits, tmp_path)
     record.result(outcome, digits)
-    kept = runs.RunFolder(storage.at(str(tmp_path)), "key")
+    kept = run_folder.RunFolder(storage.at(str(tmp_path)), "key")
     for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
         record.model(which, partial(kept.classifier, name), digits, epoch)
     theirs, ended = {mlflow.get_tracking_uri()}, threading.Event()
@@ -535,7 +534,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     home: Path, config: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
     config = replace(config, run_name="mine")
-    folder, held = runs.create(config)
+    folder, held = run_folder.create(config)
     held.release()
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
@@ -554,7 +553,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
 def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
     home: Path, client: MlflowClient, config: TrainConfig
 ) -> None:
-    folder, held = runs.create(replace(config, run_name="ours"))
+    folder, held = run_folder.create(replace(config, run_name="ours"))
     held.release()
     tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
     made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]

@@ -14,7 +14,7 @@ OF_RAY_TRAIN = {"jsonschema", "numpy", "pandas", "pyarrow", "ray", "torch"}
 IMPORTED = {
     "cifar_ray.cli.main": set(),  # of --help, too
     "cifar_ray.training.loop": {"numpy", "torch"},
-    "cifar_ray.orchestration.run.worker": {"jsonschema", "numpy", "ray", "torch"},
+    "cifar_ray.orchestration.run.train_worker": {"jsonschema", "numpy", "ray", "torch"},
     "cifar_ray.orchestration.sweep.trial": OF_RAY_TRAIN,
     "cifar_ray.orchestration.run.driver": {*OF_RAY_TRAIN, "mlflow", "scipy"},  # MLflow imports scipy
 }

@@ -17,7 +17,7 @@ import cifar_ray
 from cifar_ray import SweepConfig, TrainConfig, TrainResult, data
 from cifar_ray.config.train import ViTOptions
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import run_folder
 from tests.support.helpers import Recorder, train_here
 
 
@@ -39,7 +39,7 @@ def test_help_explains_every_option(kind: type) -> None:
 def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
     small: TrainConfig, digits: data.Dataset, home: Path
 ) -> None:
-    run, held = runs.create(TrainConfig(run_name="mine"))
+    run, held = run_folder.create(TrainConfig(run_name="mine"))
     outcome = train_here(small, digits, run.folder.disk / "checkpoints", Recorder())
     held.release()
     rows = [{"epoch": row.step, **row.metrics} for row in outcome.history if row.kind == "epoch"]

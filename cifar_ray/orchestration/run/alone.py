@@ -17,7 +17,7 @@ class LoneWorker:
 
     def train(self, payload: dict[str, Any]) -> None:
         """Train, as each of several workers does."""
-        from cifar_ray.orchestration.run.worker import train_loop  # loads what the driver does without
+        from cifar_ray.orchestration.run.train_worker import train_loop  # loads what the driver does without
 
         train_loop(payload, 0, 1)
 

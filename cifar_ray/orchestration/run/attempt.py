@@ -206,7 +206,7 @@ def _variables(attempt: Attempt) -> dict[str, str]:
 
 def _train_loop(payload: dict[str, Any]) -> None:
     # Imported in the worker only: the driver and Ray's controller do not need what it loads.
-    from cifar_ray.orchestration.run.worker import train_loop
+    from cifar_ray.orchestration.run.train_worker import train_loop
 
     context = ray.train.get_context()
     train_loop(payload, context.get_world_rank(), context.get_world_size())

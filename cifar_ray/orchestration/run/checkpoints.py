@@ -13,7 +13,7 @@ from pathlib import Path
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.run.names import CHECKPOINTS as CHECKPOINTS
+from cifar_ray.orchestration.run.run_names import CHECKPOINTS as CHECKPOINTS
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError

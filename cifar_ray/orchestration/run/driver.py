@@ -20,12 +20,11 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, results
-from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run import checkpoints, events, results, run_folder
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.restarts import Run
+from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.storage import Lock
@@ -68,7 +67,7 @@ def train(
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
-        folder, held = runs.create(config, uri)
+        folder, held = run_folder.create(config, uri)
         session = None
         try:
             with held:
@@ -86,7 +85,7 @@ def train(
             raise
         finally:
             if session is None:  # nothing was trained, so the name is free again
-                runs.discard(folder.folder)
+                run_folder.discard(folder.folder)
 
 
 @tracking.unchanged()
@@ -125,12 +124,12 @@ def resume(
     uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
     known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        uri = given or runs.open_existing(known.folder, known.key).config().tracking_uri or uri
+        uri = given or run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED":
         return None
     client = store.connect(uri)
-    folder = runs.open_existing(known.folder, known.key)
+    folder = run_folder.open_existing(known.folder, known.key)
     with signals(), folder.lock() as held, Console() as console:
         for note in notes:
             console.line(note)

@@ -13,8 +13,7 @@ from cifar_ray import data, storage, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
-from cifar_ray.orchestration.run import checkpoints
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
@@ -89,7 +88,7 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
     except ConfigError as unknown:
         folder = storage.at(run) if "/" in run else storage.at(None).below(run)
         try:
-            key = runs.reopen(folder).key
+            key = run_folder.reopen(folder).key
         except ConfigError:
             raise unknown from None
     try:

@@ -31,8 +31,8 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
-from cifar_ray.orchestration.run.folder import RunFolder
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
+from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord

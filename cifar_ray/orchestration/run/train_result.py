@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cifar_ray import storage
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import run_folder
 from cifar_ray.tracking import pages
 from cifar_ray.training.classifier import Classifier
 
@@ -50,7 +50,7 @@ class TrainResult:
             ConfigError: when the run's folder is gone.
         """
         name = "best" if best else PurePosixPath(self.checkpoint).name
-        return runs.reopen(storage.at(self.folder)).classifier(name)[0]
+        return run_folder.reopen(storage.at(self.folder)).classifier(name)[0]
 
     def __repr__(self) -> str:
         accuracy, seconds = self.metrics["test/accuracy"], self.times["time/training_s"]

@@ -22,10 +22,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import OF_OWN, ResolvedConfig, TrainConfig, is_own
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.run import folder as runs
-from cifar_ray.orchestration.run import names
+from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.background import Background
-from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, uri
@@ -36,7 +35,7 @@ from cifar_ray.tracking.study import placement
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
 
-_CONFIG, _CELLS = names.SWEEP, "cells.json"
+_CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
@@ -84,7 +83,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
 
 
 @dataclass
-class Trial:
+class PlannedTrial:
     """One run of the sweep.
 
     Attributes:
@@ -161,10 +160,10 @@ class Trial:
         own = folder.below(self.slug)
         if self.state == boards.SKIPPED:
             return
-        if runs.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
+        if run_folder.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
             own.remove()
             return
-        self.folder = runs.reopen(own)
+        self.folder = run_folder.reopen(own)
         known = there.get(self.folder.key)
         if known is None:
             return
@@ -174,21 +173,21 @@ class Trial:
         self.accuracy = known.accuracy if self.state == boards.FINISHED else None
 
 
-def plan(cells: Sequence[Cell]) -> list[Trial]:
+def plan(cells: Sequence[Cell]) -> list[PlannedTrial]:
     """The trials of a sweep; those whose values do not fit together have a reason."""
     return [_planned(index, cell) for index, cell in enumerate(cells)]
 
 
-def _planned(index: int, cell: Cell) -> Trial:
+def _planned(index: int, cell: Cell) -> PlannedTrial:
     if cell.config is None:
-        return Trial(index, cell, None, reason=cell.reason)
+        return PlannedTrial(index, cell, None, reason=cell.reason)
     try:
-        return Trial(index, cell, recipe.resolve(cell.config))
+        return PlannedTrial(index, cell, recipe.resolve(cell.config))
     except ConfigError as error:
-        return Trial(index, cell, None, reason=str(error))
+        return PlannedTrial(index, cell, None, reason=str(error))
 
 
-def refuse(config: SweepConfig, trials: Sequence[Trial]) -> None:
+def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
     """Skip the cells that cannot run, or refuse the sweep for them.
 
     Raises:
@@ -233,7 +232,7 @@ def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:
 
 
 def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Write the cells as :meth:`Trial.described` has them.
+    """Write the cells as :meth:`PlannedTrial.described` has them.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -242,7 +241,7 @@ def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
         folder.write(_CELLS, json.dumps(cells))
 
 
-def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
+def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     """Read a sweep as its first driver planned it.
 
     Raises:
@@ -266,13 +265,13 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[Trial]]:
     return config, trials
 
 
-def _read(index: int, cell: Mapping[str, Any]) -> Trial:
+def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
     name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
     values = {key: schema.field(TrainConfig, key, value) for key, value in cell["values"].items()}  # lists are tuples
     if config is None:
-        return Trial(index, Cell(name, values, reason=reason), None, boards.SKIPPED, reason)
+        return PlannedTrial(index, Cell(name, values, reason=reason), None, boards.SKIPPED, reason)
     resolved = runfile.resolved_from_mapping(config)
-    return Trial(index, Cell(name, values, resolved), resolved)
+    return PlannedTrial(index, Cell(name, values, resolved), resolved)
 
 
 def lock(folder: Folder) -> Lock:

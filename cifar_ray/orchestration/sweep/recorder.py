@@ -17,7 +17,7 @@ from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep.planner import Trial
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
@@ -56,7 +56,7 @@ class SweepRecorder:
     """
 
     config: SweepConfig
-    trials: Sequence[Trial]
+    trials: Sequence[PlannedTrial]
     board: Board
     client: Client
     record: SweepRecord
@@ -76,12 +76,12 @@ class SweepRecorder:
             self._on(message.event, trial)
 
     @singledispatchmethod
-    def _on(self, event: Any, trial: Trial) -> None:
+    def _on(self, event: Any, trial: PlannedTrial) -> None:
         if trial.session is not None:
             trial.session.handle(event)
 
     @_on.register
-    def _(self, event: EpochRecord, trial: Trial) -> None:
+    def _(self, event: EpochRecord, trial: PlannedTrial) -> None:
         trial.epoch = event.row.step
         before = trial.times.get("time/training_s", 0.0)  # all that is known of a run that fails or is stopped
         trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
@@ -89,13 +89,13 @@ class SweepRecorder:
             trial.session.handle(event)
 
     @_on.register
-    def _(self, event: TrialStarted, trial: Trial) -> None:
+    def _(self, event: TrialStarted, trial: PlannedTrial) -> None:
         self.board.begin(trial.index)
         trial.state = boards.RUNNING
         trial.opening = Background(partial(self._open_record, trial, event.at), "open-record")
 
     @_on.register
-    def _(self, event: TrialFinished, trial: Trial) -> None:
+    def _(self, event: TrialFinished, trial: PlannedTrial) -> None:
         if event.outcome is None:
             self.close(trial, boards.FAILED, event.reason)
             return
@@ -103,7 +103,7 @@ class SweepRecorder:
         self.close(trial, boards.FINISHED, boards.result(event.outcome.metrics["test/accuracy"], trial.times))
 
     @_on.register
-    def _(self, event: TrialTooLarge, trial: Trial) -> None:
+    def _(self, event: TrialTooLarge, trial: PlannedTrial) -> None:
         if not self.too_large:
             self.board.line(f"the cluster has lost nodes ({event.reason}); runs that still fit go on")
         if trial.state == boards.WAITING:
@@ -112,14 +112,14 @@ class SweepRecorder:
             self.close(trial, boards.FAILED, event.reason)
 
     @_on.register
-    def _(self, event: _Ended, trial: Trial) -> None:
+    def _(self, event: _Ended, trial: PlannedTrial) -> None:
         if event.failed or self.config.scheduler == "none":
             self.close(trial, boards.FAILED, "the process that drove it has died")
         else:
             when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
             self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
 
-    def _open_record(self, trial: Trial, begun: float) -> RunRecord | None:
+    def _open_record(self, trial: PlannedTrial, begun: float) -> RunRecord | None:
         """The trial's run in MLflow, as soon as the store answers; None when the sweep has ended before."""
         while not self._over.is_set():
             try:
@@ -132,7 +132,7 @@ class SweepRecorder:
                 return record
         return None
 
-    def _take_up(self, trial: Trial, opening: Background[RunRecord | None]) -> None:
+    def _take_up(self, trial: PlannedTrial, opening: Background[RunRecord | None]) -> None:
         """Once MLflow has the trial's run, display and record what has happened meanwhile."""
         if opening.running:
             if self._away:
@@ -150,7 +150,7 @@ class SweepRecorder:
         for event in held:
             self.handle(TrialEvent(trial.index, event))
 
-    def _record_of(self, trial: Trial, begun: float) -> RunRecord:
+    def _record_of(self, trial: PlannedTrial, begun: float) -> RunRecord:
         assert trial.config is not None
         assert trial.folder is not None
         if trial.run_id:
@@ -160,7 +160,7 @@ class SweepRecorder:
         home, name = self.record.experiment_id, trial.cell.name
         return RunRecord.create(self.client, trial.config, name, folder.key, folder.address, dataset, begun, tags, home)
 
-    def close(self, trial: Trial, state: str, note: str) -> None:
+    def close(self, trial: PlannedTrial, state: str, note: str) -> None:
         """Display and record a run's end; ``note`` is its result, or why it has none."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
         self.board.end(trial.index, state, note)
@@ -247,7 +247,7 @@ class SweepRecorder:
         return sums
 
 
-def _end_session(trial: Trial, session: RunSession, status: str, reason: str = "") -> None:
+def _end_session(trial: PlannedTrial, session: RunSession, status: str, reason: str = "") -> None:
     """Set a run's status in a thread: a store that does not answer delays neither the next run nor another's end."""
     trial.recording = threading.Thread(target=session.end, args=[status, reason])
     trial.recording.start()

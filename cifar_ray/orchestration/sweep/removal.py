@@ -12,8 +12,7 @@ from rich.filesize import decimal
 from cifar_ray import storage, tracking
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.display.terminal import tilde
-from cifar_ray.orchestration.run import checkpoints, results
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import checkpoints, results, run_folder
 from cifar_ray.orchestration.run.results import Note
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, registry, store
@@ -88,7 +87,7 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
             raise
         return _sweep(client, sweep.run_id, stack)
     if not known.run_id and tracking_uri is None:  # the run may be in the store that its config names
-        uri = runs.open_existing(known.folder, known.key).config().tracking_uri or uri
+        uri = run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     client = store.connect(uri)
     if known.run_id and (sweep := parent.find(client, name)):
@@ -96,7 +95,7 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
         raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
     own = [client.get_run(known.run_id)] if known.run_id else []
     registry.refuse_registered(client, own)
-    folder = runs.reopen(storage.at(known.folder)) if _exists(known.folder) else None
+    folder = run_folder.reopen(storage.at(known.folder)) if _exists(known.folder) else None
     if folder is None or folder.key != known.key:  # there may be another run's of the same name
         folder = None
         _refuse_running(own, known.folder)
@@ -118,7 +117,7 @@ def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
         with storage.refusing(folder):
             lock = stack.enter_context(Lock(folder, _busy(name)))
         tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
-        found = [runs.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
+        found = [run_folder.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
         with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:  # a run of a sweep may have been resumed by itself
             list(pool.map(lambda run: run.lock().release(), found))
     return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)

@@ -21,11 +21,10 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
-from cifar_ray.orchestration.run import checkpoints, events
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
-from cifar_ray.orchestration.sweep import precision
-from cifar_ray.orchestration.sweep.planner import Trial, absolute, create, draw, lock, plan, read, refuse, write_cells
+from cifar_ray.orchestration.sweep import planner, shared_precision
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import Tuning
@@ -85,20 +84,20 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     """
     begun = begun or time.time()
     imports.refuse_while_importing()
-    config = absolute(config)
+    config = planner.absolute(config)
     base = config.base
     address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
-    trials = plan(sweeps.cells(config, draw(config)))
-    refuse(config, trials)
+    trials = planner.plan(sweeps.cells(config, planner.draw(config)))
+    planner.refuse(config, trials)
     with signals():
         tracking.quieten(base.verbose)
         client = store.connect(address)
-        folder, held = create(config, client)
+        folder, held = planner.create(config, client)
         record: SweepRecord | None = None
 
         def begin() -> SweepRecord:
             nonlocal record
-            write_cells(folder, [trial.described(config) for trial in trials])
+            planner.write_cells(folder, [trial.described(config) for trial in trials])
             record = SweepRecord.create(client, config, folder.address, command)
             return record
 
@@ -107,7 +106,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
                 return _Sweep(config, folder, client, trials, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, so the name is free again
-                runs.discard(folder)
+                run_folder.discard(folder)
 
 
 @tracking.unchanged()
@@ -136,9 +135,9 @@ def resume(
     imports.refuse_while_importing()
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
-    config, trials = read(known)
+    config, trials = planner.read(known)
     folder = storage.at(known.folder)
-    with signals(), lock(folder):
+    with signals(), planner.lock(folder):
         there = parent.trials(client, known)
         for trial in trials:
             trial.find_again(folder, there)
@@ -157,7 +156,9 @@ def resume(
 class _Sweep:
     """A sweep in one driver."""
 
-    def __init__(self, config: SweepConfig, folder: Folder, client: Client, trials: list[Trial], begun: float) -> None:
+    def __init__(
+        self, config: SweepConfig, folder: Folder, client: Client, trials: list[PlannedTrial], begun: float
+    ) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
         self._base = self._session_config()
@@ -171,7 +172,7 @@ class _Sweep:
             functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:
                 at_once = self._fit_to_cluster()
-                precision.decide([trial for trial, _ in self._waiting()], board.line)
+                shared_precision.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
                 recorder = SweepRecorder(
@@ -248,7 +249,7 @@ class _Sweep:
             datasets[trial.config.dataset_key] = read[which]
         return datasets
 
-    def _waiting(self) -> list[tuple[Trial, ResolvedConfig]]:
+    def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:
         """Trials to train, with their configs."""
         return [(trial, trial.config) for trial in self._trials if trial.state == boards.WAITING and trial.config]
 
@@ -260,7 +261,7 @@ class _Sweep:
                 trial.unused_gpus = allocation.unused_gpus(asked, trial.config)
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
-        refuse(self._config, self._trials)
+        planner.refuse(self._config, self._trials)
         waiting = [config for _, config in self._waiting()]
         if not waiting:  # what an earlier driver left cannot run here
             return 1
@@ -359,7 +360,7 @@ class _Sweep:
         for trial, config in self._waiting():
             if trial.folder is None:
                 placed = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder, held = runs.create(placed, self._client.tracking_uri)
+                trial.folder, held = run_folder.create(placed, self._client.tracking_uri)
                 self._locks.append(held)
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs

@@ -24,7 +24,7 @@ def made(**values: object) -> SweepConfig:
     return sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
-def planned(sweep: SweepConfig) -> list[plans.Trial]:
+def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
     return plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
 
 

@@ -19,7 +19,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox, Progress
-from cifar_ray.orchestration.run.folder import RunFolder
+from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep import recorder as recorders
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder

@@ -116,7 +116,7 @@ STACKS = """Thread 0x00007f (most recent call first):
 
 Thread 0x00007e (most recent call first):
   File "/home/me/mine.py", line 7 in loss
-  File "/opt/cifar_ray/orchestration/run/worker.py", line 70 in train_loop
+  File "/opt/cifar_ray/orchestration/run/train_worker.py", line 70 in train_loop
 
 Current thread 0x00007d (most recent call first):
   File "/opt/ray/worker.py", line 1 in main_loop

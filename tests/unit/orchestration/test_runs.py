@@ -13,8 +13,7 @@ from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import preflight
-from cifar_ray.orchestration.run import driver, names
-from cifar_ray.orchestration.run import folder as runs
+from cifar_ray.orchestration.run import driver, run_folder, run_names
 from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
@@ -28,17 +27,17 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
-    made, held = runs.create(config)
+    made, held = run_folder.create(config)
     held.release()
-    assert runs.open_existing(made.address, made.key) == made
+    assert run_folder.open_existing(made.address, made.key) == made
     assert made.config() == replace(config, run_name=None)
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
 def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder, held = runs.create(config)
+    folder, held = run_folder.create(config)
     with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
-        runs.create(config)
+        run_folder.create(config)
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
     held.release()
@@ -48,10 +47,10 @@ def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
-    folder, _ = runs.create(config)
+    folder, _ = run_folder.create(config)
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
-        runs.open_existing(folder.address, folder.key)
+        run_folder.open_existing(folder.address, folder.key)
 
 
 def test_a_run_says_what_is_in_a_folder_of_images(
@@ -69,7 +68,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     config: TrainConfig, digits: Dataset
 ) -> None:
-    folder, _ = runs.create(config)
+    folder, _ = run_folder.create(config)
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
@@ -116,15 +115,15 @@ def test_a_taken_name_says_whether_its_run_can_go_on(done: int | None, advice: s
     else:
         (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}{advice}$"):
-        names.check_free(storage.at(str(tmp_path)), "mine", uri.resolve_uri(None))
+        run_names.check_free(storage.at(str(tmp_path)), "mine", uri.resolve_uri(None))
 
 
 def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     (tmp_path / "grid" / "sweep.yaml").touch()
     with pytest.raises(ConfigError, match="it is a sweep, which `cifar-ray sweep --resume grid` continues"):
-        names.check_free(storage.at(str(tmp_path)), "grid", uri.resolve_uri(None))
+        run_names.check_free(storage.at(str(tmp_path)), "grid", uri.resolve_uri(None))
     with pytest.raises(
         ConfigError, match="`cifar-ray sweep --resume grid --tracking-uri http://mlflow:5000` continues"
     ):
-        names.check_free(storage.at(str(tmp_path)), "grid", "http://mlflow:5000")
+        run_names.check_free(storage.at(str(tmp_path)), "grid", "http://mlflow:5000")

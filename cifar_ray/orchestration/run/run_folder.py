@@ -14,7 +14,7 @@ from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.run import checkpoints, names
+from cifar_ray.orchestration.run import checkpoints, run_names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, classifier, manifest, recipe
@@ -104,9 +104,9 @@ def create(config: TrainConfig, tracking_uri: str | None = None) -> tuple[RunFol
         ConfigError: when it exists already, or cannot be written.
     """
     above = storage.at(config.storage)
-    name = config.run_name or names.new(config)
+    name = config.run_name or run_names.new(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
-    taken = partial(names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
+    taken = partial(run_names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
     contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     with storage.refusing(above):
         return run, storage.claim(run.folder, contents, taken, _busy(name))

@@ -11,18 +11,18 @@ import torch
 from cifar_ray.config import errors
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import MODEL_OPTIONS, ResolvedConfig
-from cifar_ray.orchestration.sweep.planner import Trial
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import precision, recipe
 
 
-def decide(trials: Sequence[Trial], say: Callable[[str], None]) -> None:
+def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
     """Replace ``auto`` in the config of every trial that is to run, by a measurement where a worker would compute.
 
     Raises:
         RunFailedError: when the process that measures dies, or gives no answer in time.
     """
-    asking: dict[Any, list[tuple[Trial, ResolvedConfig]]] = {}
+    asking: dict[Any, list[tuple[PlannedTrial, ResolvedConfig]]] = {}
     for trial in trials:
         begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
         if trial.config is not None and trial.config.precision == "auto" and not begun:
