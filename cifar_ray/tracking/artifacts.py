@@ -73,10 +73,7 @@ def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]],
             confusion_figure(confusion, names).savefig(picture, format="png", bbox_inches="tight")
     except Exception as error:  # whatever matplotlib raises
         return store.reason(error)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "confusion_matrix.png")
-        path.write_bytes(picture.getvalue())
-        client.log_artifact(run_id, str(path))
+    client.log_image(run_id, Image.open(picture), "confusion_matrix.png")
     return ""
 
 
@@ -171,7 +168,10 @@ def log_model(
         status = LoggedModelStatus.FAILED
         try:
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, epoch)])
-            client.log_batch(run_id, metrics=[_of_model(logged, each) for each in _at(client, run, epoch)])
+            histories = (client.get_metric_history(run_id, name) for name in run.data.metrics)
+            points = [point for history in histories for point in history if point.step == epoch and not point.model_id]
+            metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=logged.model_id) for p in points]
+            client.log_batch(run_id, metrics=metrics)
             batch = {0: torch.export.Dim.AUTO}  # any number of images
             program = torch.export.export(learned, (torch.from_numpy(images),), dynamic_shapes=[batch])
             torch.export.save(program, f"{folder}/network.pt2")
@@ -192,16 +192,6 @@ def log_model(
             status = LoggedModelStatus.READY
         finally:
             client.finalize_logged_model(logged.model_id, status)
-
-
-def _at(client: MlflowClient, run: Run, step: int) -> list[Metric]:
-    """The run's metrics at ``step``."""
-    histories = (client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
-    return [metric for history in histories for metric in history if metric.step == step and metric.model_id is None]
-
-
-def _of_model(model: LoggedModel, metric: Metric) -> Metric:
-    return Metric(metric.key, metric.value, metric.timestamp, metric.step, model_id=model.model_id)
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,10 +18,9 @@ from mlflow.tracking.context import registry
 from cifar_ray import tracking
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import artifacts, pages, store
-from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import finite
-from cifar_ray.tracking.sink import Sink
 
 JOB_TAG = "cifar_ray.job"
 """Tag with the job's name: by it a later driver finds the run."""
@@ -29,28 +28,22 @@ JOB_TAG = "cifar_ray.job"
 JOURNAL_TAG = "cifar_ray.reports"
 """Tag with the path of the file that has every report of the job."""
 
-_PATIENCE_S = 30.0
 _PARAMS_AT_ONCE, _LONGEST_PARAM = 100, 6000  # MLflow's limits
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
 
 
-class JobRecord:
-    """Writes one driver's record of a job. Only opening and ending it wait or raise.
+class JobRecord(Record):
+    """Writes one driver's record of a job.
 
     Attributes:
-        run_id: MLflow's id of the run.
-        page: address of the run's page, when the store is a server that has pages.
         is_continued: whether an earlier driver has begun the run.
         journal: path of the file of its reports, as an earlier driver has known it; empty of a new run.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool, until_end: ExitStack) -> None:
-        self.run_id = run.info.run_id
-        self.page = pages.run(client.tracking_uri, run)
+        super().__init__(client, run, session)
         self.is_continued = is_continued
         self.journal = run.data.tags.get(JOURNAL_TAG, "")
-        self._guard = Guard(client.tracking_uri, self.run_id, session)
-        self._sink = Sink(client, self.run_id)
         self._checkpoints = artifacts.CheckpointList()
         self._until_end = until_end
 
@@ -68,22 +61,23 @@ class JobRecord:
             ConfigError: when the store does not answer, or the parameters are something else.
         """
         flat = list(flattened(params).items())
-        session = uuid.uuid4().hex
+        quoted = store.escaped(name)
         with ExitStack() as stack:
             stack.enter_context(tracking.settings())  # so that an absent store does not make the end of the job wait
             client = store.connect(uri)
             with store.refusing(uri):
                 home = store.experiment_id(client, experiment)
-                quoted = name.replace("'", "")
-                found = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
-                known = found[0] if found and _is_same(found[0], dict(flat)) else None
-                if known is None:
+                runs = client.search_runs(
+                    [home], f"tags.`{JOB_TAG}` = '{quoted}'", order_by=["attributes.start_time DESC"], max_results=1
+                )
+                is_continued = bool(runs) and _is_same(runs[0], dict(flat))
+                if is_continued:
+                    run, session = store.take_over(client, runs[0].info.run_id)
+                else:
+                    session = uuid.uuid4().hex
                     tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
                     run = client.create_run(home, tags=tags, run_name=name)
-                else:
-                    run = known
-                    store.take_over(client, run.info.run_id, session)
-            record = cls(client, run, session, known is not None, stack.pop_all())
+            record = cls(client, run, session, is_continued, stack.pop_all())
         for start in range(0, len(flat), _PARAMS_AT_ONCE):
             record._sink.params(dict(flat[start : start + _PARAMS_AT_ONCE]))
         return record
@@ -103,27 +97,12 @@ class JobRecord:
     def kept_in(self, journal: str) -> None:
         """Record where the file of the job's reports is."""
         self.journal = journal
-        self._sink.tags({JOURNAL_TAG: journal})
+        self.tags({JOURNAL_TAG: journal})
 
-    @property
-    def refused(self) -> Sequence[str]:
-        """The reasons of writes that MLflow refused."""
-        return self._sink.refused
-
-    def failed(self, reason: str) -> None:
-        """Record the reason of a failure."""
-        self._sink.tags({store.FAILURE_TAG: reason})
-
-    def end(self, status: str) -> bool:
-        """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.
-
-        Returns:
-            Whether that was done. If not, the store did not answer; the guard goes on trying for some minutes.
-        """
+    def end(self, status: str, ended: float | None = None) -> bool:
+        """End the run as :meth:`Record.end`; MLflow's settings are the user's again."""
         with self._until_end:
-            if status == "FINISHED":
-                self._sink.call(store.forget_failure)
-            return self._guard.conclude(self._sink.close(status, _PATIENCE_S, time.time()), status)
+            return super().end(status, ended or time.time())
 
 
 def flattened(params: Any) -> dict[str, str]:

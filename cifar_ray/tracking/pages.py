@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -22,57 +21,9 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _METRICS = ("test/accuracy", "images_per_s", "time/training_s")
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _COLUMNS = [*(f"metrics.`{name}`" for name in _METRICS), *(f"params.`{name}`" for name in _PARAMS)]
-_SECTION = "cifar_ray"
-_LINES = {"test/accuracy": "Test accuracy", "test/loss": "Test loss", "train/epoch_loss": "Training loss"}
-"""Charts by epoch: metric -> title."""
-
-
-def _charts() -> dict[str, Any]:
-    """The cards of the chart view; MLflow adds one for every other metric, to the sections that are folded."""
-    card = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
-    lines = [
-        {
-            **card,
-            "type": "LINE",
-            "uuid": f"{_SECTION}-{metric}",
-            "metricKey": metric,
-            "displayName": f"{title} by epoch",
-            "xAxisKey": "step",
-            "xAxisScaleType": "linear",
-            "scaleType": "linear",
-            "range": {},
-            "lineSmoothness": 0,
-            "displayPoints": True,
-            "yAxisKey": "metric",
-            "yAxisExpressions": [],
-            "useGlobalXaxisKey": True,
-            "useGlobalLineSmoothing": True,
-        }
-        for metric, title in _LINES.items()
-    ]
-    speed = {
-        **card,
-        "type": "SCATTER",
-        "uuid": f"{_SECTION}-speed",
-        "displayName": "Images/s by topology",
-        "xaxis": {"key": "topology", "type": "PARAM"},
-        "yaxis": {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"},
-        "runsCountToCompare": 100,
-    }
-    folded = ("test", "best", "train", "time", "sweep", "Model metrics", "System metrics")
-    return {
-        "compareRunCharts": [*lines, speed],
-        "compareRunSections": [
-            {"uuid": name, "name": title, "display": name == _SECTION, "isReordered": False}
-            for name, title in ((_SECTION, "Training"), *((name, name) for name in folded))
-        ],
-        "isAccordionReordered": True,  # or MLflow would sort the sections by name
-        "runsHiddenMode": "SHOW_ALL",
-    }
-
 
 # Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
-_STATE = {"selectedColumns": _COLUMNS, "orderByKey": _COLUMNS[0], "orderByAsc": False, **_charts()}
+_STATE = {"selectedColumns": _COLUMNS, "orderByKey": _COLUMNS[0], "orderByAsc": False}
 
 
 def run(uri: str, run: Run) -> str | None:

@@ -16,8 +16,7 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
-from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.uri import no_such_sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
@@ -30,7 +29,6 @@ PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 CELLS_FILE = "cells.json"
 PARENT_TAG = "mlflow.parentRunId"
 _REPORT = "report"
-_PATIENCE_S = 30.0
 _TIMES = ("time/", "images_per_s")
 
 
@@ -49,22 +47,12 @@ class KnownSweep:
     wall_s: float
 
 
-class SweepRecord:
-    """Writes one driver's record of a sweep. Only creating and ending it wait or raise.
-
-    Attributes:
-        run_id: MLflow's id of the sweep's own run.
-        experiment_id: MLflow's id of the experiment that has it and all of its runs.
-        uri: the tracking store.
-        page: address of the run's page, when the store is a server that has pages.
-    """
+class SweepRecord(Record):
+    """Writes one driver's record of a sweep; ``experiment_id`` is the experiment's that has all of its runs."""
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
-        self.run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
-        self.uri = client.tracking_uri
-        self.page = pages.run(self.uri, run)
-        self._guard = Guard(self.uri, self.run_id, session)
-        self._sink = Sink(client, self.run_id)
+        super().__init__(client, run, session)
+        self.experiment_id = run.info.experiment_id
         self._steps = int(run.data.metrics.get("sweep/updates", 0))
 
     @classmethod
@@ -105,12 +93,7 @@ class SweepRecord:
         Raises:
             ConfigError: when the store refuses it.
         """
-        session = uuid.uuid4().hex
-        with store.refusing(client.tracking_uri):
-            run = client.get_run(known.run_id)
-            record = cls(client, run, session)
-            store.take_over(client, known.run_id, session)
-        return record
+        return cls(client, *store.take_over(client, known.run_id))
 
     @property
     def child_tags(self) -> dict[str, str]:
@@ -130,18 +113,12 @@ class SweepRecord:
         values = {**metrics, "sweep/updates": float(self._steps)}
         self._sink.metrics(self._steps, time.time_ns() // 1_000_000, values)
 
-    def end(self, status: str) -> bool:
-        """End the sweep's run as FINISHED, FAILED or KILLED; return whether that was written."""
-        return self._guard.conclude(self._sink.close(status, _PATIENCE_S), status)
-
 
 def _datasets(sweep: SweepConfig) -> set[str]:
     """The data sets that the runs of a sweep are on."""
-    found: set[str] = set()
-    for axes in sweep.grid or ({},):
-        values = axes.get("dataset", sweep.train.get("dataset", TrainConfig.dataset))
-        found.update([values] if isinstance(values, str) else values)
-    return found
+    default = sweep.train.get("dataset", TrainConfig.dataset)
+    named = [axes.get("dataset", default) for axes in sweep.grid or ({},)]
+    return {dataset for names in named for dataset in ([names] if isinstance(names, str) else names)}
 
 
 def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: Sequence[str]) -> str:
@@ -175,21 +152,13 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
     Raises:
         ConfigError: when the store does not answer.
     """
-    quoted = name.replace("'", "")
-    found: Sequence[Run] = ()
     with store.refusing(client.tracking_uri):
-        for which in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
-            found = found or client.search_runs(
-                store.all_experiments(client),
-                f"tags.`{KIND_TAG}` = '{KIND}' and {which} = '{quoted}'",
-                order_by=["attributes.start_time DESC"],
-                max_results=1,
-            )
-    if not found:
-        return None
-    run = found[0]
-    folder = run.data.tags.get(store.FOLDER_TAG, "")
-    return KnownSweep(run.info.run_id, folder, run.data.metrics.get("sweep/wall_s", 0.0))
+        for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+            condition = f"tags.`{KIND_TAG}` = '{KIND}' and {key} = '{store.escaped(name)}'"
+            if runs := store.search(client, store.all_experiments(client), condition):
+                folder = runs[0].data.tags.get(store.FOLDER_TAG, "")
+                return KnownSweep(runs[0].info.run_id, folder, runs[0].data.metrics.get("sweep/wall_s", 0.0))
+    return None
 
 
 @dataclass(frozen=True)

@@ -16,36 +16,29 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.config import runfile
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import artifacts, origin, pages, store
-from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking import artifacts, origin, store
+from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 
-_PATIENCE_S = 30.0
 _CONFIG_FILE = "config.yaml"
 _UNKEPT_FILE = "rows_after_checkpoint.json"
 
 
-class RunRecord:
-    """Writes one driver's record of a run. Only creating and ending it wait or raise.
+class RunRecord(Record):
+    """Writes one driver's record of a training run.
 
     Attributes:
-        run_id: MLflow's id of the run.
-        name: its name there.
-        uri: the tracking store.
-        page: address of the run's page, when the store is a server that has pages.
+        name: the run's name in MLflow.
         tags_before: its tags when this process took it up.
         undrawn: why its picture cannot be drawn; empty when it can.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
-        self.run_id = run.info.run_id
+        super().__init__(client, run, session)
         self.name = run.info.run_name
-        self.uri = client.tracking_uri
-        self.page = pages.run(self.uri, run)
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self.undrawn = ""
@@ -54,8 +47,6 @@ class RunRecord:
         self._checkpoints = artifacts.CheckpointList()
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
-        self._guard = Guard(self.uri, self.run_id, session)
-        self._sink = Sink(client, self.run_id)
 
     @classmethod
     def create(
@@ -107,23 +98,10 @@ class RunRecord:
         Raises:
             ConfigError: when the store refuses it.
         """
-        session = uuid.uuid4().hex
-        with store.refusing(client.tracking_uri):
-            run = client.get_run(run_id)
-            record = cls(client, run, session)
-            store.take_over(client, run_id, session)
+        run, session = store.take_over(client, run_id)
+        record = cls(client, run, session)
         record.tags(origin.changed_tags(run.data.tags, origin.run_tags(config)))
         return record
-
-    @property
-    def trouble(self) -> str:
-        """Why MLflow cannot be written to now; empty when it can."""
-        return self._sink.trouble
-
-    @property
-    def refused(self) -> Sequence[str]:
-        """The reasons of writes that MLflow refused."""
-        return self._sink.refused
 
     def config_file(self, config: ResolvedConfig) -> None:
         """Log the config as an artifact that starts the same run again."""
@@ -142,14 +120,6 @@ class RunRecord:
             client.log_batch(run_id, tags=[RunTag(name, value) for name, value in changed.items()])
 
         self._sink.call(write)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Set tags."""
-        self._sink.tags(dict(values))
-
-    def failed(self, reason: str) -> None:
-        """Record the reason of a failure."""
-        self._sink.tags({store.FAILURE_TAG: reason})
 
     def text(self, name: str, text: str) -> None:
         """Log a text as an artifact."""
@@ -255,21 +225,12 @@ class RunRecord:
         """
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, which, load, dataset, epoch))
 
-    def end(self, status: str) -> bool:
-        """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.
-
-        In MLflow, a run with a result ended when the result was there, and any other ends now.
-
-        Returns:
-            Whether that was done. If not, the store did not answer; the guard goes on trying to end the run
-            for some minutes, and never as FINISHED, since its record is not complete.
-        """
-        if status == "FINISHED":
-            self._sink.call(store.forget_failure)
-        elif self._held:
+    def end(self, status: str, ended: float | None = None) -> bool:
+        """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
+        if status != "FINISHED" and self._held:
             rows = {"rows": [asdict(row) for row in self._held]}
             self._sink.call(lambda client, run_id: client.log_dict(run_id, rows, _UNKEPT_FILE))
-        return self._guard.conclude(self._sink.close(status, _PATIENCE_S, self._ended), status)
+        return super().end(status, ended or self._ended)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -71,7 +71,7 @@ class Sink:
 
         self._writes.put(write)
 
-    def tags(self, values: dict[str, str]) -> None:
+    def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         tags = [RunTag(name, value[:8000]) for name, value in values.items()]
         self._writes.put(lambda client, run_id: client.log_batch(run_id, tags=tags))

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import tempfile
-import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config import files
+from cifar_ray.config.deadline import Overdue, within
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import FOLDER
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
@@ -50,7 +51,6 @@ _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; charac
 
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
-_NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def connect(uri: str) -> MlflowClient:
     path = sqlite_path(uri)
     try:
         if path is None:
-            return _within(_REMOTE_TIMEOUT_S, lambda: _ask(uri))
+            return within(_REMOTE_TIMEOUT_S, _ask, uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that meet a new database would both create its tables.
         with FileLock(f"{path}.lock", timeout=60):
@@ -85,6 +85,8 @@ def connect(uri: str) -> MlflowClient:
             with closing(sqlite3.connect(path, timeout=5)) as database:
                 database.execute("PRAGMA schema_version").fetchone()
             return _ask(uri)
+    except Overdue:  # a server or a database driver may keep a request waiting for minutes
+        raise refusal(uri, TimeoutError(f"no answer within {_REMOTE_TIMEOUT_S:g} s")) from None
     except Exception as error:  # whatever a store's driver raises, the store is not usable
         raise refusal(uri, error) from None
 
@@ -114,26 +116,6 @@ def _ask(uri: str) -> MlflowClient:
     client = MlflowClient(tracking_uri=uri)
     client.search_experiments(max_results=1)
     return client
-
-
-def _within(seconds: float, work: Callable[[], MlflowClient]) -> MlflowClient:
-    """Run ``work`` with a time limit; a server or a database driver may keep it waiting for minutes."""
-    results: list[MlflowClient | Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    if isinstance(results[0], Exception):
-        raise results[0]
-    return results[0]
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
@@ -169,14 +151,18 @@ def experiment_name(given: str | None, datasets: Collection[str]) -> str:
     return f"cifar_ray/{Path(dataset.removeprefix(FOLDER)).absolute().name if dataset.startswith(FOLDER) else dataset}"
 
 
-def take_over(client: MlflowClient, run_id: str, session: str) -> None:
-    """Make this driver the owner of a run, and the run RUNNING.
+def take_over(client: MlflowClient, run_id: str) -> tuple[Run, str]:
+    """Make this driver the owner of a run, and the run RUNNING; return the run as it was, and the driver's session.
 
     Raises:
-        MlflowException: when the store does not answer.
+        ConfigError: when the store does not answer.
     """
-    client.set_tag(run_id, SESSION_TAG, session)
-    client.update_run(run_id, status="RUNNING")
+    session = uuid.uuid4().hex
+    with refusing(client.tracking_uri):
+        run = client.get_run(run_id)
+        client.set_tag(run_id, SESSION_TAG, session)
+        client.update_run(run_id, status="RUNNING")
+    return run, session
 
 
 def forget_failure(client: MlflowClient, run_id: str) -> None:
@@ -226,44 +212,27 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         ConfigError: when there is none, or the store does not answer.
     """
     with refusing(client.tracking_uri):
-        matches = _matching(client, run)
-        members = [] if matches else _members(client, run)
-    if members:
-        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; its runs are {_listed(run, members)}")
-    if not matches:
-        raise no_such_run(client.tracking_uri, run)
+        experiments = all_experiments(client)
+        for key in ("attributes.run_id", "attributes.run_name", f"tags.`{SWEEP_TAG}`"):
+            runs = client.search_runs(experiments, f"{key} = '{escaped(run)}'")
+            matches = [match for match in runs if KEY_TAG in match.data.tags]
+            if matches:
+                break
+        else:
+            raise no_such_run(client.tracking_uri, run)
+    if key == f"tags.`{SWEEP_TAG}`":
+        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; `cifar-ray runs {run}` lists its runs")
     matches = [match for match in matches if match.data.tags.get(FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
-        ids = ", ".join(_told_apart(match) for match in matches)
+        sweeps = {match.info.run_id: match.data.tags.get(SWEEP_TAG) for match in matches}
+        ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
     return _known(matches[0])
 
 
-def _told_apart(run: Run) -> str:
-    """A run's id, with its sweep."""
-    sweep = run.data.tags.get(SWEEP_TAG)
-    return f"{run.info.run_id} (of sweep {sweep})" if sweep else run.info.run_id
-
-
-def _matching(client: MlflowClient, run: str) -> list[Run]:
-    """Runs of this program with that name or id; deleted ones do not count."""
-    experiments = all_experiments(client)
-    quoted = run.replace("'", "")
-    found = list(client.search_runs(experiments, f"attributes.run_id = '{quoted}'"))
-    found = found or list(client.search_runs(experiments, f"attributes.run_name = '{quoted}'"))
-    return [match for match in found if KEY_TAG in match.data.tags]
-
-
-def _members(client: MlflowClient, sweep: str) -> list[str]:
-    """Names of the runs of the sweeps of that name, oldest first."""
-    found = search(client, all_experiments(client), f"tags.`{SWEEP_TAG}` = '{sweep.replace(chr(39), '')}'")
-    return list(dict.fromkeys(run.info.run_name for run in reversed(found) if KEY_TAG in run.data.tags))
-
-
-def _listed(sweep: str, names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
-    more = len(names) - _NAMES_SHOWN
-    return f"{shown} and {more} more (cifar-ray runs {sweep})" if more > 0 else shown
+def escaped(text: str) -> str:
+    """Text for a search; a quote would end it, and no name of ours has one."""
+    return text.replace("'", "")
 
 
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:

@@ -7,11 +7,8 @@ import os
 import re
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Overdue
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +18,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 from cifar_ray import __version__
 from cifar_ray.config import addresses, command_line, imports, servers
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
+from cifar_ray.config.deadline import Overdue, within
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
 from cifar_ray.orchestration.cluster import connection, optional
@@ -56,7 +54,7 @@ class JobServer:
         variables = {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
         try:
             with optional.environment(servers.token_mode() | variables):
-                self.client = _within(_REQUEST_S, JobSubmissionClient, self.url)
+                self.client = within(_REQUEST_S, JobSubmissionClient, self.url)
         except AuthenticationError:
             raise ConfigError("", connection.wrong_token(self.url)) from None
         except Exception as error:  # another server may answer anything
@@ -65,7 +63,7 @@ class JobServer:
     def ask(self, request: Callable[..., T], *words: Any, seconds: float | None = None, **named: Any) -> T:
         """Return the answer to a request of ``client``; JobServerError without one."""
         try:
-            return _within(seconds or _REQUEST_S, request, *words, **named)
+            return within(seconds or _REQUEST_S, request, *words, **named)
         except RuntimeError as error:
             raise JobServerError(
                 f"the job server at {self.url} refuses: {' '.join(str(error).split())[:300]}"
@@ -222,20 +220,6 @@ def _follow(server: JobServer, name: str) -> int:
 
 def _command(job: JobDetails) -> str:
     return (job.metadata or {}).get(_COMMAND) or job.entrypoint
-
-
-def _within(seconds: float, call: Callable[..., T], *words: Any, **named: Any) -> T:
-    """Return what a call returns, or raise Overdue: Ray's client would wait for a stalled tunnel without end."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*words, **named))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(seconds)
 
 
 def _reason(error: Exception) -> str:

@@ -152,7 +152,7 @@ def test_a_sweep_in_place_of_a_run_is_answered_by_its_runs(
     for began, name in enumerate(("a", "b"), 2):
         client.create_run("0", began, {store.KEY_TAG: name, parent.PARENT_TAG: own, store.SWEEP_TAG: "grid"}, name)
     words = f"{command.replace('IMAGE', str(IMAGE))} --tracking-uri {client.tracking_uri}"
-    said = "error: 'grid' is a sweep, and a run is wanted; its runs are 'a', 'b'\n"
+    said = "error: 'grid' is a sweep, and a run is wanted; `cifar-ray runs grid` lists its runs\n"
     assert printed(words, capsys, status=2)[1] == said
 
 

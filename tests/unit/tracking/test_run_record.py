@@ -20,7 +20,8 @@ from cifar_ray import tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import artifacts, origin, run, store
+from cifar_ray.tracking import artifacts, origin, store
+from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.training import recipe
@@ -36,7 +37,9 @@ RECALL = [share / 16 for share in range(10)]
 @pytest.fixture(autouse=True)
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process that would end the run if this one were killed."""
-    monkeypatch.setattr(run, "Guard", lambda uri, run_id, session: SimpleNamespace(conclude=lambda written, _: written))
+    monkeypatch.setattr(
+        module, "Guard", lambda uri, run_id, session: SimpleNamespace(conclude=lambda written, _: written)
+    )
 
 
 def created(client: MlflowClient, digits: Dataset, **tags: str) -> RunRecord:

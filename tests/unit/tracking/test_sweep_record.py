@@ -15,7 +15,8 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import listing, pages, parent, run, store
+from cifar_ray.tracking import listing, pages, parent, store
+from cifar_ray.tracking import record as module
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -34,8 +35,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(arguments)
         return SimpleNamespace(conclude=lambda written, status: written)
 
-    for module in (run, parent):
-        monkeypatch.setattr(module, "Guard", guard)
+    monkeypatch.setattr(module, "Guard", guard)
     return made
 
 
