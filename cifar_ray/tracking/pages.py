@@ -21,9 +21,53 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _METRICS = ("test/accuracy", "images_per_s", "time/training_s")
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _COLUMNS = [*(f"metrics.`{name}`" for name in _METRICS), *(f"params.`{name}`" for name in _PARAMS)]
+_SECTION = "cifar_ray"
+_CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
+_LINE = {
+    **_CARD,
+    "type": "LINE",
+    "xAxisKey": "step",
+    "xAxisScaleType": "linear",
+    "scaleType": "linear",
+    "range": {},
+    "lineSmoothness": 0,
+    "displayPoints": True,
+    "yAxisKey": "metric",
+    "yAxisExpressions": [],
+    "useGlobalXaxisKey": True,
+    "useGlobalLineSmoothing": True,
+}
+_SPEED = {
+    **_CARD,
+    "type": "SCATTER",
+    "uuid": "speed",
+    "displayName": "Images/s by topology",
+    "xaxis": {"key": "topology", "type": "PARAM"},
+    "yaxis": {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"},
+    "runsCountToCompare": 100,
+}
+_TITLES = {"test/accuracy": "Test accuracy", "test/loss": "Test loss", "train/epoch_loss": "Training loss"}
+_FOLDED = ("test", "best", "train", "time", "sweep", "Model metrics", "System metrics")
 
 # Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
-_STATE = {"selectedColumns": _COLUMNS, "orderByKey": _COLUMNS[0], "orderByAsc": False}
+_STATE = {
+    "selectedColumns": _COLUMNS,
+    "orderByKey": _COLUMNS[0],
+    "orderByAsc": False,
+    "compareRunCharts": [
+        *(
+            {**_LINE, "uuid": metric, "metricKey": metric, "displayName": f"{title} by epoch"}
+            for metric, title in _TITLES.items()
+        ),
+        _SPEED,
+    ],
+    "compareRunSections": [
+        {"uuid": name, "name": name, "display": name == _SECTION, "isReordered": False} for name in (_SECTION, *_FOLDED)
+    ],
+    "isAccordionReordered": True,  # or MLflow would sort the sections by name
+    "runsHiddenMode": "SHOW_ALL",
+}
+"""The columns, and the cards of the chart view; MLflow adds one for every other metric, to the folded sections."""
 
 
 def run(uri: str, run: Run) -> str | None:

@@ -70,8 +70,14 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
 
 
 def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str]) -> ModelVersion:
+    digest = f" (digest {tags['dataset_digest']})" if "dataset_digest" in tags else ""
+    classes = f" Classes: {', '.join(json.loads(tags['classes']))}." if "classes" in tags else ""
+    description = (
+        f"{tags['model']} on {tags['dataset']}{digest}: test accuracy {float(tags['test_accuracy']):.2%}, "
+        f"run {tags['run']}.{classes}"
+    )
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description)
     except MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
@@ -79,7 +85,12 @@ def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str])
             raise
     with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
         return client.create_model_version(
-            name, f"models:/{model.model_id}", run_id=model.source_run_id, tags=tags, model_id=model.model_id
+            name,
+            f"models:/{model.model_id}",
+            run_id=model.source_run_id,
+            tags=tags,
+            description=description,
+            model_id=model.model_id,
         )
 
 

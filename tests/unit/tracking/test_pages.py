@@ -49,6 +49,12 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`test/accuracy`", False)
     assert columns[:2] == ["metrics.`test/accuracy`", "metrics.`images_per_s`"]
     assert {"params.`model`", "params.`topology`", "params.`global_batch_size`"} <= set(columns)
+    shown, (section, *folded) = view["compareRunCharts"], view["compareRunSections"]
+    assert {one.get("metricKey") or (one["xaxis"]["key"], one["yaxis"]["key"]) for one in shown} == {
+        "test/accuracy", "test/loss", "train/epoch_loss", ("topology", "images_per_s"),
+    }  # fmt: skip
+    assert {one["metricSectionId"] for one in shown} == {section["uuid"]}
+    assert (section["display"], {one["display"] for one in folded}) == (True, {False})
     assert all(VIEW not in client.get_experiment(other).tags for other in ("0", made[0], made[2]))
 
 
