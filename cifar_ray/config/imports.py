@@ -61,6 +61,21 @@ def load(path: str, key: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+@contextmanager
+def calling(path: str, key: str, rule: str) -> Iterator[None]:
+    """Context manager: what the user's function ``path`` raises becomes one sentence, with the place in their file.
+
+    Raises:
+        ConfigError: of the field ``key``, which must keep the ``rule``.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(key, f"{rule}, and {path} fails: {told(error)}") from None
+
+
 def path_of(function: Callable[..., Any]) -> str:
     """The import path of a function, which workers import by it.
 

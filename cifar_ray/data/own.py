@@ -386,10 +386,8 @@ def _from_function(path: str) -> Dataset:
         ConfigError: when it fails, or returns something else.
     """
     function = imports.load(path, "dataset")
-    try:
+    with imports.calling(path, "dataset", "must return arrays"):
         returned = function()
-    except (Exception, SystemExit) as error:
-        raise ConfigError("dataset", f"must return arrays, and {path} fails: {imports.told(error)}") from None
     wanted = f"must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns"
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise ConfigError("dataset", f"{wanted} {brief(returned)}")

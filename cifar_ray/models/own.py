@@ -84,10 +84,8 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     function = imports.load(config.model, "model")
     sizes = (spec.image_size, spec.channels, spec.num_classes)
     _check_arguments(config, function, sizes)
-    try:
+    with imports.calling(config.model, "model", "must build a model"):
         model = function(*sizes, **config.model_options)
-    except (Exception, SystemExit) as error:
-        raise ConfigError("model", f"must build a model, and {config.model} fails: {imports.told(error)}") from None
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
@@ -131,37 +129,29 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
     key = _key(config, spec)
     if key in _checked:
         return
+    images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
+    shape = ", ".join(map(str, images.shape[1:]))
+    rule = f"must give float logits (B, {spec.num_classes}) for images (B, {shape})"
     with torch.random.fork_rng(devices=[]):
         model = build(config, spec)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("model", f"must have weights to learn, and that of {config.model} has none")
-        images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
-        shape = ", ".join(map(str, images.shape[1:]))
-        wanted = f"must give float logits (B, {spec.num_classes}) for images (B, {shape})"
-        try:
+        with imports.calling(config.model, "model", rule):
             with torch.no_grad():
-                logits = model.eval()(images)
-            learned = model.train()(images)
-            if isinstance(learned, Tensor):
-                learned.sum().backward()  # type: ignore[no-untyped-call]
-        except (Exception, SystemExit) as error:
-            raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
+                outputs = [model.eval()(images)]
+            outputs.append(model.train()(images))
+            for logits in outputs:
+                is_float = isinstance(logits, Tensor) and logits.is_floating_point()
+                if not is_float or logits.shape != (2, spec.num_classes):
+                    kind = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
+                    raise ConfigError("model", f"{rule}, and {config.model} gives {kind} for 2 images")
+            traits = _traits(model, images)
         _check_state(config, model, build(config, spec))
-    logits = logits if isinstance(learned, Tensor) else learned
-    if not isinstance(logits, Tensor) or logits.shape != (2, spec.num_classes) or not logits.is_floating_point():
-        is_float = isinstance(logits, Tensor) and logits.is_floating_point()
-        given = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
-        raise ConfigError("model", f"{wanted}, and {config.model} gives {given} for 2 images")
     if sys.stdout is not None and sys.stdout.closed:
         raise ConfigError(
             "model", f"must leave sys.stdout open, which libraries write to, and {config.model} closes it"
         )
-    with torch.random.fork_rng(devices=[]):
-        tried = build(config, spec)
-        try:
-            _checked[key] = _traits(tried, images)
-        except Exception as error:
-            raise ConfigError("model", f"{wanted}, and {config.model} fails: {imports.told(error)}") from None
+    _checked[key] = traits
 
 
 def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
@@ -268,13 +258,8 @@ def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Mod
             results = []
             for whole in (whole_model.train(mode == "training"), nn.Sequential(*made).train(mode == "training")):
                 torch.manual_seed(0)
-                try:
-                    with torch.no_grad():
-                        results.append(whole(images.clone()))
-                except Exception as error:
-                    raise ConfigError(
-                        "model", f"must be its stages(), one after the other, and {path} fails: {imports.told(error)}"
-                    ) from None
+                with torch.no_grad(), imports.calling(path, "model", "must be its stages(), one after the other"):
+                    results.append(whole(images.clone()))
             one, other = results
             if not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other):
                 raise ConfigError(
@@ -296,12 +281,8 @@ def _layers(path: str, model: nn.Module) -> list[nn.Module]:
             f"must keep the model whole for --model {path}, which is no nn.Sequential and has no stages() that lists "
             "its layers in order",
         )
-    try:
+    with imports.calling(path, "model", "must list its layers in stages()"):
         listed = list(stages())
-    except Exception as error:
-        raise ConfigError(
-            "model", f"must list its layers in stages(), and {path} fails: {imports.told(error)}"
-        ) from None
     if not all(isinstance(each, nn.Module) for each in listed):
         raise ConfigError("model", f"must list modules in stages(), and {path} lists something else")
     return listed

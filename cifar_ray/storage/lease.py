@@ -47,9 +47,9 @@ class Lock:
         """
         self.folder = folder
         self.lost = False
-        self._name = {"machine": machine(), "session": uuid.uuid4().hex} if not folder.local else {}
+        self._session = uuid.uuid4().hex
         self._released = threading.Event()
-        self._renewing = threading.Thread(target=self._renew, daemon=True, name="storage-lease")
+        self._renewing: threading.Thread | None = None
         self._file = FileLock(folder.disk / FILE, thread_local=False)  # any thread may release it
         try:
             self._file.acquire(timeout=0)
@@ -58,21 +58,22 @@ class Lock:
         if folder.local:
             return
         try:
-            self._wait(refusal)
+            if self._others_live():
+                raise refusal
             self._write()
             if not self._is_mine():
                 raise refusal
         except BaseException:
             self._file.release()
             raise
+        self._renewing = threading.Thread(target=self._renew, daemon=True, name="storage-lease")
         self._renewing.start()
 
     def release(self) -> None:
         """Let others have the folder."""
         self._released.set()
-        if self._renewing.is_alive():
+        if self._renewing is not None:
             self._renewing.join(_LAST_WRITE_S)  # else what it is just writing would come after the removal
-        if not self.folder.local:
             with contextlib.suppress(OSError):
                 if self._is_mine():
                     self.folder.delete(OBJECT)
@@ -84,41 +85,38 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _wait(self, refusal: Exception) -> None:
-        """Wait until no other machine's driver has the folder; raise ``refusal`` when it is seen to live."""
-        first = self._read()
+    def _others_live(self) -> bool:
+        """Whether another machine's driver has the folder; one that was killed is waited for until its time is over."""
+        first = now = self._read()
         end = time.monotonic() + EXPIRE_S
         # What another process of this machine has written is void: this one has the file's lock.
-        while first.get("machine", self._name["machine"]) != self._name["machine"] and time.monotonic() < end:
+        while now and now == first and now.get("machine", machine()) != machine() and time.monotonic() < end:
             time.sleep(_WATCH_S)
             now = self._read()
-            if not now:
-                return
-            if now != first:
-                raise refusal
+        return bool(now) and now != first
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_S):
             with contextlib.suppress(OSError):  # the next one may arrive
-                found = self._read()
-                if found and found.get("session") != self._name["session"]:
-                    self.lost = True
+                self.lost = self._read().get("session", self._session) != self._session
+                if self.lost:
                     return
                 self._write()
 
     def _is_mine(self) -> bool:
-        return self._read().get("session") == self._name["session"]
+        return self._read().get("session") == self._session
 
     def _read(self) -> dict[str, Any]:
         """What the object says; nothing when there is none, or it cannot be understood."""
         try:
-            found = json.loads(self.folder.read(OBJECT))
+            values = json.loads(self.folder.read(OBJECT))
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return values if isinstance(values, dict) else {}
 
     def _write(self) -> None:
-        self.folder.write(OBJECT, json.dumps({**self._name, "written": time.time()}))
+        owner = {"machine": machine(), "session": self._session, "written": time.time()}
+        self.folder.write(OBJECT, json.dumps(owner))
 
 
 def claim(folder: Folder, contents: Mapping[str, str], taken: Callable[[], Exception], refusal: Exception) -> Lock:

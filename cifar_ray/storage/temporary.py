@@ -18,23 +18,19 @@ _SETTLED_S = 10.0  # between making a lock and taking it
 
 @contextmanager
 def scratch(above: str | None = None) -> Iterator[Path]:
-    """Context manager: a temporary folder of this process, removed at the end.
+    """Context manager: a temporary folder of this process in ``above`` or the system's, removed at the end.
 
     First removes what killed processes have left: the lock on such a folder is free.
-
-    Args:
-        above: the folder to make it in; the system's one for temporary files by default.
     """
-    above = above or tempfile.gettempdir()
-    Path(above).mkdir(parents=True, exist_ok=True)
-    _clear(Path(above))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
+    home = Path(above or tempfile.gettempdir())
+    home.mkdir(parents=True, exist_ok=True)
+    _clear(home)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
     with FileLock(folder / _LOCK, thread_local=False):
         try:
             yield folder
         finally:
-            with suppress(OSError):  # somebody has removed it already
-                _empty(folder)
+            _empty(folder)
 
 
 def _clear(above: Path) -> None:
@@ -51,15 +47,7 @@ def _clear(above: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a folder, its lock last: while a process that is about to end still writes there, the lock stays."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != _LOCK:
-            path.unlink(missing_ok=True)
-    lock = folder / _LOCK
-    lock.unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError:
-        lock.touch()  # without it, no later process would remove the rest
+    """Remove a folder; while a process that is about to end still writes there, what is left keeps a lock."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        (folder / _LOCK).touch()  # without it, no later process would remove the rest

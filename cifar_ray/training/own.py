@@ -35,12 +35,8 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
     """
     imports.check_source(config, "optimizer")
     path = config.optimizer
-    try:
+    with imports.calling(path, "optimizer", "must make an optimizer of (groups, lr=..., **options)"):
         made = imports.load(path, "optimizer")(list(groups), lr=config.lr, **config.optimizer_options)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            "optimizer", f"must make an optimizer of (groups, lr=..., **options), and {path} fails: {_told(error)}"
-        ) from None
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer", f"must make a torch.optim.Optimizer, and {path} makes {brief(made)}")
     held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
@@ -78,12 +74,8 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
 
 def _check_course(path: str) -> None:
     for done in (place / _TRIED for place in range(_TRIED)):
-        try:
+        with imports.calling(path, "schedule", "must be a function of one number"):
             share = imports.load(path, "schedule")(done)
-        except (Exception, SystemExit) as error:
-            raise ConfigError(
-                "schedule", f"must be a function of one number, and {path} fails: {_told(error)}"
-            ) from None
         is_number = isinstance(share, int | float) and not isinstance(share, bool)
         if not is_number or not math.isfinite(share) or share < 0:
             raise ConfigError(
@@ -97,23 +89,12 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 1e-3)
-    kept = io.BytesIO()
-    try:
+    with imports.calling(path, "optimizer", "must take steps without arguments"):
         for _ in range(2):
             made.step()
-    except Exception as error:
-        raise ConfigError("optimizer", f"must take steps without arguments, and {path} fails: {_told(error)}") from None
-    try:
+    rule = "must have a state of tensors, numbers and text, which a checkpoint holds"
+    with imports.calling(path, "optimizer", rule):
+        kept = io.BytesIO()
         torch.save(made.state_dict(), kept)
         kept.seek(0)
         make(model).load_state_dict(torch.load(kept, weights_only=True))
-    except Exception as error:
-        raise ConfigError(
-            "optimizer",
-            f"must have a state of tensors, numbers and text, which a checkpoint holds; that of {path} cannot be read "
-            f"again: {_told(error)}",
-        ) from None
-
-
-def _told(error: BaseException) -> str:
-    return str(error).splitlines()[0] if isinstance(error, ConfigError) else imports.told(error)
