@@ -39,37 +39,32 @@ class JobServerError(CommandFailedError):
 
 
 class JobServer:
-    """Ray's client with a deadline for each request, and with one sentence for each error.
-
-    Args:
-        address: ``http://HOST:PORT``; ``RAY_API_SERVER_ADDRESS``, else port 8265 of this machine, when None.
+    """Ray's client with a deadline for each request, which Ray's has not, and one sentence for each error.
 
     Raises:
-        ConfigError: no job server answers there, or it refuses the token.
+        ConfigError: no job server answers at the address, or it refuses the token.
     """
 
     def __init__(self, address: str | None) -> None:
         self.url = servers.job_server(address)
-        self._flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
-        variables = {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
+        variables = servers.token_mode() | {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
         try:
-            with optional.environment(servers.token_mode() | variables):
+            with optional.environment(variables):
                 self.client = within(_REQUEST_S, JobSubmissionClient, self.url)
         except AuthenticationError:
             raise ConfigError("", connection.wrong_token(self.url)) from None
         except Exception as error:  # another server may answer anything
             raise servers.no_job_server(address, self.url, _reason(error)) from None
 
-    def ask(self, request: Callable[..., T], *words: Any, seconds: float | None = None, **named: Any) -> T:
+    def ask(self, request: Callable[..., T], *args: Any, seconds: float | None = None, **options: Any) -> T:
         """Return the answer to a request of ``client``; JobServerError without one."""
         try:
-            return within(seconds or _REQUEST_S, request, *words, **named)
+            return within(seconds or _REQUEST_S, request, *args, **options)
         except RuntimeError as error:
-            raise JobServerError(
-                f"the job server at {self.url} refuses: {' '.join(str(error).split())[:300]}"
-            ) from None
+            problem = f"refuses: {' '.join(str(error).split())[:300]}"
         except (OSError, Overdue) as error:  # those of requests among them
-            raise JobServerError(f"the job server at {self.url} does not answer ({_reason(error)})") from None
+            problem = f"does not answer ({_reason(error)})"
+        raise JobServerError(f"the job server at {self.url} {problem}")
 
     def jobs(self) -> dict[str, JobDetails]:
         """Submitted jobs by name, the oldest first."""
@@ -85,18 +80,12 @@ class JobServer:
 
     def command(self, *words: str) -> str:
         """Return the cifar-ray command that reaches this server."""
-        return " ".join(["cifar-ray", *words, *self._flags])
+        flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
+        return " ".join(["cifar-ray", *words, *flags])
 
 
 def submit(asked: Submission, command: SubmitCommand) -> int:
-    """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job.
-
-    Args:
-        asked: what the job runs.
-        command: the options of ``cifar-ray submit``.
-
-    Returns:
-        Exit status: 0; with ``--wait``, that of the command, and 130 on Ctrl-C.
+    """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job; return the exit status, with ``--wait`` its own.
 
     Raises:
         ConfigError: no server answers, the name is taken, the folder is unfit, or MLFLOW_TRACKING_URI has a secret.
@@ -106,13 +95,12 @@ def submit(asked: Submission, command: SubmitCommand) -> int:
     if not root.is_dir() or root in (Path.home(), Path(root.anchor)):
         raise ConfigError("working_dir", f"must be the folder of one piece of work, got {str(root)!r}")
     imports.refuse_hiding(root)
-    words = list(asked.words)
+    words, (variables, store) = list(asked.words), _store(asked.tracking_uri)
     if asked.file is not None:
         file = Path(asked.file).resolve()
         if not file.is_relative_to(root.resolve()):
             raise ConfigError("working_dir", f"must be a folder with the file that the command names, {file}")
         words[words.index(asked.file, 1)] = str(file.relative_to(root.resolve()))
-    variables, store = _store(asked.tracking_uri)
     server, console = JobServer(command.address), Console()
     jobs, name = server.jobs(), asked.name
     if asked.is_numbered:
@@ -122,8 +110,11 @@ def submit(asked: Submission, command: SubmitCommand) -> int:
     if name in jobs:
         state = f"{name!r} is a job at {server.url} ({jobs[name].status.value}): {_command(jobs[name])}"
         raise ConfigError("name", f"must be new; {state}; `{follow}` shows it")
-    variables |= {command_line.SUBMITTED_WITH: __version__, command_line.SUBMITTED_BY: _user()}
-    variables[_STOP_WAIT] = os.environ.get(_STOP_WAIT, _STOP_WAIT_S)
+    variables |= {
+        command_line.SUBMITTED_WITH: __version__,
+        command_line.SUBMITTED_BY: _user(),
+        _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S),
+    }
     typed = shlex.join(["cifar-ray", *asked.words])
     server.ask(
         server.client.submit_job,

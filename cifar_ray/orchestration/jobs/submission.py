@@ -15,29 +15,20 @@ from cifar_ray.config.train import NAME, TrainConfig
 
 @dataclass(frozen=True)
 class Submission:
-    """A command as a job.
-
-    Attributes:
-        name: of the job; a cluster takes it once.
-        words: of the command, without ``cifar-ray``.
-        tracking_uri: the store that the command or its file names.
-        file: YAML file that the words name.
-        is_numbered: whether the name needs a number at its end, since a run can be continued more than once.
-    """
+    """A command as a job: its words are without ``cifar-ray``, and ``file`` is the YAML file that they name."""
 
     name: str
     words: list[str]
     tracking_uri: str | None
     file: str | None
     is_numbered: bool
+    """Whether the name needs a number at its end, since a run can be continued more than once."""
 
 
 def read(words: Sequence[str], name: str | None) -> Submission:
     """Read ``train``, ``resume`` or ``sweep`` with its options as the command itself would.
 
-    Args:
-        words: of the command, without ``cifar-ray``.
-        name: of the job; the run's, the sweep's or a hash of the words when None.
+    The job is called ``name``; without one, as the run or the sweep, or by a hash of the words.
 
     Raises:
         ConfigError: on what the command would refuse, or a path that a job would lose.
