@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
 from cifar_ray.config import errors, runfile
+from cifar_ray.config.schema import Number
 from cifar_ray.config.train import LEARNING, ResolvedConfig
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
@@ -62,6 +64,19 @@ class Snapshot:
     clock: dict[str, Any]
     epoch_loss: float
     history: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class _State:
+    """What ``state.pt`` holds, named as in :class:`Snapshot`."""
+
+    optimizer: dict[str, Any]
+    clock: dict[str, Any]
+    epoch_loss: Number
+    history: list[Row]
+
+
+_STATE = TypeAdapter(_State)
 
 
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
@@ -127,19 +142,8 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
     manifest.verify(path / STATE, made.state)
     try:
         weights = safetensors.load((path / WEIGHTS).read_bytes())
-        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-        return Snapshot(
-            config=made.config,
-            step=made.step,
-            epoch=made.epoch,
-            accuracy=made.accuracy,
-            class_names=made.class_names,
-            weights=weights,
-            optimizer=_of(dict, state["optimizer"]),
-            clock=_of(dict, state["clock"]),
-            epoch_loss=_of(float, state["epoch_loss"]),
-            history=[_row(row) for row in _of(list, state["history"])],
-        )
+        state = _STATE.validate_python(torch.load(path / STATE, map_location="cpu", weights_only=True))
+        return Snapshot(made.config, made.step, made.epoch, made.accuracy, made.class_names, weights, **vars(state))
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
 
@@ -175,20 +179,6 @@ def _packed(state: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
-
-
-def _of(kind: type, value: Any) -> Any:
-    """``value``, which must be a ``kind``."""
-    if not isinstance(value, kind):
-        raise TypeError(f"must be {kind.__name__}, got {errors.brief(value)}")
-    return value
-
-
-def _row(values: Any) -> Row:
-    row = Row(**values)
-    for kind, value in ((str, row.kind), (int, row.step), (int, row.timestamp_ms), (dict, row.metrics)):
-        _of(kind, value)
-    return Row(row.kind, row.step, row.timestamp_ms, {_of(str, name): float(of) for name, of in row.metrics.items()})
 
 
 def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
