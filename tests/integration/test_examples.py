@@ -111,6 +111,7 @@ def test_from_python(person: Person) -> None:
     assert sizes == ["64", "64"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_sweep_from_python(person: Person) -> None:
     command = [sys.executable, str(EXAMPLES / "sweep_from_python.py")]

@@ -37,7 +37,7 @@ LONG = [
     "fp32",
 ]
 LONG += ["--batch-size", "32", "--topology", "1x2"]
-LONG += ["--checkpoint-every", "7", "--log-every", "5", "--run-name", "victim"]
+LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
 EPOCHS = list(range(1, 31))
 ITERATIONS = list(range(5, 30 * 22 + 1, 5))
 
@@ -232,7 +232,7 @@ def the_process(person: Person, command: str) -> int:
     return pid
 
 
-@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("part", ["raylet", pytest.param("gcs_server", marks=pytest.mark.extended)])
 def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -> None:
     with person.starts(*LONG, "--topology", "1x1", "--epochs", "100000") as run:
         run.until("epoch 1/")

@@ -110,6 +110,7 @@ def refused_while_changed(person: Person, mine: Path, *words: str) -> None:
     one.write_bytes(image)
 
 
+@pytest.mark.extended
 @pytest.mark.fault
 def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine: Path) -> None:
     person.succeeds(*WORDS, "--run-name", "calm")

@@ -39,7 +39,7 @@ def last(folder: Path, step: int) -> str:
 @pytest.mark.parametrize(
     ("values", "precision", "steps"),
     [
-        (SMALL_RESNET, "bf16", 30),
+        (SMALL_RESNET, "bf16", 12),
         pytest.param(SMALL_VIT, "fp32", 30, marks=pytest.mark.extended),
         pytest.param(VGG, "fp32", 20, marks=pytest.mark.extended),
     ],

@@ -194,7 +194,9 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.compat), 2])
+@pytest.mark.parametrize(
+    "at_once", [pytest.param(1, marks=pytest.mark.compat), pytest.param(2, marks=pytest.mark.extended)]
+)
 def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
     """More runs than CPUs: none finds room if those that were stopped keep theirs."""
     cpus = max(hardware.allowed_cpus() // at_once, 1)
