@@ -41,7 +41,7 @@ class Allocation:
 
 
 Report = Callable[[int, int, float, float], None]
-"""Called while a run waits: nodes found that can hold its workers, nodes needed, seconds waited, seconds at most."""
+"""Called while a run waits: nodes that can hold its workers, nodes needed, seconds waited, seconds at most."""
 
 
 @dataclass
@@ -92,10 +92,10 @@ class NodeAllocator:
                     raise RunFailedError(
                         f"the nodes have not come within {config.start_timeout_s:g} s (--start-timeout-s): {lacking}"
                     ) from None
-                found, wanted = _found(config)
-                if found != before or time.monotonic() - reported >= _LOG_EVERY_S:
-                    self.report(found, wanted, waited, config.start_timeout_s)
-                    before, reported = found, time.monotonic()
+                suitable, wanted = _suitable(config)
+                if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
+                    self.report(suitable, wanted, waited, config.start_timeout_s)
+                    before, reported = suitable, time.monotonic()
             self.check()
             time.sleep(_POLL_S)
 
@@ -217,24 +217,24 @@ def at_topology(
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    there = connection.nodes() if nodes is None else nodes
+    totals = connection.nodes() if nodes is None else nodes
     free = nodes if free is None else free
     if config.device != "cpu":
         try:
-            chosen = topology.choose(config.placement, there, config.cpus_reserved, config.gpus_per_worker)
-            return _with_cpus(recipe.on_device(config, "cuda"), chosen, there, free)
+            chosen = topology.choose(config.placement, totals, config.cpus_reserved, config.gpus_per_worker)
+            return _with_cpus(recipe.on_device(config, "cuda"), chosen, totals, free)
         except ValueError as error:
             if config.device == "cuda":
                 raise TooSmallError("topology", str(error)) from None
     try:
-        chosen = topology.choose(config.placement, there, config.cpus_reserved)
+        chosen = topology.choose(config.placement, totals, config.cpus_reserved)
     except ValueError as error:
         raise TooSmallError("topology", f"{error}{_advice(config)}") from None
-    return _with_cpus(recipe.on_device(config, "cpu"), chosen, there, free)
+    return _with_cpus(recipe.on_device(config, "cpu"), chosen, totals, free)
 
 
 def _with_cpus(
-    config: ResolvedConfig, chosen: list[str], there: Sequence[Node], free: Sequence[Node] | None
+    config: ResolvedConfig, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
 ) -> Allocation:
     """Decide the CPUs of each worker, where none are given: a share of what is ``free`` on the chosen nodes.
 
@@ -242,7 +242,7 @@ def _with_cpus(
     """
     if config.cpus_per_worker is None:
         wanted, gpus = config.placement, config.gpus_reserved
-        offers = {node.node_id: node for node in there}
+        offers = {node.node_id: node for node in totals}
         for node in connection.free_nodes({}, {}) if free is None else free:
             if topology.capacity(node, config.cpus_reserved, gpus) >= wanted.workers_per_node:
                 offers[node.node_id] = node
@@ -285,11 +285,11 @@ def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:
     """The config at each topology that it may have, most workers first; their CPUs follow from the nodes again."""
     if config.elastic is None:
         return [replace(config, cpus_per_worker=None, cpus_follow=False) if config.cpus_follow else config]
-    found = []
+    candidates = []
     for wanted in topology.between(*topology.parse_range(config.elastic)):
         with suppress(ConfigError):  # these workers cannot share the global batch
-            found.append(recipe.at(config, wanted))
-    return found
+            candidates.append(recipe.at(config, wanted))
+    return candidates
 
 
 def _refused(lacking: TooSmallError) -> TooSmallError:
@@ -297,7 +297,7 @@ def _refused(lacking: TooSmallError) -> TooSmallError:
     return TooSmallError(lacking.key, f"{lacking.problem}, and {why}")
 
 
-def _found(config: ResolvedConfig) -> tuple[int, int]:
+def _suitable(config: ResolvedConfig) -> tuple[int, int]:
     """How many nodes can hold workers of the run's smallest topology, and how many it needs."""
     least = _candidates(config)[-1]
     wanted = least.placement

@@ -49,9 +49,9 @@ def connected(
     """
     head = address(config)
     if servers.is_made_up(config) and (head or ray.is_initialized()):
-        there = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
+        which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError(
-            "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {there}"
+            "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {which}"
         )
     joins = bool(head) or ray.is_initialized()
     if joins:  # the path of its workers begins with these folders
@@ -170,12 +170,12 @@ def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
 
 def _greet(head: str) -> None:
     """Check the token and the version before Ray does, which tries for 20 s and does not name a wrong token."""
-    there = optional.greeting(head, _GREETING_TIMEOUT_S)
-    if there is None or (there.code == "OK" and there.ray_version == ray.__version__):
+    answer = optional.greeting(head, _GREETING_TIMEOUT_S)
+    if answer is None or (answer.code == "OK" and answer.ray_version == ray.__version__):
         return
-    if there.code == "OK":
-        raise ConfigError("", other_version(head, "Ray", there.ray_version, ray.__version__))
-    if there.code == "UNAUTHENTICATED":
+    if answer.code == "OK":
+        raise ConfigError("", other_version(head, "Ray", answer.ray_version, ray.__version__))
+    if answer.code == "UNAUTHENTICATED":
         raise ConfigError("", wrong_token(head))
     raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one")
 

@@ -230,15 +230,15 @@ def _using(folder: Path, known: set[psutil.Process]) -> set[psutil.Process]:
 
     An agent has another title, in which there is no path.
     """
-    found = set(known)
+    processes = set(known)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
-                found.add(process)
-    for process in set(found):
+                processes.add(process)
+    for process in set(processes):
         with suppress(psutil.Error):
-            found.update(process.children(recursive=True))
-    return found
+            processes.update(process.children(recursive=True))
+    return processes
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
@@ -257,15 +257,15 @@ def cpus_per_node(config: TrainConfig) -> int:
         ConfigError: when there are fewer of them than nodes.
     """
     needed = config.placement.workers_per_node * config.cpus_reserved
-    there = hardware.allowed_cpus()
+    cpus = hardware.allowed_cpus()
     if config.oversubscribe:
-        return max(needed, there // config.local_nodes)
-    if there < config.local_nodes:
+        return max(needed, cpus // config.local_nodes)
+    if cpus < config.local_nodes:
         raise ConfigError(
             "local_nodes",
-            f"must be at most the CPUs that may be used ({there}) without --oversubscribe, got {config.local_nodes}",
+            f"must be at most the CPUs that may be used ({cpus}) without --oversubscribe, got {config.local_nodes}",
         )
-    return there // config.local_nodes
+    return cpus // config.local_nodes
 
 
 def quiet(config: TrainConfig) -> dict[str, Any]:

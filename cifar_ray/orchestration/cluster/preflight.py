@@ -54,14 +54,14 @@ def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict
         return {}
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"
-    found = {}
+    faults = {}
     try:
         folder.write(mark, "")
         task = ray.remote(num_cpus=0, max_retries=0)(_try)
         answers = []
         for node in nodes:
-            there = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
-            answers.append(there.remote(folder, mark, f"{mark}-{node.node_id}"))
+            on_node = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+            answers.append(on_node.remote(folder, mark, f"{mark}-{node.node_id}"))
         for node, answer in zip(nodes, answers, strict=True):
             try:
                 host, fault = ray.get(answer, timeout=_ANSWER_S)
@@ -71,13 +71,13 @@ def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict
                 fault = "writes what is not seen here to"
             except ray.exceptions.RayError as error:  # also when there is no answer in time
                 reason = errors.first_line(error)
-                found[node.node_id] = ConfigError("storage", f"could not be checked on node {node.address}: {reason}")
+                faults[node.node_id] = ConfigError("storage", f"could not be checked on node {node.address}: {reason}")
                 continue
             if fault:
-                found[node.node_id] = ConfigError(
+                faults[node.node_id] = ConfigError(
                     "storage", f"must be a {wanted}; node {host} {fault} {folder.address}"
                 )
-        return found
+        return faults
     finally:
         with contextlib.suppress(OSError):
             for name in (mark, *(f"{mark}-{node.node_id}" for node in nodes)):

@@ -43,8 +43,8 @@ def fit(config: ResolvedConfig, where: Mapping[str, str] | None, start_s: float,
     try:
         if not room.wait(start_s):
             raise ControllerError(TimeoutError("no room"))
-        there = PlacementGroupSchedulingStrategy(room)
-        worker = ray.remote(LoneWorker).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=there).remote()
+        strategy = PlacementGroupSchedulingStrategy(room)
+        worker = ray.remote(LoneWorker).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy).remote()
         ray.get(worker.train.remote(payload))
     except ray.exceptions.RayError as error:
         raise WorkerGroupError(str(error), {0: error}) from None

@@ -156,7 +156,7 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
 def _trainer(attempt: Attempt, payload: dict[str, Any]) -> TorchTrainer:
     """Ray Train's trainer for one attempt: it restarts nothing."""
     config = attempt.allocation.config
-    known = [each.name for each in dataclasses.fields(ray.train.FailureConfig)]
+    known = [field.name for field in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
     return TorchTrainer(
         _train_loop,

@@ -140,10 +140,10 @@ def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | Non
     if (path / wanted).exists():
         _complete(bucket, path / wanted)
         return
-    for found in reversed(checkpoint.every(path)):
-        _complete(bucket, found)
+    for copy in reversed(checkpoint.every(path)):
+        _complete(bucket, copy)
         try:
-            checkpoint.load(found, config)
+            checkpoint.load(copy, config)
             break
         except CheckpointError:
             continue  # who asks for the newest finds that out again, and says it
@@ -152,10 +152,10 @@ def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | Non
         _complete(bucket, best)
 
 
-def _complete(bucket: Folder, found: Path) -> None:
+def _complete(bucket: Folder, copy: Path) -> None:
     for name in (WEIGHTS, STATE):
         with contextlib.suppress(FileNotFoundError):
-            bucket.below(found.name).download(name, found)
+            bucket.below(copy.name).download(name, copy)
 
 
 @contextmanager

@@ -205,14 +205,14 @@ class _Poster(UserCallback):
 
 def _kept(journal: str, run_id: str) -> list[_Reported]:
     """One run's reports in the file of a job; none where it is not on this machine."""
-    found = []
+    reports = []
     if journal and Path(journal).is_file():
         for line in Path(journal).read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, TypeError, KeyError):  # cut by a kill
                 values = json.loads(line)
                 if values.pop("run") == run_id:
-                    found.append(_Reported(**values))
-    return found
+                    reports.append(_Reported(**values))
+    return reports
 
 
 def _keep(journal: Path, run_id: str, event: _Reported) -> None:
@@ -232,7 +232,9 @@ def _complete(journal: str, run_id: str) -> None:
         address = _address(newest.checkpoint)
         reports = _kept(journal, run_id)
         if address not in [report.checkpoint for report in reports]:
-            after_ms = max([Path(address).stat().st_mtime_ns // 1_000_000, *(one.timestamp_ms + 1 for one in reports)])
+            after_ms = max(
+                [Path(address).stat().st_mtime_ns // 1_000_000, *(report.timestamp_ms + 1 for report in reports)]
+            )
             _keep(Path(journal), run_id, _Reported(len(reports) + 1, after_ms, newest.metrics, address))
 
 

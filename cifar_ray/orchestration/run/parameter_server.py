@@ -61,8 +61,8 @@ def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
     if worker.rank == 0:
         places = list(dict.fromkeys(nodes))
         for number in range(config.servers):
-            there = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
-            options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": there}
+            strategy = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
+            options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": strategy}
             actors[number] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)
     if worker.world_size > 1:
         dist.broadcast_object_list(actors, src=0, device=worker.device)

@@ -148,8 +148,8 @@ class Run:
             self._nodes.clear()
             self._watch = _Watch(self.allocator)
             stoppable = strategies.of(chosen.config).synchronous
-            one = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
-            ended = attempt.run(one, self.mailbox, self._hear, self._should_stop)
+            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
+            ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
             if isinstance(ended, Stopped):
                 self.handle(ended)
             if not isinstance(ended, Outcome):

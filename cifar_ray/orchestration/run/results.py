@@ -54,7 +54,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Found:
+class KnownCheckpoint:
     """A run's checkpoint.
 
     Attributes:
@@ -101,7 +101,7 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
     return KnownRun("", folder.name, key, folder.address, "")
 
 
-def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> Found:
+def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:
     """Read a run's newest usable checkpoint, or the one with the highest test accuracy.
 
     Raises:
@@ -122,7 +122,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
             note(f"passed over: {problem.replace(str(here), kept.address)}")
         path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
         digest = manifest.read(path).weights.sha256
-        return Found(kept.below(path.name).address, snapshot, digest, known)
+        return KnownCheckpoint(kept.below(path.name).address, snapshot, digest, known)
 
 
 def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
@@ -134,9 +134,9 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     """
     from cifar_ray.training.evaluate import Evaluator
 
-    found = find_checkpoint(run, which, tracking_uri, note)
-    snapshot = found.snapshot
-    model = classifier.restore(found.address, snapshot)
+    chosen = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = chosen.snapshot
+    model = classifier.restore(chosen.address, snapshot)
     config = snapshot.config
     dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
     recipe.with_images(config, dataset)  # those that it learned with
@@ -144,7 +144,7 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
     counted = None if snapshot.accuracy is None else config.test_images or evaluation.images
-    return Scored(found.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy, counted)
+    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy, counted)
 
 
 def predict(
@@ -159,10 +159,10 @@ def predict(
         ConfigError: when there is no such run, or a file is not an image.
     """
     imagefiles.check(images)
-    found = find_checkpoint(run, which, tracking_uri, note)
-    snapshot = found.snapshot
+    chosen = find_checkpoint(run, which, tracking_uri, note)
+    snapshot = chosen.snapshot
     spec, names = data.spec(snapshot.config), snapshot.class_names
-    model = classifier.of(found.address, snapshot)
+    model = classifier.of(chosen.address, snapshot)
     scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
         probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])

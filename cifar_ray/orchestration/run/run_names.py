@@ -40,16 +40,16 @@ def check_free(above: Folder, name: str, store: str) -> None:
 
 def taken(above: Folder, name: str, store: str) -> ConfigError:
     """The error about a name that is taken in the storage ``above``; ``store`` is the new run's tracking URI."""
-    there = f"must be new, and {name!r} is in {above.address}"
+    rule = f"must be new, and {name!r} is in {above.address}"
     folder = above.below(name)
     if SWEEP in folder.names():
         return ConfigError(
-            "run_name", f"{there}; it is a sweep, which `cifar-ray sweep --resume {name}{uri.flag(store)}` continues"
+            "run_name", f"{rule}; it is a sweep, which `cifar-ray sweep --resume {name}{uri.flag(store)}` continues"
         )
     epochs = _all_epochs(folder.below(CHECKPOINTS))
     if epochs:
-        return ConfigError("run_name", f"{there}, trained to the end ({counted(epochs, 'epoch')}); give another name")
-    return ConfigError("run_name", f"{there}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
+        return ConfigError("run_name", f"{rule}, trained to the end ({counted(epochs, 'epoch')}); give another name")
+    return ConfigError("run_name", f"{is_taken}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
 
 
 def _all_epochs(kept: Folder) -> int:

@@ -76,7 +76,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
         if isinstance(named, str):
             return {**values, "dataset": data.own.absolute(named)}
         if isinstance(named, list | tuple):
-            return {**values, "dataset": [data.own.absolute(str(each)) for each in named]}
+            return {**values, "dataset": [data.own.absolute(str(name)) for name in named]}
         return dict(values)
 
     return dataclasses.replace(config, train=of(config.train), grid=tuple(of(axes) for axes in config.grid))
@@ -151,7 +151,7 @@ class PlannedTrial:
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
         return {name: str(value) for name, value in values.items()}
 
-    def find_again(self, folder: Folder, there: Mapping[str, KnownTrial]) -> None:
+    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial]) -> None:
         """Read from its folder and from MLflow what an earlier driver has done.
 
         Raises:
@@ -164,7 +164,7 @@ class PlannedTrial:
             own.remove()
             return
         self.folder = run_folder.reopen(own)
-        known = there.get(self.folder.key)
+        known = earlier.get(self.folder.key)
         if known is None:
             return
         self.run_id, self.times, self.reason = known.run_id, known.times, known.reason

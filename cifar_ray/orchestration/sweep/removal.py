@@ -117,9 +117,9 @@ def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
         with storage.refusing(folder):
             lock = stack.enter_context(Lock(folder, _busy(name)))
         tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
-        found = [run_folder.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
+        members_here = [run_folder.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
         with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:  # a run of a sweep may have been resumed by itself
-            list(pool.map(lambda run: run.lock().release(), found))
+            list(pool.map(lambda run: run.lock().release(), members_here))
     return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)
 
 

@@ -138,9 +138,9 @@ def resume(
     config, trials = planner.read(known)
     folder = storage.at(known.folder)
     with signals(), planner.lock(folder):
-        there = parent.trials(client, known)
+        earlier = parent.trials(client, known)
         for trial in trials:
-            trial.find_again(folder, there)
+            trial.find_again(folder, earlier)
             if retry_failed and trial.state == boards.FAILED:
                 trial.state, trial.reason = boards.WAITING, ""
         if all(trial.state != boards.WAITING for trial in trials):

@@ -122,10 +122,10 @@ class Tuning:
 
     def take_ended(self) -> list[tuple[int, bool]]:
         """Indices of the trials that have ended since the last call, and whether with an error."""
-        found = []
+        ended = []
         while not self._listener.ended.empty():
-            found.append(self._listener.ended.get())
-        return found
+            ended.append(self._listener.ended.get())
+        return ended
 
     def cancel(self) -> None:
         """End the loop; otherwise it would start another Ray when this one ends."""
