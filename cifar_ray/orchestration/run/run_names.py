@@ -49,7 +49,7 @@ def taken(above: Folder, name: str, store: str) -> ConfigError:
     epochs = _all_epochs(folder.below(CHECKPOINTS))
     if epochs:
         return ConfigError("run_name", f"{rule}, trained to the end ({counted(epochs, 'epoch')}); give another name")
-    return ConfigError("run_name", f"{is_taken}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
+    return ConfigError("run_name", f"{rule}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
 
 
 def _all_epochs(kept: Folder) -> int:
