@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cifar_ray.config.train import TrainConfig, is_own
-from cifar_ray.data import own
+from cifar_ray.data import arrays, own
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 
 __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
@@ -11,7 +11,7 @@ __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", 
 
 def spec(config: TrainConfig) -> DatasetSpec:
     """The facts of a resolved config's data set; of one of the user's own, those that the config has recorded."""
-    return own.spec(config.dataset, config.images) if is_own(config.dataset) else SPECS[config.dataset]
+    return arrays.spec(config.dataset, config.images) if is_own(config.dataset) else SPECS[config.dataset]
 
 
 def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:

@@ -2,9 +2,8 @@
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
 (or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. Its images are
-decoded once, and kept as arrays beside the other data sets; with ``stream`` they stay on disk. A function returns
-``(images, labels), (images, labels)``, for training and for the test, and may return the names of the classes after
-them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,).
+decoded once, and kept as arrays beside the other data sets; with ``stream`` they stay on disk. Functions are those of
+:mod:`cifar_ray.data.arrays`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from cifar_ray.config import files, imports, schema
-from cifar_ray.config.errors import ConfigError, brief, counted
+from cifar_ray.config import files, schema
+from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import FOLDER, Images, TrainConfig
-from cifar_ray.data import imagefiles
-from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest, folder
+from cifar_ray.data import arrays, imagefiles
+from cifar_ray.data.datasets import Dataset, Split, folder
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that have been decoded, and that of all."""
@@ -81,7 +80,7 @@ def look(config: TrainConfig) -> Images:
         with _reading(root):
             listing = _listing(root, config.test_share, _stamp(root))
         return Images(len(listing.classes), len(listing.train), len(listing.test), config.image_size)
-    return described(_from_function(config.dataset))
+    return described(arrays.from_function(config.dataset))
 
 
 def described(dataset: Dataset) -> Images:
@@ -99,7 +98,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         ConfigError: when it cannot be read; the sentence names the file.
     """
     if not config.dataset.startswith(FOLDER):
-        return _from_function(config.dataset)
+        return arrays.from_function(config.dataset)
     root = _path(config.dataset)
     with _reading(root):
         listing = _listing.__wrapped__(root, config.test_share)  # deeper folders may have changed since a first look
@@ -127,7 +126,9 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         raise ConfigError(
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
-    return dataclasses.replace(_made(config.dataset, train, test, listing.classes, facts), left_out=listing.left_out)
+    return dataclasses.replace(
+        arrays.made(config.dataset, train, test, listing.classes, facts), left_out=listing.left_out
+    )
 
 
 def _remove_unused(home: Path) -> None:
@@ -352,7 +353,7 @@ def _decode(listing: _Listing, root: Path, config: TrainConfig, kept: Path, prog
             images.flush()
             np.save(partial / f"{half}_labels.npy", np.array([label for _, label in listed], dtype=np.int64))
         train, test = (_kept(partial, half, True) for half in ("train", "test"))
-        facts = dataclasses.asdict(_facts(train, test, len(listing.classes)))
+        facts = dataclasses.asdict(arrays.facts_of(train, test, len(listing.classes)))
         (partial / "facts.json").write_text(json.dumps(facts))
         partial.rename(kept)
     except BaseException:
@@ -376,120 +377,3 @@ def _check_room(what: str, needed: int, root: Path, config: TrainConfig, home: P
             "data_dir",
             f"must have room for {root}: {what} take {needed / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB",
         )
-
-
-@functools.cache
-def _from_function(path: str) -> Dataset:
-    """What the user's function returns, once in a process.
-
-    Raises:
-        ConfigError: when it fails, or returns something else.
-    """
-    function = imports.load(path, "dataset")
-    with imports.calling(path, "dataset", "must return arrays"):
-        returned = function()
-    wanted = f"must return (images, labels), (images, labels) and perhaps the classes' names, and {path} returns"
-    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
-        raise ConfigError("dataset", f"{wanted} {brief(returned)}")
-    train, test = (_array_split(path, half, name) for half, name in zip(returned, ("training", "test"), strict=False))
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ConfigError(
-            "dataset", f"must return images of one size, and those of {path} differ between training and test"
-        )
-    learned = np.unique(train.labels)
-    classes = len(learned)
-    if (
-        classes < 2
-        or not np.array_equal(learned, np.arange(classes))
-        or not set(np.unique(test.labels)) <= set(learned)
-    ):
-        raise ConfigError(
-            "dataset",
-            "must have labels from 0, without a gap, of at least two classes, and no others in the test; those of "
-            f"{path} are {classes} kinds, {learned[0]} to {max(learned[-1], test.labels.max())}",
-        )
-    given = returned[2] if len(returned) == 3 else range(classes)
-    names = tuple(map(str, given)) if isinstance(given, list | tuple | range) else ()
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(
-            "dataset", f"must return a list of the classes' names, no two alike; {path} has {brief(given)}"
-        )
-    if len(names) != classes:
-        raise ConfigError(
-            "dataset", f"must return a name for each class; {path} has {classes} classes and {len(names)} names"
-        )
-    return _made(path, train, test, names)
-
-
-def _array_split(path: str, half: Any, name: str) -> Split:
-    """One half of what a function returned, as the loader takes it."""
-    try:
-        images, labels = (np.asarray(each) for each in half)
-    except (TypeError, ValueError, RuntimeError):  # torch's tensors that have a gradient raise the last one
-        raise ConfigError(
-            "dataset", f"must return (images, labels) for {name}, and {path} returns {brief(half)}"
-        ) from None
-    if images.ndim == 3:
-        images = np.repeat(images[..., None], 3, axis=3)
-    if (
-        images.dtype != np.uint8
-        or not images.size
-        or images.ndim != 4
-        or images.shape[1] != images.shape[2]
-        or images.shape[3] != 3
-    ):
-        raise ConfigError(
-            "dataset",
-            f"must return uint8 images (N, side, side, 3) or (N, side, side), and the {name} images of {path} are "
-            f"{images.dtype} {images.shape}",
-        )
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
-        raise ConfigError(
-            "dataset",
-            f"must return a whole number for each image, and the {name} labels of {path} are {labels.dtype} "
-            f"{labels.shape} for {len(images)} images",
-        )
-    return Split(np.ascontiguousarray(images), labels.astype(np.int64))
-
-
-def _made(name: str, train: Split, test: Split, classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
-    """The data set of two halves; its facts are those found before, or else of these pixels."""
-    facts = facts or _facts(train, test, len(classes))
-    assert facts.digest is not None
-    return Dataset(spec(name, facts), train, test, classes, facts.digest)
-
-
-def _facts(train: Split, test: Split, classes: int) -> Images:
-    counts = np.zeros((3, 256), dtype=np.int64)
-    for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
-        for channel in range(3):
-            counts[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
-    values = np.arange(256) / 255
-    shares = counts / counts.sum(1, keepdims=True)
-    mean = shares @ values
-    std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
-    return Images(
-        classes,
-        len(train.labels),
-        len(test.labels),
-        train.images.shape[1],
-        tuple(round(float(value), 4) for value in mean),
-        tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
-        digest(train, test),
-    )
-
-
-def spec(name: str, images: Images) -> DatasetSpec:
-    """The facts of a data set that has been looked at; its mean is 0 and its deviation 1 until all has been read."""
-    return DatasetSpec(
-        name,
-        images.classes,
-        images.train,
-        images.test,
-        tuple(images.mean) or (0.0, 0.0, 0.0),
-        tuple(images.std) or (1.0, 1.0, 1.0),
-        flip=True,
-        native_size=images.side,
-        image_size=images.side,
-        crop=True,
-    )
