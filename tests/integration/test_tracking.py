@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -80,25 +79,6 @@ def locked(client: MlflowClient) -> Iterator[None]:
 
 def history(client: MlflowClient, run_id: str, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
-
-
-@pytest.fixture
-def silent() -> Iterator[int]:
-    """A port where connections are taken and never answered."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_store_that_never_answers_is_refused_within_10_s(home: Path, silent: int) -> None:
-    refused = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(ConfigError):
-            store.connect(f"http://127.0.0.1:{silent}")
-        refused.set()
-
-    threading.Thread(target=connect, daemon=True).start()
-    assert refused.wait(10)
 
 
 def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
@@ -182,21 +162,18 @@ def loss(step: int, value: float) -> Row:
     return Row.now("iteration", step, {"train/loss": value})
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_mlflow_has_what_led_to_the_final_weights_and_has_it_once(
-    there: bool, client: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
+def test_mlflow_has_what_led_to_the_final_weights_although_it_was_away(
+    client: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
     record = begin(client, config, digits, tmp_path)
     kept = [loss(5, 0.5), loss(10, 0.4)]
-    with contextlib.nullcontext() if there else away(client):
+    with away(client):
         record.started(started(config, 0))
         for row in kept:
             record.row(row)
         record.checkpoint(SavedCheckpoint(tmp_path / "step-00000012", 12, 0, "a"))
         record.row(loss(15, 9.9))  # of steps that are lost
         record.row(loss(20, 9.9))
-        if there:
-            wait_for(lambda: history(client, record.run_id, "train/loss") == [(5, 0.5), (10, 0.4)])
         record.started(started(config, 12, *kept))
         record.row(loss(15, 0.3))
     record.row(loss(20, 0.2))
@@ -517,16 +494,6 @@ def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id:
     guard = Guard(client.tracking_uri, run_id, "s1")
     assert guard.conclude(True, "FINISHED")
     assert guard.wait(0)
-    assert client.get_run(run_id).info.status == "RUNNING"
-
-
-@pytest.mark.fault
-def test_a_guard_leaves_a_run_alone_that_another_driver_has_taken_over(client: MlflowClient, run_id: str) -> None:
-    client.set_tag(run_id, store.SESSION_TAG, "s2")
-    guard = Guard(client.tracking_uri, run_id, "s1")
-    assert guard._starter.stdin is not None
-    guard._starter.stdin.close()
-    assert guard.wait(30)
     assert client.get_run(run_id).info.status == "RUNNING"
 
 
