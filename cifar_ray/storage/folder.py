@@ -87,8 +87,8 @@ class Folder:
 
         # Google's store has no folders: only the objects below tell that there is one.
         selector = fs.FileSelector(self.path, recursive=not self.local, allow_not_found=True)
-        found = self._files.get_file_info(selector)
-        return sorted({PurePosixPath(info.path).relative_to(self.path).parts[0] for info in found})
+        infos = self._files.get_file_info(selector)
+        return sorted({PurePosixPath(info.path).relative_to(self.path).parts[0] for info in infos})
 
     def size(self) -> int:
         """Bytes of all files in it and below."""

@@ -65,9 +65,9 @@ def everything(uri: str) -> list[Listed]:
     client = store.connect(uri)
     with store.refusing(uri):
         experiments = store.all_experiments(client)
-        found = [run for tag in _OURS for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
+        runs = [run for tag in _OURS for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Run]] = {}
-    for run in sorted(found, key=lambda run: -run.info.start_time):
+    for run in sorted(runs, key=lambda run: -run.info.start_time):
         children.setdefault(run.data.tags.get(parent.PARENT_TAG, ""), []).append(run)
     return [_listed(run, children.get(run.info.run_id, ())) for run in children.get("", ())]
 
@@ -88,7 +88,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
     is_sweep = parent.KIND_TAG in run.data.tags
     members = children if is_sweep else [run]
     tags, state = run.data.tags, _STATES.get(run.info.status, run.info.status.lower())
-    failed = sum(one.info.status == "FAILED" for one in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
+    failed = sum(run.info.status == "FAILED" for run in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
     return Listed(
         name=run.info.run_name,
         run_id=run.info.run_id,

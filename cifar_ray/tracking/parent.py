@@ -199,7 +199,7 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
         ConfigError: when the store does not answer.
     """
     with store.refusing(client.tracking_uri):
-        found = children(client, client.get_run(sweep.run_id))
+        runs = children(client, client.get_run(sweep.run_id))
     return {
         run.data.tags[store.KEY_TAG]: KnownTrial(
             run.info.run_id,
@@ -209,7 +209,7 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
             run.data.metrics.get("test/accuracy"),
             run.data.tags.get(store.FAILURE_TAG, ""),
         )
-        for run in found
+        for run in runs
     }
 
 

@@ -43,11 +43,11 @@ def study(uri: str, name: str) -> Study:
     with store.refusing(uri):
         tags = own.data.tags
         listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
-        found = _cells(client, own, listed or ())
-        left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in found) else ()
+        trials = _cells(client, own, listed or ())
+        left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in trials) else ()
         return Study(
             name=name,
-            trials=[trial for trial in found if _is_placed(trial)],
+            trials=[trial for trial in trials if _is_placed(trial)],
             store=store.shown(uri),
             command=tags.get("cifar_ray.command", ""),
             hold=tags.get("cifar_ray.hold", "batch"),

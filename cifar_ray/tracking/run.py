@@ -77,11 +77,9 @@ class RunRecord(Record):
             try:
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:
-                # The request may have arrived though its answer did not.
-                found = store.find_key(client, key)
-                if found is None:
+                if (arrived := store.find_key(client, key)) is None:  # though its answer did not
                     raise
-                run = found
+                run = arrived
         record = cls(client, run, session)
         record._sink.params({k: v for k, v in runfile.params(config).items() if k not in ("precision", "device")})
         record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))

@@ -124,8 +124,8 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     Raises:
         ConfigError: when it was deleted, and so can neither be used nor created.
     """
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         path = sqlite_path(client.tracking_uri)
         # MLflow's own default for a database is a folder relative to the working folder.
         folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
@@ -135,12 +135,12 @@ def experiment_id(client: MlflowClient, name: str) -> str:
                 name, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
             )
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another process was first
-            if found is None:
+            experiment = client.get_experiment_by_name(name)  # another process was first
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise ConfigError("experiment", f"must not be a deleted one; restore {name!r} in MLflow, or take another")
-    return found.experiment_id
+    return experiment.experiment_id
 
 
 def experiment_name(given: str | None, datasets: Collection[str]) -> str:
@@ -188,8 +188,8 @@ def with_key(uri: str, key: str) -> KnownRun | None:
     if not exists(uri):
         return None
     with refusing(uri):
-        found = find_key(connect(uri), key)
-    return _known(found) if found else None
+        run = find_key(connect(uri), key)
+    return _known(run) if run else None
 
 
 def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
@@ -296,11 +296,11 @@ def all_experiments(client: MlflowClient) -> list[str]:
 
 def _all_pages(ask: Callable[[str | None], Any]) -> list[Any]:
     """All that MLflow answers in pages to ``ask``, which takes the token of a page."""
-    found: list[Any] = []
+    results: list[Any] = []
     token = None
     while True:
         page = ask(token)
-        found += page
+        results += page
         token = page.token
         if not token:
-            return found
+            return results
