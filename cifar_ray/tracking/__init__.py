@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from cifar_ray.config.variables import variables
+
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -35,19 +37,14 @@ def quieten(verbose: bool) -> None:
 @contextmanager
 def settings() -> Iterator[None]:
     """Context manager: MLflow works with this program's settings where a person has not set others."""
-    before = dict(os.environ)
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
+    with variables({name: value for name, value in _SETTINGS.items() if name not in os.environ}):
         yield
-    finally:
-        restore_variables(before, *_SETTINGS)
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    variables, loggers = dict(os.environ), _loggers()
+    before, loggers = dict(os.environ), _loggers()
     try:
         with settings(), warnings.catch_warnings(), same_address():
             if any(action == "error" for action, *_ in warnings.filters):
@@ -56,7 +53,7 @@ def unchanged() -> Iterator[None]:
                 os.environ.pop("PYTHONWARNINGS", None)
             yield
     finally:
-        restore_variables(variables)
+        restore_variables(before)
         for name, (level, propagate, handlers) in loggers.items():
             logger = logging.getLogger(name)
             logger.setLevel(level)
@@ -75,18 +72,16 @@ def _loggers() -> dict[str, tuple[int, bool, list[logging.Handler]]]:
 def same_address() -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
     mlflow = sys.modules.get("mlflow")
-    variables = dict(os.environ)
+    environment = dict(os.environ)
     before = mlflow.get_tracking_uri() if mlflow else None
     try:
         yield
     finally:
         mlflow = sys.modules.get("mlflow")
-        if mlflow and mlflow.get_tracking_uri() != before:
-            mlflow.set_tracking_uri(None)
-            restore_variables(variables, "MLFLOW_TRACKING_URI")
-            if before is not None and mlflow.get_tracking_uri() != before:
-                mlflow.set_tracking_uri(before)
-                restore_variables(variables, "MLFLOW_TRACKING_URI")
+        for address in (None, before):  # without one of its own, MLflow may have the same as before
+            if mlflow and mlflow.get_tracking_uri() != before:
+                mlflow.set_tracking_uri(address)
+                restore_variables(environment, "MLFLOW_TRACKING_URI")
 
 
 def restore_variables(before: Mapping[str, str], *names: str) -> None:

@@ -6,7 +6,7 @@ import io
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,43 +21,12 @@ from cifar_ray.data import Dataset
 from cifar_ray.tracking import drawing, store
 from cifar_ray.training.classifier import Classifier
 
-_CHECKPOINTS = "checkpoints.json"
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
 _IMAGE_MODEL = Path(__file__).with_name("image_model.py")
 _MOST_LABELS = 20
 _one_at_a_time = threading.Lock()
 """Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
-
-
-class CheckpointList:
-    """``checkpoints.json``: where each checkpoint of a run is, and its hash.
-
-    Checkpoints may come faster than a store takes a file; each writing has all that came before it.
-    """
-
-    def __init__(self) -> None:
-        self._entries: dict[int, Mapping[str, Any]] = {}
-        self._added, self._written = 0, 0
-        self._continued = False
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Add a checkpoint; it replaces an earlier one of the same ``step``."""
-        self._entries[entry["step"]] = entry
-        self._added += 1
-
-    def write(self, client: MlflowClient, run_id: str) -> None:
-        """Update the artifact, keeping the entries of earlier processes."""
-        if not self._continued:
-            earlier = store.read_json(client, run_id, _CHECKPOINTS) or {"checkpoints": []}
-            self._entries = {**{entry["step"]: entry for entry in earlier["checkpoints"]}, **self._entries}
-            self._continued = True
-        added = self._added
-        if added > self._written:
-            client.log_dict(
-                run_id, {"checkpoints": [self._entries[step] for step in sorted(self._entries)]}, _CHECKPOINTS
-            )
-            self._written = added
 
 
 def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> str:
@@ -98,13 +67,6 @@ def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{count}", ha="center", va="center", color=colour, fontsize=8)
     return figure
-
-
-def log_per_class(
-    client: MlflowClient, run_id: str, per_class: Mapping[str, Sequence[float]], names: Sequence[str]
-) -> None:
-    """``per_class.json``, a table that MLflow shows: one row per class."""
-    client.log_table(run_id, {"class": list(names), **{k: list(v) for k, v in per_class.items()}}, "per_class.json")
 
 
 def log_model(

@@ -18,7 +18,7 @@ from mlflow.tracking.context import registry
 from cifar_ray import tracking
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import artifacts, store
+from cifar_ray.tracking import store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import finite
 
@@ -44,7 +44,6 @@ class JobRecord(Record):
         super().__init__(client, run, session)
         self.is_continued = is_continued
         self.journal = run.data.tags.get(JOURNAL_TAG, "")
-        self._checkpoints = artifacts.CheckpointList()
         self._until_end = until_end
 
     @classmethod
@@ -90,8 +89,7 @@ class JobRecord(Record):
 
     def checkpoint(self, step: int, address: str) -> None:
         """Record a reference to a checkpoint."""
-        self._checkpoints.add({"step": step, "path": address})
-        self._sink.call(self._checkpoints.write)
+        self.list_checkpoint({"step": step, "path": address})
         self._sink.tags({"cifar_ray.checkpoint": address})
 
     def kept_in(self, journal: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -12,6 +13,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 
 _PATIENCE_S = 30.0
+_CHECKPOINTS = "checkpoints.json"
 
 
 class Record:
@@ -29,6 +31,8 @@ class Record:
         self.page = pages.run(self.uri, run)
         self._guard = Guard(self.uri, self.run_id, session)
         self._sink = Sink(client, self.run_id)
+        self._listed: dict[int, Mapping[str, Any]] = {}
+        self._unlisted: list[Mapping[str, Any]] = []
 
     @property
     def trouble(self) -> str:
@@ -47,6 +51,23 @@ class Record:
     def failed(self, reason: str) -> None:
         """Record the reason of a failure."""
         self.tags({store.FAILURE_TAG: reason})
+
+    def list_checkpoint(self, entry: Mapping[str, Any]) -> None:
+        """Add a checkpoint to ``checkpoints.json``; it replaces an earlier one of the same ``step``."""
+        self._unlisted.append(entry)
+        self._sink.call(self._write_checkpoints)
+
+    def _write_checkpoints(self, client: MlflowClient, run_id: str) -> None:
+        """Write what waits at once: checkpoints may come faster than a store takes a file."""
+        fresh, entries = list(self._unlisted), dict(self._listed)
+        if not fresh:
+            return
+        if not entries and (earlier := store.read_json(client, run_id, _CHECKPOINTS)):  # of earlier processes
+            entries = {entry["step"]: entry for entry in earlier["checkpoints"]}
+        entries |= {entry["step"]: entry for entry in fresh}
+        client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
+        del self._unlisted[: len(fresh)]
+        self._listed = entries
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.

@@ -119,14 +119,11 @@ def refuse_registered(client: Client, runs: Sequence[Run]) -> None:
     """
     with store.refusing(client.tracking_uri):
         for run in runs:
-            if versions := client.search_model_versions(f"run_id = '{run.info.run_id}'"):
-                named = ", ".join(f"version {number} of {name!r}" for name, number in sorted(map(_key, versions)))
+            versions = client.search_model_versions(f"run_id = '{run.info.run_id}'")
+            if registered := sorted((version.name, int(version.version)) for version in versions):
+                named = ", ".join(f"version {number} of {name!r}" for name, number in registered)
                 raise ConfigError(
                     "",
                     f"the model of run {run.info.run_name!r} is registered as {named}; delete that in MLflow's model "
                     "registry first",
                 )
-
-
-def _key(version: ModelVersion) -> tuple[str, int]:
-    return version.name, int(version.version)

@@ -44,7 +44,6 @@ class RunRecord(Record):
         self.undrawn = ""
         self._started_ms = run.info.start_time
         self._ended: float | None = None
-        self._checkpoints = artifacts.CheckpointList()
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
 
@@ -167,7 +166,7 @@ class RunRecord(Record):
         held, self._held = self._held, []
         for row in held:
             self.row(row)
-        self._checkpoints.add(
+        self.list_checkpoint(
             {
                 "step": saved.step,
                 "epoch": saved.epoch,
@@ -176,7 +175,6 @@ class RunRecord(Record):
                 "accuracy": saved.accuracy,
             }
         )
-        self._sink.call(self._checkpoints.write)
         if saved.best:
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
@@ -202,13 +200,14 @@ class RunRecord(Record):
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
         address = self._address(Path(outcome.checkpoint))
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
-        names, confusion, per_class = dataset.class_names, outcome.confusion, outcome.per_class
+        names, confusion = dataset.class_names, outcome.confusion
 
         def draw(client: MlflowClient, run_id: str) -> None:
             self.undrawn = artifacts.log_confusion(client, run_id, confusion, names)
 
         self._sink.call(draw)
-        self._sink.call(lambda client, run_id: artifacts.log_per_class(client, run_id, per_class, names))
+        table = {"class": list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
+        self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
         figures = origin.figures({**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
 

@@ -35,6 +35,7 @@ from cifar_ray.orchestration.run import results, run_folder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
+from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
 from cifar_ray.training import checkpoint, classifier, manifest
@@ -419,16 +420,12 @@ def test_only_finite_numbers_are_recorded() -> None:
 
 def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> None:
     for steps in ((10, 20), (20, 30)):  # two processes, the second resuming from before what the first wrote last
-        listed = artifacts.CheckpointList()
+        record = Record(client, client.get_run(run_id), "session")
         for step in steps:
-            listed.add({"step": step})
-        listed.write(client, run_id)
-        listed.write(client, run_id)
-    assert [entry["step"] for entry in store.read_json(client, run_id, "checkpoints.json")["checkpoints"]] == [
-        10,
-        20,
-        30,
-    ]
+            record.list_checkpoint({"step": step})
+        assert record.end("KILLED")
+    listed = store.read_json(client, run_id, "checkpoints.json")["checkpoints"]
+    assert [entry["step"] for entry in listed] == [10, 20, 30]
 
 
 DRIVER = """
