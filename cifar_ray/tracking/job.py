@@ -28,7 +28,7 @@ JOB_TAG = "cifar_ray.job"
 JOURNAL_TAG = "cifar_ray.reports"
 """Tag with the path of the file that has every report of the job."""
 
-_PARAMS_AT_ONCE, _LONGEST_PARAM = 100, 6000  # MLflow's limits
+_LONGEST_PARAM = 6000  # MLflow's limit
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
 
 
@@ -59,7 +59,7 @@ class JobRecord(Record):
         Raises:
             ConfigError: when the store does not answer, or the parameters are something else.
         """
-        flat = list(flattened(params).items())
+        flat = flattened(params)
         quoted = store.escaped(name)
         with ExitStack() as stack:
             stack.enter_context(tracking.settings())  # so that an absent store does not make the end of the job wait
@@ -69,7 +69,7 @@ class JobRecord(Record):
                 runs = client.search_runs(
                     [home], f"tags.`{JOB_TAG}` = '{quoted}'", order_by=["attributes.start_time DESC"], max_results=1
                 )
-                is_continued = bool(runs) and _is_same(runs[0], dict(flat))
+                is_continued = bool(runs) and _is_same(runs[0], flat)
                 if is_continued:
                     run, session = store.take_over(client, runs[0].info.run_id)
                 else:
@@ -77,8 +77,7 @@ class JobRecord(Record):
                     tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
                     run = client.create_run(home, tags=tags, run_name=name)
             record = cls(client, run, session, is_continued, stack.pop_all())
-        for start in range(0, len(flat), _PARAMS_AT_ONCE):
-            record._sink.params(dict(flat[start : start + _PARAMS_AT_ONCE]))
+        record._sink.params(flat)
         return record
 
     def report(self, step: int, timestamp_ms: int, metrics: Mapping[str, Any]) -> None:

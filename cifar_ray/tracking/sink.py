@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -13,7 +13,6 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray.tracking import store
 
-_BATCH = 1000  # MLflow's limit of metrics in one request
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 _TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
@@ -40,11 +39,9 @@ class Sink:
         self._client, self._run_id = client, run_id
         self._writes: queue.Queue[Write | None] = queue.Queue()
         self._metrics: list[Metric] = []
-        self._lock = threading.Lock()
         self._closing, self._given_up = threading.Event(), threading.Event()
         self._deadline = float("inf")
-        self._written: dict[str, set[int]] = {}
-        self._read_back = False
+        self._written: set[tuple[str, int]] | None = None  # names and steps, once they have been read
         self._doubtful = False  # the last try has failed, and the store has not taken anything since
         self.trouble = ""
         self.refused: list[str] = []
@@ -57,8 +54,7 @@ class Sink:
         One that is written already under this step is left alone; of several that wait, the last is written.
         """
         points = [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
-        with self._lock:
-            self._metrics += points
+        self._metrics.extend(points)
         self._writes.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
@@ -150,33 +146,22 @@ class Sink:
         return True
 
     def _flush(self, client: MlflowClient, run_id: str) -> None:
-        with self._lock:
-            points = list(self._metrics)
-        fresh = self._unwritten(client, points)
-        try:
-            for start in range(0, len(fresh), _BATCH):
-                client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
-                for point in fresh[start : start + _BATCH]:
-                    self._written.setdefault(point.key, set()).add(point.step)
-        except MlflowException as error:
-            if _is_refusal(error):
-                self._forget(len(points))  # or they would be refused again with all that comes
-            raise
-        self._forget(len(points))
-
-    def _forget(self, count: int) -> None:
-        with self._lock:
-            del self._metrics[:count]
-
-    def _unwritten(self, client: MlflowClient, points: Iterable[Metric]) -> list[Metric]:
-        """The last point of each step that has no value yet: a resumed run repeats rows written before."""
-        if not self._read_back:
-            for name in client.get_run(self._run_id).data.metrics:
-                steps = {point.step for point in client.get_metric_history(self._run_id, name)}
-                self._written.setdefault(name, set()).update(steps)
-            self._read_back = True
+        """Write the last point of each step that has no value yet: a resumed run repeats rows written before."""
+        points = self._metrics[:]
         last = {(point.key, point.step): point for point in points}
-        return [point for point in last.values() if point.step not in self._written.get(point.key, ())]
+        try:
+            if self._written is None:
+                names = client.get_run(run_id).data.metrics
+                histories = [client.get_metric_history(run_id, name) for name in names]
+                self._written = {(point.key, point.step) for history in histories for point in history}
+            client.log_batch(run_id, metrics=[last[key] for key in last if key not in self._written])
+            self._written |= last.keys()
+        except Exception as error:
+            self._written = None  # a part may be there
+            if _is_refusal(error):
+                del self._metrics[: len(points)]  # or they would be refused again with all that comes
+            raise
+        del self._metrics[: len(points)]
 
 
 def _is_refusal(error: Exception) -> bool:
