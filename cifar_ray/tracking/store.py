@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -281,26 +282,20 @@ def search(client: MlflowClient, experiments: list[str], condition: str = "") ->
     Raises:
         MlflowException: when the store does not answer.
     """
-    return _all_pages(
-        lambda token: client.search_runs(
-            experiments, condition, order_by=["attributes.start_time DESC"], max_results=_PAGE, page_token=token
-        )
-    )
+    newest_first = ["attributes.start_time DESC"]
+    return _all_pages(partial(client.search_runs, experiments, condition, order_by=newest_first, max_results=_PAGE))
 
 
 def all_experiments(client: MlflowClient) -> list[str]:
     """Ids of all experiments that are not deleted."""
-    experiments = _all_pages(lambda token: client.search_experiments(page_token=token))
-    return [experiment.experiment_id for experiment in experiments]
+    return [experiment.experiment_id for experiment in _all_pages(client.search_experiments)]
 
 
-def _all_pages(ask: Callable[[str | None], Any]) -> list[Any]:
-    """All that MLflow answers in pages to ``ask``, which takes the token of a page."""
-    results: list[Any] = []
-    token = None
-    while True:
-        page = ask(token)
+def _all_pages(ask: Callable[..., Any]) -> list[Any]:
+    """All that MLflow answers in pages."""
+    page = ask()
+    results = list(page)
+    while page.token:
+        page = ask(page_token=page.token)
         results += page
-        token = page.token
-        if not token:
-            return results
+    return results
