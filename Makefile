@@ -23,7 +23,7 @@ quickstart: $(VENV)/installed
 
 # Needs no network and no data set; tests of real data run when CIFAR_RAY_DATA_DIR names a folder with it.
 test: $(VENV)/installed
-	$(BIN)/pytest -m "not slow and not cluster and not fault"
+	$(BIN)/pytest -m "not slow and not cluster and not fault and not extended"
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes.
 test-all: $(VENV)/installed
