@@ -135,7 +135,9 @@ def usual(config: TrainConfig, seconds: float, device: torch.device) -> dict[str
     )
     train = CIFAR10(data.folder(None), train=True, transform=transform)
     pinned = device.type == "cuda"
-    loader = DataLoader(train, resolved.batch_size, shuffle=True, num_workers=2, drop_last=True, pin_memory=pinned)
+    loader = DataLoader(
+        train, resolved.images_per_worker, shuffle=True, num_workers=2, drop_last=True, pin_memory=pinned
+    )
     model = models.build(resolved, spec).to(device).train()
     if resolved.optimizer == "adamw":
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=resolved.lr, weight_decay=resolved.weight_decay)

@@ -1,10 +1,10 @@
-"""The commands for a Ray cluster and for a trained model. Each reads its words and calls one function."""
+"""The commands for a Ray cluster and for a trained model, and how a command is called. Each calls one function."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cifar_ray.cli import early
@@ -21,11 +21,27 @@ from cifar_ray.config.cluster_commands import (
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.display.run import Console
 
+Commands = Mapping[str, tuple[Callable[[Any], int], Any, str]]
+"""Name -> what runs it, the dataclass of its options or the commands below it, and a summary."""
+
+BY_WORDS = ("train", "resume", "sweep", "submit", "cluster")
+"""The commands that read their words themselves; the others are called with a dataclass."""
+
+
+def call(commands: Commands, name: str, words: Sequence[str], above: str = "") -> int:
+    """Run a command with its words.
+
+    Raises:
+        ConfigError: on words or values that it does not take.
+    """
+    run, kind, _ = commands[name]
+    return run(words if above + name in BY_WORDS else flags.read(kind, words, above + name))
+
 
 def cluster(words: Sequence[str]) -> int:
     """``cifar-ray cluster``, which has commands of its own."""
     if words and words[0] in CLUSTER_COMMANDS:
-        return CLUSTER_COMMANDS[words[0]][0](words[1:])
+        return call(CLUSTER_COMMANDS, words[0], words[1:], "cluster ")
     if words and words[0] in ("-h", "--help"):
         print("usage: cifar-ray cluster COMMAND [OPTIONS]\n")
         for name, (_, _, summary) in CLUSTER_COMMANDS.items():
@@ -36,9 +52,8 @@ def cluster(words: Sequence[str]) -> int:
     raise ConfigError("", f"cifar-ray cluster must be followed by {errors.one_of(CLUSTER_COMMANDS)}, got {got}{moved}")
 
 
-def cluster_check(words: Sequence[str]) -> int:
+def cluster_check(command: ClusterCheckCommand) -> int:
     """``cifar-ray cluster check``."""
-    command = flags.read(ClusterCheckCommand, words, "cluster check")
     from cifar_ray.orchestration.cluster import clusterfile
     from cifar_ray.reporting import cost
 
@@ -75,9 +90,8 @@ def submit(words: Sequence[str]) -> int:
     return client.submit(asked, command)
 
 
-def jobs(words: Sequence[str]) -> int:
+def jobs(command: JobsCommand) -> int:
     """``cifar-ray jobs``."""
-    command = flags.read(JobsCommand, words, "jobs")
     _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
@@ -85,18 +99,16 @@ def jobs(words: Sequence[str]) -> int:
     return 0
 
 
-def logs(words: Sequence[str]) -> int:
+def logs(command: LogsCommand) -> int:
     """``cifar-ray logs``."""
-    command = flags.read(LogsCommand, words, "logs")
     _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
     return client.logs(command)
 
 
-def stop(words: Sequence[str]) -> int:
+def stop(command: StopCommand) -> int:
     """``cifar-ray stop``."""
-    command = flags.read(StopCommand, words, "stop")
     _reach_job_server(command.address)
     with _extra():
         from cifar_ray.orchestration.jobs import client
@@ -104,9 +116,8 @@ def stop(words: Sequence[str]) -> int:
     return 0
 
 
-def serve(words: Sequence[str]) -> int:
+def serve(command: ServeCommand) -> int:
     """``cifar-ray serve``."""
-    command = flags.read(ServeCommand, words, "serve")
     with ports.listen(command.host, command.port) as listener:
         early.check_runs([command.run], command.tracking_uri)
         with early.loading("loading PyTorch and MLflow", always=True):
@@ -115,9 +126,8 @@ def serve(words: Sequence[str]) -> int:
     return 0
 
 
-def register(words: Sequence[str]) -> int:
+def register(command: RegisterCommand) -> int:
     """``cifar-ray register``."""
-    command = flags.read(RegisterCommand, words, "register")
     early.check_runs([command.run], command.tracking_uri)
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import registry
@@ -129,11 +139,11 @@ def register(words: Sequence[str]) -> int:
     return 0
 
 
-CLUSTER_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+CLUSTER_COMMANDS: Commands = {
     "check": (cluster_check, ClusterCheckCommand, "check files for `ray up`, offline"),
 }
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+COMMANDS: Commands = {
     "cluster": (cluster, CLUSTER_COMMANDS, "check a cluster file"),
     "submit": (submit, SubmitCommand, "train, resume or sweep on a Ray cluster, as a job"),
     "jobs": (jobs, JobsCommand, "list the jobs of a Ray cluster"),

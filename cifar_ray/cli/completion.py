@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import shtab
 
+from cifar_ray.cli.cluster import Commands
 from cifar_ray.config import flags
-
-Commands = Mapping[str, tuple[Callable[..., int], Any, str]]
-"""Name -> what runs it, the dataclass of its options or the commands below it, and a summary."""
 
 
 def script(shell: str, commands: Commands) -> str:

@@ -1,4 +1,4 @@
-"""The ``cifar-ray`` command. Each subcommand reads its words and calls one function."""
+"""The ``cifar-ray`` command. Each subcommand calls one function."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tracking
 from cifar_ray.cli import cluster, early, output
@@ -107,9 +107,8 @@ def sweep(words: Sequence[str]) -> int:
     return 1 if result.failed else 0
 
 
-def runs(words: Sequence[str]) -> int:
+def runs(command: RunsCommand) -> int:
     """``cifar-ray runs``."""
-    command = flags.read(RunsCommand, words, "runs")
     if command.sweep is not None:
         early.check_sweep(command.sweep, command.tracking_uri)
     with output.progress(command.json), early.loading("loading MLflow"):
@@ -122,9 +121,8 @@ def runs(words: Sequence[str]) -> int:
     return 0
 
 
-def report(words: Sequence[str]) -> int:
+def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
-    command = flags.read(ReportCommand, words, "report")
     from cifar_ray.reporting import data, exported, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
@@ -149,9 +147,8 @@ def report(words: Sequence[str]) -> int:
     return 0
 
 
-def delete(words: Sequence[str]) -> int:
+def delete(command: DeleteCommand) -> int:
     """``cifar-ray delete``."""
-    command = flags.read(DeleteCommand, words, "delete")
     if not command.yes and not sys.stdin.isatty():
         raise ConfigError("yes", "must be given where there is no terminal to ask on")
     early.check_runs([command.name], command.tracking_uri)
@@ -176,9 +173,8 @@ def _agreed(question: str) -> bool:
         return False
 
 
-def export(words: Sequence[str]) -> int:
+def export(command: ExportCommand) -> int:
     """``cifar-ray export``."""
-    command = flags.read(ExportCommand, words, "export")
     from cifar_ray.reporting import exported
 
     early.check_sweep(command.sweep, command.tracking_uri)
@@ -197,9 +193,8 @@ def export(words: Sequence[str]) -> int:
     return 0
 
 
-def compare(words: Sequence[str]) -> int:
+def compare(command: CompareCommand) -> int:
     """``cifar-ray compare``."""
-    command = flags.read(CompareCommand, words, "compare")
     from cifar_ray.reporting import compare as side_by_side
     from cifar_ray.reporting import data
     from cifar_ray.reporting import report as reports
@@ -218,9 +213,8 @@ def compare(words: Sequence[str]) -> int:
     return 0
 
 
-def evaluate(words: Sequence[str]) -> int:
+def evaluate(command: EvaluateCommand) -> int:
     """``cifar-ray evaluate``."""
-    command = flags.read(EvaluateCommand, words, "evaluate")
     early.check_runs([command.run], command.tracking_uri)
 
     with output.progress(command.json):
@@ -234,9 +228,8 @@ def evaluate(words: Sequence[str]) -> int:
     return 0
 
 
-def predict(words: Sequence[str]) -> int:
+def predict(command: PredictCommand) -> int:
     """``cifar-ray predict``."""
-    command = flags.read(PredictCommand, words, "predict")
     from cifar_ray.data import imagefiles
 
     imagefiles.check(command.images)
@@ -251,18 +244,16 @@ def predict(words: Sequence[str]) -> int:
     return 0
 
 
-def strategies(words: Sequence[str]) -> int:
+def strategies(_: StrategiesCommand) -> int:
     """``cifar-ray strategies``."""
-    flags.read(StrategiesCommand, words, "strategies")
     from cifar_ray.strategies import NAMES, about
 
     Console().strategies({name: about(name) for name in NAMES})
     return 0
 
 
-def ui(words: Sequence[str]) -> int:
+def ui(command: UiCommand) -> int:
     """``cifar-ray ui``."""
-    command = flags.read(UiCommand, words, "ui")
     uri = stores.resolve_uri(command.tracking_uri)
     if not stores.is_server(uri):
         ports.check("127.0.0.1", command.port)
@@ -273,9 +264,8 @@ def ui(words: Sequence[str]) -> int:
     return 0
 
 
-def doctor(words: Sequence[str]) -> int:
+def doctor(command: DoctorCommand) -> int:
     """``cifar-ray doctor``."""
-    command = flags.read(DoctorCommand, words, "doctor")
     from cifar_ray.cli.doctor import examine
 
     where = {name: value for name, value in vars(command).items() if name != "json"}
@@ -285,16 +275,15 @@ def doctor(words: Sequence[str]) -> int:
     return 1 if any(finding.problem for finding in found) else 0
 
 
-def completion(words: Sequence[str]) -> int:
+def completion(command: CompletionCommand) -> int:
     """``cifar-ray completion``."""
-    command = flags.read(CompletionCommand, words, "completion")
     from cifar_ray.cli.completion import script
 
     print(script(command.shell, COMMANDS))
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], Any, str]] = {
+COMMANDS: cluster.Commands = {
     "train": (train, TrainCommand, "train a model and record it in MLflow"),
     "resume": (resume, ResumeCommand, "continue a run that was interrupted or has failed"),
     "sweep": (sweep, SweepCommand, "train every combination of batch sizes, workers or other options"),
@@ -334,7 +323,7 @@ def main(words: Sequence[str] | None = None) -> int:
             near = errors.suggestion(words[0], COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
             raise ConfigError("", f"unknown command {errors.brief(words[0])}{near}")
         with tracking.settings():
-            return COMMANDS[words[0]][0](words[1:])
+            return cluster.call(COMMANDS, words[0], words[1:])
     except ConfigError as error:
         return _complain(error.as_flag(), 2)
     except KeyboardInterrupt:

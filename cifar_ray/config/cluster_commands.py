@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.train import WhichCheckpoint
+from cifar_ray.config.sections import WhichCheckpoint
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class ServeCommand:
     """Port to listen on."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the run."""
 
 
 @dataclass(frozen=True)
@@ -98,4 +97,3 @@ class RegisterCommand:
     """Alias for this version, such as champion; it moves here from the version that had it."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the run, and the registry."""

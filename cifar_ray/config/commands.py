@@ -8,7 +8,8 @@ from typing import Literal
 
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count, Numbers
-from cifar_ray.config.train import TrainConfig, WhichCheckpoint
+from cifar_ray.config.sections import WhichCheckpoint
+from cifar_ray.config.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,24 @@ class ResultAsJson:
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(ResultAsJson, TrainConfig):
     """Train one image classifier on one topology, and record it in MLflow."""
+
+    USUAL = (
+        "dataset",
+        "model",
+        "epochs",
+        "seed",
+        "lr",
+        "global_batch_size",
+        "topology",
+        "strategy",
+        "run_name",
+        "config",
+    )
+    EXAMPLES = (
+        "  cifar-ray train --dataset digits --epochs 3\n"
+        "  cifar-ray train --model vit --vit.depth 4 --topology 1x2 --strategy all_reduce\n"
+        "  cifar-ray train --config run.yaml --seed 1",
+    )
 
     config: str | None = None
     """YAML file with any of these options; flags override it."""
@@ -44,31 +63,17 @@ class ResumeCommand:
     """NODESxWORKERS, if it changes. The global batch stays the same."""
 
     data_dir: str | None = None
-    """Where the data set is."""
-
     address: str | None = None
-    """Ray cluster to join (RAY_ADDRESS)."""
-
     local_nodes: int | None = None
-    """Ray nodes to start on this machine."""
-
     oversubscribe: bool = False
     """Let the Ray started here count more CPUs than the machine has; also if the run was started with it."""
 
     max_failures: int | None = None
-    """Worker failures to recover from before the run fails."""
-
     start_timeout_s: float | None = None
-    """Seconds to wait for nodes, and then for room for the workers, before the run fails."""
-
     hang_timeout_s: float | None = None
-    """Seconds without an answer from a worker's process after which all workers are restarted."""
-
     tracking_uri: str | None = None
-    """MLflow tracking store that has the run."""
 
     verbose: bool = False
-    """Also show messages of Ray and MLflow."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,13 @@ class SweepCommand(TrainConfig):
 
     A YAML file names the grids. These options override the file; those of a run apply to all runs.
     """
+
+    USUAL = ("file", "grid", "seeds", "hold", "name", "resume", "dataset", "model", "epochs", "topology")
+    EXAMPLES = (
+        "  cifar-ray sweep --dataset digits --grid batch_size=16,64 topology=1x1,1x2\n"
+        "  cifar-ray sweep sweep.yaml --epochs 5\n"
+        "  cifar-ray sweep --resume NAME",
+    )
 
     file: Positional[str | None] = None
     """YAML file with the sweep."""
@@ -94,31 +106,15 @@ class SweepCommand(TrainConfig):
     """With --resume: runs that have failed go on, too, from their newest checkpoints."""
 
     seeds: Count = 1
-    """Runs per cell, with seeds counting up from --seed."""
-
     hold: Literal["batch", "global_batch"] | None = None
-    """What to keep when the number of workers changes: the batch per worker, or the global batch. Default: the batch
-    per worker if only --batch-size is named, in the grid or for all runs; else the global batch."""
-
     measure: Literal["all", "accuracy", "times"] = "all"
-    """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
-    steps), or all."""
-
     search: Literal["grid", "random"] = "grid"
     """Train every combination, or --samples random ones; FIELD=loguniform:LOW:HIGH is a range to draw from."""
 
     samples: Count | None = None
-    """Combinations to draw in a random search."""
-
     scheduler: Literal["none", "asha"] = "none"
-    """'asha' stops runs early whose test accuracy falls behind."""
-
     skip_infeasible: bool = False
-    """Skip cells that cannot run here, instead of refusing the sweep."""
-
     max_concurrent: Count | None = None
-    """Most runs at once. Default: as many as the cluster holds."""
-
     quiet: Switch = False
     """Print one line, the result."""
 
@@ -154,7 +150,6 @@ class ReportCommand:
     reach."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the sweep."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,6 @@ class ExportCommand:
     """The file; when not given, NAME.json here. An earlier file is overwritten."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the sweep."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,6 @@ class RunsCommand(ResultAsJson):
     """Sweep whose runs to list. Default: all sweeps and single runs."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has them."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,6 @@ class DeleteCommand:
     """Delete without asking; needed where there is no terminal."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has it."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +210,6 @@ class CompareCommand(ResultAsJson):
     """Show every table of a report, not only the main figures."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the runs."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +223,7 @@ class EvaluateCommand(ResultAsJson):
     """The newest checkpoint, or the one with the highest test accuracy."""
 
     data_dir: str | None = None
-    """Where the data set is."""
-
     tracking_uri: str | None = None
-    """MLflow tracking store that has the run."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +243,6 @@ class PredictCommand(ResultAsJson):
     """Classes to show per image, most likely first."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store that has the run."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +255,6 @@ class UiCommand:
     """Open MLflow's pages of the tracking store, on this machine only."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store to show."""
 
     port: int = 5000
     """Port on the loopback interface."""
@@ -282,16 +268,12 @@ class DoctorCommand(ResultAsJson):
     """Check what this machine offers to a run, and what would stop one."""
 
     data_dir: str | None = None
-    """Where data sets are."""
-
     storage: str | None = None
     """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
 
     tracking_uri: str | None = None
-    """MLflow tracking store."""
 
     address: str | None = None
-    """Ray cluster to join (RAY_ADDRESS)."""
 
 
 @dataclass(frozen=True)

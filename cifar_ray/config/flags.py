@@ -18,7 +18,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError, flag_of, one_of, suggestion
-from cifar_ray.config.train import SECTIONS, STRATEGY_OPTIONS, StrategyName, TrainConfig
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
 
 T = TypeVar("T")
 _POSITIONAL = "positional"
@@ -52,7 +53,8 @@ class _Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         plain = text.replace("``", "").split("\n\n")
-        return "\n\n".join(super(_Help, self)._fill_text(paragraph, width, indent) for paragraph in plain)
+        fill = super()._fill_text
+        return "\n\n".join(part if part.startswith("  ") else fill(part, width, indent) for part in plain)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
@@ -90,11 +92,15 @@ def read(kind: type[T], words: Sequence[str], command: str) -> T:
 def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     """What the words give, as nested values by field: text, lists of text and booleans. ``--help`` ends the process.
 
+    A field without a docstring is that of a run or of a sweep.
+
     Raises:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
-    if {"-h", "--help"} & set(words):
-        parser(kind, program, schema.docstrings(kind)).print_help()
+    if {"-h", "--help", "--help-all"} & set(words):
+        usual = () if "--help-all" in words else getattr(kind, "USUAL", ())
+        docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **schema.docstrings(kind)}
+        parser(kind, program, docs, usual).print_help()
         sys.exit(0)
     words, named = _without_named(kind, [_hyphenated(word) for word in words])
     values, rest = parser(kind, program, {}).parse_known_intermixed_args(words)
@@ -103,7 +109,8 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
         recorded = {field.name for field in dataclasses.fields(kind) if field.metadata.get("recorded")}
         hints = {key: hint for key, hint in schema.flat_types(kind).items() if key.partition(".")[0] not in recorded}
         known = [flag_of(key) for key, hint in hints.items() if not _is_positional(hint)]
-        near = suggestion(flag, known).replace("'", "")
+        renamed = schema.renamed(kind).get(flag.removeprefix("--").replace("-", "_"))
+        near = f"; did you mean {flag_of(renamed)}?" if renamed else suggestion(flag, known).replace("'", "")
         raise ConfigError("", f"unknown flag {flag}{near}")
     if rest:
         raise ConfigError("", f"unexpected word '{rest[0]}'")
@@ -133,53 +140,66 @@ def _hyphenated(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def parser(kind: type, program: str, docs: dict[str, str]) -> Parser:
+def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] = ()) -> Parser:
     """A parser with a flag for every field; the help has the sections of a run, and one for each nested dataclass.
 
     Args:
         kind: a dataclass.
         program: the command as it is typed.
         docs: what the help says of each field, by name.
+        usual: the fields to show, in no sections, below the command's examples; all without it.
     """
     hints = schema.field_types(kind)
     positional = [f"{name.upper()}{' ...' * _is_list(hint)}" for name, hint in hints.items() if _is_positional(hint)]
     made = Parser(
         prog=program,
         usage=" ".join([program, *positional, "[OPTIONS]"]),
-        description=inspect.getdoc(kind),
+        description="\n\n".join([inspect.getdoc(kind) or "", *getattr(kind, "EXAMPLES", ())]),
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     of_run = schema.field_types(TrainConfig) if issubclass(kind, TrainConfig) else {}
     section: Any = made
-    for field in dataclasses.fields(kind):
+    if usual:
+        made.add_argument("--help-all", action="help", help="Describe all options.")
+    fields = {field.name: field for field in dataclasses.fields(kind) if not field.metadata.get("recorded")}
+    for field in [fields[name] for name in usual] or fields.values():
         hint = hints[field.name]
-        if field.metadata.get("recorded"):
-            continue
-        if field.name in of_run and field.name in SECTIONS:
-            section = made.add_argument_group(SECTIONS[field.name])
+        if field.name in of_run and not usual and (title := _section(field.name)) != getattr(section, "title", None):
+            section = made.add_argument_group(title)
         if dataclasses.is_dataclass(hint):
             inner = typing.cast(type, hint)
             group = made.add_argument_group(f"{field.name} options", schema.summary(inner))
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
-            belongs = _belongs(field.name) if field.name in of_run else ""
+            belongs = _belongs(field) if field.name in of_run else ""
             place = section if field.name in of_run else made
             _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
     return made
 
 
-def _belongs(name: str) -> str:
-    """Which strategies a field of a run is for, as a sentence; those that it is not for, if they are fewer."""
-    owners = STRATEGY_OPTIONS.get(name, ())
-    others = [other for other in typing.get_args(StrategyName) if other not in owners]
-    if not owners:
-        return ""
-    if len(others) < len(owners):
-        return f"Not with --strategy {one_of(others)}."
-    return f"Only with --strategy {one_of(owners)}."
+def _section(name: str) -> str:
+    """The title of the section of a run's options that declares a field."""
+    section = next(cls for cls in reversed(TrainConfig.__mro__) if name in vars(cls).get("__annotations__", ()))
+    return inspect.cleandoc(section.__doc__ or "").removesuffix(".")
+
+
+def _belongs(field: dataclasses.Field[Any]) -> str:
+    """For which choice a field of a run is, as a sentence; for which it is not, if they are fewer."""
+    for kind, owners in (field.metadata["only"] or {}).items():
+        others = [name for name in _choices(schema.field_types(TrainConfig)[kind]) if name not in owners]
+        if len(others) < len(owners):
+            return f"Not with --{kind} {one_of(others)}."
+        return f"Only with --{kind} {one_of(owners)}."
+    return ""
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The names that a field may have; none where any value may be."""
+    kinds = (schema.bare(hint), *_metadata(hint))
+    return next((typing.get_args(each) for each in kinds if typing.get_origin(each) is typing.Literal), ())
 
 
 def _is_positional(hint: Any) -> bool:
@@ -203,8 +223,7 @@ def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str =
         kind = schema.bare(typing.get_args(kind)[0])
     takes_any_name = schema.is_mapping(hint)
     is_required = default is dataclasses.MISSING and not takes_any_name
-    kinds = (kind, *_metadata(hint))
-    choices = next((typing.get_args(each) for each in kinds if typing.get_origin(each) is typing.Literal), ())
+    choices = _choices(typing.get_args(schema.bare(hint))[0] if _is_list(hint) else hint)
     sentences = [doc, f"One of {one_of(choices)}." if choices else "", belongs]
     if not is_required and default not in (None, (), dataclasses.MISSING):
         sentences.append(f"(default: {_in_words(default)})")

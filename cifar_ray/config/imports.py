@@ -24,7 +24,8 @@ from types import ModuleType
 from typing import Any
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
-from cifar_ray.config.train import OF_OWN, TrainConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import FUNCTIONS, TrainConfig
 
 _importing: list[str] = []
 _LONGEST, _LONGEST_TRACE = 2 * LONGEST, 10_000
@@ -171,7 +172,7 @@ def python(module: str, *words: str) -> list[str]:
 
 def functions(config: TrainConfig) -> list[str]:
     """The import paths of the user's own that workers import."""
-    return [path for key in OF_OWN if is_own(path := getattr(config, key))]
+    return [path for key in FUNCTIONS if is_own(path := getattr(config, key))]
 
 
 def to_ship(paths: Sequence[str]) -> list[ModuleType]:

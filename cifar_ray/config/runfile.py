@@ -9,7 +9,9 @@ from typing import Any
 
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import CHOICES, ResolvedConfig, TrainConfig, options_of_others
+from cifar_ray.config.option import choices, left_out
+from cifar_ray.config.topology import parse as parse_topology
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -77,7 +79,15 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         ConfigError: as :func:`from_mapping`, and when it was not resolved.
     """
-    config: ResolvedConfig = schema.build(ResolvedConfig, _of_this_version(values))
+    values = _of_this_version(values)
+    if values.get("global_batch_size") is None and values.get("batch_size") is not None:  # of an earlier version
+        share, accumulate, where = (
+            schema.field(TrainConfig, name, values.get(name, getattr(TrainConfig, name)))
+            for name in ("batch_size", "accumulate", "topology")
+        )
+        images = share * accumulate * parse_topology(where).world_size
+        values |= {"global_batch_size": images, "batch_size": None}
+    config: ResolvedConfig = schema.build(ResolvedConfig, values)
     return config
 
 
@@ -89,7 +99,24 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
             "version",
             f"must be {VERSION}, got {errors.brief(version)}: the file was written by another version of cifar_ray",
         )
-    return values
+    return current(values)
+
+
+def current(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names that they have now, for names of any version."""
+    names = schema.renamed(TrainConfig)
+    moved = schema.nest({names[name]: value for name, value in values.items() if name in names})
+    return schema.overlay({name: value for name, value in values.items() if name not in names}, moved)
+
+
+def present_name(name: str) -> str:
+    """The dotted name that an option has now."""
+    return schema.renamed(TrainConfig).get(name, name)
+
+
+def parameter(name: str) -> str:
+    """The name of an option among MLflow's parameters, where older runs have it, too."""
+    return next((former for former, now in schema.renamed(TrainConfig).items() if now == name), name)
 
 
 def _built(values: Mapping[str, Any]) -> TrainConfig:
@@ -119,7 +146,7 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other models and strategies."""
-    others = options_of_others(*(getattr(config, name) for name in CHOICES))
+    others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 
@@ -142,5 +169,5 @@ def params(config: ResolvedConfig) -> dict[str, str]:
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node
-    flat["global_batch_size"] = config.images_per_step
-    return {key: str(value) for key, value in flat.items() if value is not None}
+    flat["batch_size"] = config.images_per_worker
+    return {parameter(name): str(value) for name, value in flat.items() if value is not None}

@@ -16,7 +16,7 @@ import math
 import os
 import textwrap
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -209,11 +209,13 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
     code, given, context = found["type"], found["input"], found.get("ctx", {})
     path = [str(part) for part in found["loc"] if not isinstance(part, int)]
     where = ".".join([key, *path] if key else path)
-    if isinstance(context.get("error"), ConfigError):  # from a check of several fields
-        return typing.cast(ConfigError, context["error"])
+    if isinstance(problem := context.get("error"), ConfigError):  # from a check of several fields
+        is_of_group = path and dataclasses.is_dataclass(bare(field_types(kind).get(path[0])))
+        return ConfigError(f"{where}.{problem.key}", problem.problem) if is_of_group else problem
     if code == "unexpected_keyword_argument":
         known = functools.reduce(lambda cls, part: field_types(cls)[part], path[:-1], kind)
-        return ConfigError("", f"unknown key {brief(where)}{suggestion(path[-1], field_types(known))}")
+        near = f"; did you mean '{renamed(kind)[where]}'?" if where in renamed(kind) else ""
+        return ConfigError("", f"unknown key {brief(where)}{near or suggestion(path[-1], field_types(known))}")
     if code == "invalid_key":  # YAML has keys that are no text
         return ConfigError("", f"unknown key {brief(given)}")
     if code == "missing":
@@ -240,6 +242,22 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
 def field_types(cls: type) -> dict[str, Any]:
     """Field name -> resolved annotation of a dataclass."""
     return typing.get_type_hints(cls, include_extras=True)
+
+
+def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Dotted name and field of every option of a config, those of its groups included."""
+    for field in dataclasses.fields(cls):
+        inner = field_types(cls)[field.name]
+        if dataclasses.is_dataclass(inner) and field.metadata.get("weights") is None:
+            yield from flat_fields(inner, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", field
+
+
+@functools.cache
+def renamed(cls: type) -> dict[str, str]:
+    """Former name of an option -> its dotted name."""
+    return {former: name for name, field in flat_fields(cls) if (former := field.metadata.get("formerly"))}
 
 
 @functools.cache

@@ -21,8 +21,10 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.schema import STRICT, Count, plainly
-from cifar_ray.config.train import CHOICES, Name, TrainConfig, options_of_others
+from cifar_ray.config.sections import Name
+from cifar_ray.config.train import TrainConfig
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
@@ -92,6 +94,7 @@ def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
 def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
     made: dict[str, Any] = {}
     for name, values in schema.flatten(axes, is_leaf=_is_range).items():
+        name = runfile.present_name(name)
         _check_field("grid", name)
         values = _spelled(values)
         if isinstance(values, Mapping):
@@ -140,7 +143,7 @@ def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
     Raises:
         ConfigError: when it has something that is no field of a run, or a value does not fit.
     """
-    flat = schema.flatten(options(value))
+    flat = {runfile.present_name(name): item for name, item in schema.flatten(options(value)).items()}
     for name in flat:
         _check_field("train", name)
     return schema.nest({name: schema.field(TrainConfig, name, item, strict) for name, item in flat.items()})
@@ -231,18 +234,19 @@ class SweepConfig:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The fields that tell the cells apart, in the order of the grids.
+        """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held.
 
         What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
         """
         fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
         varying = [name for name in fields if self._varies(name)]
         chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
-        if _combinations(self) > MOST_RUNS:
-            return tuple(varying)
-        made = combinations(self)
-        told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
-        return tuple(chosen if len(told) == len(made) else varying)
+        if _combinations(self) <= MOST_RUNS:
+            made = combinations(self)
+            told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
+            varying = chosen if len(told) == len(made) else varying
+        held = {"batch_size": "global_batch_size"} if self.held == "global_batch" else {}
+        return tuple(dict.fromkeys(held.get(name, name) for name in varying))
 
     def _varies(self, name: str) -> bool:
         lists = [axes[name] for axes in self.grid if name in axes]
@@ -317,8 +321,7 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
-    chosen = [flat.get(name, getattr(TrainConfig, name)) for name in CHOICES]
-    others = options_of_others(*chosen)
+    others = left_out(TrainConfig, {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)})
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     return schema.build(TrainConfig, schema.nest(flat))

@@ -37,7 +37,8 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
         ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
     own = {field.name for field in dataclasses.fields(SweepConfig)}
-    if misplaced := [key for key in base if key not in own and key in schema.field_types(TrainConfig)]:
+    of_run = {*schema.field_types(TrainConfig), *schema.renamed(TrainConfig)}
+    if misplaced := [key for key in base if key not in own and key in of_run]:
         these = ", ".join(misplaced)
         raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
     flags = dict(flags)

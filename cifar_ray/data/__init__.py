@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cifar_ray.config.train import TrainConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, own
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifar_ray.config.train import MIXING, ResolvedConfig
+from cifar_ray.config.sections import MIXING
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, order, policies
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensors
 
@@ -89,7 +90,7 @@ class TrainLoader:
         self._order: tuple[int, Tensor] = (-1, self._labels)
         self._seeds: list[list[int]] = []
         self._ready = _Block(-1, range(0), self._images, self._labels)
-        whole = order.steps_per_epoch(len(self._labels), config.images_per_step)
+        whole = order.steps_per_epoch(len(self._labels), config.global_batch_size)
         self.steps_per_epoch = config.steps_per_epoch or whole
 
     def micro_batches(self, epoch: int, step: int) -> Iterator[MicroBatch]:
@@ -125,7 +126,7 @@ class TrainLoader:
 
     def _samples(self, epoch: int, step: int) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
-        images, shard = self._config.images_per_step, self._shard
+        images, shard = self._config.global_batch_size, self._shard
         steps = range(step, min(step + max(AHEAD // (images // shard.shares), 1), self.steps_per_epoch))
         batches = [order.global_batch(self._permutation(epoch), each, images) for each in steps]
         return steps, torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])

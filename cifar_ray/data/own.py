@@ -29,7 +29,9 @@ from filelock import FileLock
 
 from cifar_ray.config import files, schema
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.train import FOLDER, Images, TrainConfig
+from cifar_ray.config.option import FOLDER
+from cifar_ray.config.sections import Images
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
 

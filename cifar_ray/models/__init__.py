@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import functools
+from typing import TYPE_CHECKING
 
-from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
-from cifar_ray.data import DatasetSpec
-from cifar_ray.models import own, resnet, resnet50, simple_cnn, speednet, vgg11, vit
-from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.config.option import is_own
 
-__all__ = ["REGISTRY", "Architecture", "Recipe", "architecture", "build", "layers", "outline", "recipe"]
+if TYPE_CHECKING:
+    from torch import nn
 
-
-REGISTRY: dict[str, Architecture] = {
-    "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPES),
-    "resnet": Architecture(resnet.build, resnet.RECIPES),
-    "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
-    "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
-    "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
-    "speednet": Architecture(speednet.build, speednet.RECIPES, prepare=speednet.whiten, variation=speednet.VARIATION),
-    "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
-}
+    from cifar_ray.config.train import ResolvedConfig, TrainConfig
+    from cifar_ray.data import DatasetSpec
+    from cifar_ray.models.architecture import Architecture, Recipe
 
 
-def architecture(model: str) -> Architecture:
+@functools.cache
+def registry() -> dict[str, Architecture]:
+    """The entry of every name; this loads torch."""
+    from cifar_ray.models import resnet, resnet50, simple_cnn, speednet, vgg11, vit
+    from cifar_ray.models.architecture import Architecture
+
+    return {
+        "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPES),
+        "resnet": Architecture(resnet.build, resnet.RECIPES),
+        "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
+        "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
+        "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
+        "speednet": Architecture(
+            speednet.build, speednet.RECIPES, prepare=speednet.whiten, variation=speednet.VARIATION
+        ),
+        "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
+    }
+
+
+def of(model: str) -> Architecture:
     """The entry of ``--model``."""
-    return own.architecture(model) if is_own(model) else REGISTRY[model]
+    if is_own(model):
+        from cifar_ray.models import own
+
+        return own.architecture(model)
+    return registry()[model]
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
@@ -34,7 +48,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
 
     It maps float32 images (B, C, H, W) to float logits (B, num_classes).
     """
-    return architecture(config.model).build(config, spec)
+    return of(config.model).build(config, spec)
 
 
 def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
@@ -42,6 +56,8 @@ def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
 
     It is on the meta device, where it takes no memory; a user's own, whose function may compute, is on the CPU.
     """
+    import torch
+
     if is_own(config.model):
         with torch.random.fork_rng(devices=[]):
             return build(config, spec)
@@ -51,7 +67,7 @@ def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
 
 def recipe(config: ResolvedConfig) -> Recipe | None:
     """The model's recipe for the optimizer of a resolved config; None when there is none for it."""
-    return next((each for each in architecture(config.model).recipes if each.optimizer == config.optimizer), None)
+    return next((each for each in of(config.model).recipes if each.optimizer == config.optimizer), None)
 
 
 def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:
@@ -60,4 +76,4 @@ def layers(config: TrainConfig, model: nn.Module) -> list[nn.Module]:
     They consist of the model's own modules and parameters, each in one of them, and change nothing in the model.
     A layer without parameters may work in place on what the one before it gives.
     """
-    return architecture(config.model).layers(model)
+    return of(config.model).layers(model)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from cifar_ray.config import runfile
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.study import HARDWARE_TAG, Point, Study, Trial
 
@@ -43,7 +43,7 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models"),
 }
-OPTIONAL = {field.name for field in dataclasses.fields(TrainConfig) if field.default is None}
+OPTIONAL = {runfile.parameter(name) for name, field in schema.flat_fields(TrainConfig) if field.default is None}
 """Parameters that are not recorded where they are not set."""
 
 _STEP = 0.05

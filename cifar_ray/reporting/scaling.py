@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cifar_ray.config import option, runfile
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import aggregate
 from cifar_ray.reporting.aggregate import RUN, Configuration, Measure, Statistic
 from cifar_ray.reporting.names import STRATEGY
@@ -17,10 +19,7 @@ PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", 
 """Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
 
 # They say how a strategy works.
-_OPTIONS = (
-    *("accumulate", "bucket_cap_mb", "comm_hook", "sync_batchnorm", "sync_every", "micro_batches", "shards"),
-    *("push_every", "servers", "max_staleness", "staleness_weighting", "gpus_per_worker"),
-)
+_OPTIONS = {runfile.parameter(name) for name in option.names_for(TrainConfig, "strategy")} - {"clip_norm", "ema"}
 
 
 class Pairs(NamedTuple):

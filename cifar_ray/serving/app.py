@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from cifar_ray import data
-from cifar_ray.config.train import WhichCheckpoint
+from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import results
 from cifar_ray.training import classifier

@@ -1,6 +1,6 @@
 """Ways of keeping the replicas in step, by name.
 
-The registry is ``StrategyName`` in ``config.py``: every name in it is a file here, whose ``STRATEGY`` is a class
+The registry is ``StrategyName`` in ``options.py``: every name in it is a file here, whose ``STRATEGY`` is a class
 with the methods of :class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence, its
 label, its source and its cost per step.
 """
@@ -10,17 +10,17 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.config.train import StrategyName, TrainConfig
+from cifar_ray.strategies.options import NAMES
 
 if TYPE_CHECKING:
+    from cifar_ray.config.train import TrainConfig
     from cifar_ray.strategies.protocol import Strategy, StrategyContext
 
-NAMES: tuple[str, ...] = typing.get_args(StrategyName)
+__all__ = ["NAMES", "About", "about", "build", "of"]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Base:
     needs_server = False
     warm_ups = 1
     cpus: int | None = None
+    cut: str | None = None
     cannot: frozenset[str] = frozenset()
 
     def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
@@ -36,7 +37,7 @@ class Base:
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
-        return config.batch_size
+        return config.images_per_worker
 
     def step(self) -> None:
         if (longest := self.context.config.clip_norm) is not None:

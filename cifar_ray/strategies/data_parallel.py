@@ -39,7 +39,7 @@ class DataParallel(Replicas):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        gpus = list(range(context.config.gpus_per_worker))
+        gpus = list(range(context.config.data_parallel.gpus_per_worker))
         self._replicas = nn.DataParallel(_Autocast(context.model, context.config.precision), device_ids=gpus)
 
     @staticmethod
@@ -49,18 +49,18 @@ class DataParallel(Replicas):
         if config.topology != "1x1":
             raise ConfigError(
                 "topology",
-                f"must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got {config.topology}",
+                f"must be 1x1 for data_parallel, whose one process has --data-parallel.gpus-per-worker GPUs, "
+                f"got {config.topology}",
             )
-        if config.gpus_per_worker < 2:
-            raise ConfigError("gpus_per_worker", "must be at least 2 for data_parallel, got 1; for one GPU, use ddp")
-        if config.batch_size % config.gpus_per_worker:
-            raise ConfigError(
-                "batch_size", f"must be a multiple of the GPUs ({config.gpus_per_worker}), got {config.batch_size}"
-            )
+        gpus = config.data_parallel.gpus_per_worker
+        if gpus < 2:
+            raise ConfigError("data_parallel.gpus_per_worker", "must be at least 2, got 1; for one GPU, use ddp")
+        if config.images_per_worker % gpus:
+            raise ConfigError("batch_size", f"must be a multiple of the GPUs ({gpus}), got {config.images_per_worker}")
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
-        return config.batch_size // config.gpus_per_worker
+        return config.images_per_worker // config.data_parallel.gpus_per_worker
 
     def forward(self, images: Tensor) -> Tensor:
         return self._replicas(images)

@@ -3,9 +3,9 @@
 Label: different. Between two averages the replicas drift apart; the fewer the averages, the less is sent.
 Source: Lin et al. 2018, "Don't Use Large Mini-Batches, Use Local SGD" (without its start of synchronous steps);
 Yu, Jin and Yang 2019 for averaging the momentum too.
-Cost per step: messages ``1 / N``, bytes ``(G + O + B) / N``. One all-reduce every ``--sync-every`` N steps: of all
-weights, which are as large as the gradients (G bytes), of the optimizer's state (O bytes: G for SGD's momentum, twice
-that for AdamW) and of batch norm's running statistics (B bytes).
+Cost per step: messages ``1 / N``, bytes ``(G + O + B) / N``. One all-reduce every ``--local-sgd.sync-every`` N steps:
+of all weights, which are as large as the gradients (G bytes), of the optimizer's state (O bytes: G for SGD's
+momentum, twice that for AdamW) and of batch norm's running statistics (B bytes).
 
 The replicas are averaged after every N-th step of an epoch and at its end, whether a checkpoint is written or not.
 After an average nothing is left that belongs to one worker. A checkpoint of ``--checkpoint-every`` and a requested
@@ -40,7 +40,7 @@ class LocalSGD(Replicas):
     def step(self) -> None:
         super().step()
         self._apart += 1
-        if self._apart == self.context.config.sync_every:
+        if self._apart == self.context.config.local_sgd.sync_every:
             self.consolidate()
         self.context.mark("communication")
 

@@ -20,6 +20,7 @@ class ModelParallel(Pipeline):
     """See the module."""
 
     schedule = ScheduleGPipe
+    cut = None
 
     @staticmethod
     def micro_batches(config: ResolvedConfig) -> int:

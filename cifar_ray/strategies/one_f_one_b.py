@@ -25,11 +25,11 @@ class OneFOneB(Pipeline):
     @classmethod
     def check(cls, config: ResolvedConfig) -> None:
         super().check(config)
-        if config.micro_batches < config.world_size:
+        if config.pipeline.micro_batches < config.world_size:
             raise ConfigError(
-                "micro_batches",
+                "pipeline.micro_batches",
                 f"must be at least the number of workers ({config.world_size}) for --strategy one_f_one_b, "
-                f"got {config.micro_batches}",
+                f"got {config.pipeline.micro_batches}",
             )
 
 

@@ -2,17 +2,18 @@
 
 Label: different. A gradient is of weights that others have changed since: stale. It is applied at once, as an
 optimizer step of the server with the learning rate divided by the number of workers, so that a push of every worker
-moves the weights as far as one synchronous step (our own rule). With ``--push-every k`` a worker pushes the sum of k
-gradients, and what is left of them at the end of an epoch; in between it moves its own copy of the weights by plain
-gradient steps. With ``--max-staleness s`` a worker waits after a push as long as it is more than s pushes ahead of the
-slowest (stale synchronous parallel, Ho et al. 2013: a push in each step). With
-``--staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates by others since the
-worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and staleness.
-With ``--servers`` each server holds some of the parameters, and applies what it gets without the others.
+moves the weights as far as one synchronous step (our own rule). With ``--parameter-server.push-every k`` a worker
+pushes the sum of k gradients, and what is left of them at the end of an epoch; in between it moves its own copy of
+the weights by plain gradient steps. With ``--parameter-server.max-staleness s`` a worker waits after a push as long
+as it is more than s pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013: a push in each step).
+With ``--parameter-server.staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates
+by others since the worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and
+staleness. With ``--parameter-server.servers`` each server holds some of the parameters, and applies what it gets
+without the others.
 Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, pulling with every push).
-Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--push-every``, each worker sends
-its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as the answers; the
-servers send and receive W times that. Their optimizer steps and any waiting count as communication.
+Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--parameter-server.push-every``,
+each worker sends its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as
+the answers; the servers send and receive W times that. Their optimizer steps and any waiting count as communication.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
@@ -45,21 +47,23 @@ class ParameterServing(Asynchronous):
     @staticmethod
     def check(config: ResolvedConfig) -> None:
         """See the protocol."""
-        if config.push_every > 1 and config.optimizer != "sgd":
+        pushes, servers = config.parameter_server.push_every, config.parameter_server.servers
+        if pushes > 1 and config.optimizer != "sgd":
             raise ConfigError(
-                "push_every",
+                "parameter_server.push_every",
                 f"must be 1 with --optimizer {config.optimizer}: its steps hardly depend on a gradient's size, so the "
-                f"sum of {config.push_every} would move the weights as far as one",
+                f"sum of {pushes} would move the weights as far as one",
             )
-        if config.servers == 1 and not is_own(config.model):
+        if servers == 1 and not is_own(config.model):
             return
         parameters = list(models.outline(config, data.spec(config)).parameters())
         if is_own(config.model) and not all(parameter.requires_grad for parameter in parameters):
             raise ConfigError("strategy", f"must be another for {config.model}, some of whose weights do not learn")
         most = len(parameters)
-        if config.servers > most:
+        if servers > most:
             raise ConfigError(
-                "servers", f"must be at most {most}, the parameters of this {config.model}, got {config.servers}"
+                "parameter_server.servers",
+                f"must be at most {most}, the parameters of this {config.model}, got {servers}",
             )
 
     def __init__(self, context: StrategyContext) -> None:
@@ -75,7 +79,7 @@ class ParameterServing(Asynchronous):
         self._state: dict[str, Any] = {}
 
     def step(self) -> None:
-        pushes = self._unpushed + 1 == self.context.config.push_every
+        pushes = self._unpushed + 1 == self.context.config.parameter_server.push_every
         for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
             if parameter.grad is None:
                 raise ConfigError(
@@ -149,8 +153,8 @@ class ParameterServing(Asynchronous):
             make_optimizer=self.context.make_optimizer,
             state=state,
             world_size=self.world_size,
-            max_staleness=config.max_staleness,
-            weighting=config.staleness_weighting,
+            max_staleness=config.parameter_server.max_staleness,
+            weighting=config.parameter_server.staleness_weighting,
         )
 
     def _take(self, answer: Answer) -> None:

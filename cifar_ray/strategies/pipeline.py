@@ -18,8 +18,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
+from cifar_ray.models import own as own_models
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
@@ -52,6 +54,8 @@ class Stage(PipelineStage):
 class Pipeline(Base):
     """A pipeline with one stage per rank; a subclass says in which order the micro-batches pass through it."""
 
+    cut: str | None = "pipeline.micro_batches"
+
     schedule: ClassVar[type[PipelineScheduleSingle]]
 
     def __init__(self, context: StrategyContext) -> None:
@@ -71,7 +75,7 @@ class Pipeline(Base):
     @staticmethod
     def micro_batches(config: ResolvedConfig) -> int:
         """Parts that a global batch is cut into."""
-        return config.micro_batches
+        return config.pipeline.micro_batches
 
     @classmethod
     def check(cls, config: ResolvedConfig) -> None:
@@ -91,7 +95,7 @@ class Pipeline(Base):
                 f"got {config.strategy}",
             )
         if is_own(config.model):
-            models.own.check_layers(config, data.spec(config), lambda made: stages.units(models.layers(config, made)))
+            own_models.check_layers(config, data.spec(config), lambda made: stages.units(models.layers(config, made)))
         most = len(stages.units(models.layers(config, model)))
         if workers > most:
             raise ConfigError(
@@ -99,15 +103,13 @@ class Pipeline(Base):
                 f"must have at most {most} workers for --strategy {config.strategy} with this {config.model}, one for "
                 f"each layer that has parameters, got {config.topology}",
             )
-        if config.images_per_step % cls.micro_batches(config):
-            raise ConfigError(
-                "micro_batches",
-                f"must divide the global batch of {config.images_per_step} images, got {config.micro_batches}",
-            )
+        images, parts = config.global_batch_size, cls.micro_batches(config)
+        if images % parts:
+            raise ConfigError("pipeline.micro_batches", f"must divide the global batch of {images} images, got {parts}")
 
     @classmethod
     def at_once(cls, config: ResolvedConfig) -> int:
-        return config.images_per_step // cls.micro_batches(config)
+        return config.global_batch_size // cls.micro_batches(config)
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:

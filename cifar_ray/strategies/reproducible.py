@@ -1,16 +1,18 @@
 """The same weights, to the last bit, at 1, 2, 4, ... workers: shards of a fixed number, added up in a fixed tree.
 
-Label: exact: for any power-of-two number of workers up to ``--shards``, on one node or several, interrupted and
-resumed at another number or not, on CPUs of one kind, with the same threads per worker and the same libraries.
+Label: exact: for any power-of-two number of workers up to ``--reproducible.shards``, on one node or several,
+interrupted and resumed at another number or not, on CPUs of one kind, with the same threads per worker and the same
+libraries.
 Source: our own combination of recursive doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
 Communication Operations in MPICH") with logical shards; docs/exactness.md has the argument.
 Cost per step: messages ``log2(W)``, bytes ``log2(W) * (G + B + 4)``. Each rank exchanges one vector with a
 partner log2(W) times: the gradients (G bytes), the batch statistics of batch norm (B bytes) and the loss.
 
-Every global batch is cut into ``--shards`` parts. Each passes through the model alone, whoever computes it: with its
-own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up pairwise, shard 0
-with 1, 2 with 3, and so on up a binary tree. The lower levels are on one rank; the upper ones are exchanges with
-rank XOR 1, 2, 4, ..., after which both partners hold the same sum, since addition is commutative to the bit.
+Every global batch is cut into ``--reproducible.shards`` parts. Each passes through the model alone, whoever computes
+it: with its own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up
+pairwise, shard 0 with 1, 2 with 3, and so on up a binary tree. The lower levels are on one rank; the upper ones are
+exchanges with rank XOR 1, 2, 4, ..., after which both partners hold the same sum, since addition is commutative to
+the bit.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Reproducible(Base):
     """See the module."""
 
     cannot = frozenset({"counted", "repeated"})
+    cut = "reproducible.shards"
     cpus = 1  # threads change the order of sums, and more workers on a node would leave each of them fewer
 
     def __init__(self, context: StrategyContext) -> None:
@@ -60,23 +63,24 @@ class Reproducible(Base):
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:
-        shards, batch, workers = config.shards, config.images_per_step, config.world_size
+        shards, batch, workers = config.reproducible.shards, config.global_batch_size, config.world_size
         if shards & (shards - 1):
-            raise ConfigError("shards", f"must be a power of two, got {shards}")
+            raise ConfigError("reproducible.shards", f"must be a power of two, got {shards}")
         if shards % workers:
             raise ConfigError(
-                "shards", f"must be a multiple of the workers, so that each has as many, got {shards} for {workers}"
+                "reproducible.shards",
+                f"must be a multiple of the workers, so that each has as many, got {shards} for {workers}",
             )
         if batch % shards:
-            raise ConfigError("shards", f"must divide the global batch of {batch} images, got {shards}")
+            raise ConfigError("reproducible.shards", f"must divide the global batch of {batch} images, got {shards}")
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
-        return config.images_per_step // config.shards
+        return config.global_batch_size // config.reproducible.shards
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
-        return DataShard(worker.rank, worker.world_size, config.shards // worker.world_size)
+        return DataShard(worker.rank, worker.world_size, config.reproducible.shards // worker.world_size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         before = [buffer.clone() for buffer in self._statistics()]
@@ -91,7 +95,7 @@ class Reproducible(Base):
         gradients = flat_gradients(self._learning)
         scatter_back(vector[1:], [counts, passes, *gradients, *self._statistics()])
         for gradient in gradients:
-            gradient /= self.context.config.shards
+            gradient /= self.context.config.reproducible.shards
         drop_unused(self._learning, [at for at in range(len(self._learning)) if at not in self._used], counts)
         for at, (norm, momentum, old, count) in enumerate(zip(self._norms, self._momenta, batches, passes)):
             norm.num_batches_tracked.copy_(old + (count > 0))
@@ -99,7 +103,7 @@ class Reproducible(Base):
             for buffer, was in zip((norm.running_mean, norm.running_var), before[2 * at : 2 * at + 2]):
                 buffer.copy_(torch.where(count > 0, was.lerp(buffer / count.clamp(min=1), share), was))
         self.context.mark("backward")
-        return vector[0] / self.context.config.shards
+        return vector[0] / self.context.config.reproducible.shards
 
     def _statistics(self) -> list[Tensor]:
         """Batch norm's running statistics, two of each layer."""

@@ -59,7 +59,7 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
     return {
         "topology": config.topology,
         "world_size": str(config.world_size),
-        "global_batch_size": str(config.images_per_step),
+        "global_batch_size": str(config.global_batch_size),
         "strategy": config.strategy,
         "dataset": config.dataset,
         "model": config.model,
@@ -74,8 +74,8 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
 def note(config: ResolvedConfig) -> str:
     """What a run is, in Markdown: MLflow shows it as the run's description."""
     return (
-        f"{config.model} on {config.dataset}: topology {config.topology}, {config.images_per_step} images per step "
-        f"({config.batch_size} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
+        f"{config.model} on {config.dataset}: topology {config.topology}, {config.global_batch_size} images per step "
+        f"({config.images_per_worker} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
         f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )

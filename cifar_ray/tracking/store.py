@@ -23,7 +23,7 @@ from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.deadline import Overdue, within
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import FOLDER
+from cifar_ray.config.option import FOLDER
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
 from cifar_ray.tracking.uri import is_server as is_server

@@ -104,7 +104,7 @@ def main(words: list[str], begun: float) -> Outcome:
 def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torch.device:
     """A GPU for each worker of the node, or for none."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needed = local_world_size * config.gpus_per_worker
+    needed = local_world_size * config.data_parallel.gpus_per_worker
     if config.device != "cpu" and gpus >= needed:
         return torch.device("cuda", local_rank)
     if config.device == "cuda":

@@ -24,9 +24,9 @@ from pydantic import TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray.config import errors, runfile
+from cifar_ray.config import errors, option, runfile
 from cifar_ray.config.schema import Number
-from cifar_ray.config.train import LEARNING, ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
@@ -183,8 +183,8 @@ def _packed(state: dict[str, Any]) -> bytes:
 
 def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise."""
-    for name in LEARNING:
-        was, wanted = getattr(made, name), getattr(record, name)
+    for name in option.decide_weights(TrainConfig):
+        was, wanted = option.value_of(made, name), option.value_of(record, name)
         undecided = (name == "precision" and wanted == "auto") or (name == "images" and wanted.digest is None)
         if was != wanted and not undecided:
             raise CheckpointError(

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
 from cifar_ray.config import imports
-from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training import own
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -165,7 +166,7 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
         step: optimizer step over the whole run, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
-    peak = config.lr * (config.images_per_step / config.base_batch) ** _POWER[config.lr_scaling]
+    peak = config.lr * (config.global_batch_size / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch
     warmup = config.warmup_epochs * steps_per_epoch
     if config.schedule == "triangle":

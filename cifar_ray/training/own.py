@@ -19,7 +19,8 @@ from torch import nn
 from cifar_ray import data, models
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig
 
 _TRIED = 101
 """Places at which a course is tried."""

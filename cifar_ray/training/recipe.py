@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from cifar_ray import data, models, strategies
-from cifar_ray.config import errors, imports, runfile, schema, topology
+from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import FOLDER, is_own
+from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import FOLDER, OF_OWN, STRATEGY_OPTIONS, AugmentName, ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, order
+from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.training import optimizer, own
 
@@ -25,7 +28,7 @@ LONGEST_WARMUP = 0.25
 
 
 def resolve(config: TrainConfig) -> ResolvedConfig:
-    """Fill in the batch size and the model's recipe; what was given stays.
+    """Fill in the global batch and the model's recipe; what was given stays.
 
     The result is its own resolution, and starting from it repeats the run.
 
@@ -47,28 +50,28 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
     given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
-    given |= {"batch_size": config.batch_size or _share(config), "global_batch_size": None}
-    for name in OF_OWN:
+    given |= {"batch_size": None, "global_batch_size": _global_batch(config)}
+    for name in FUNCTIONS:
         if is_own(given[name]) and getattr(config, f"{name}_source") is None:
             given[f"{name}_source"] = imports.source(given[name], name)
     resolved = ResolvedConfig(**given)
     if is_own(config.model):
-        models.own.check(resolved, spec)
+        own_models.check(resolved, spec)
     elif is_own(config.dataset):
         _check_side(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
-    if resolved.images_per_step > spec.train_size:
+    if resolved.global_batch_size > spec.train_size:
         raise ConfigError(
             "batch_size" if config.global_batch_size is None else "global_batch_size",
-            f"must leave at least one step per epoch: {resolved.batch_size} x {resolved.world_size} workers x "
-            f"{resolved.accumulate} micro-batches is {resolved.images_per_step} images per step, and "
+            f"must leave at least one step per epoch: {resolved.images_per_worker} x {resolved.world_size} workers x "
+            f"{resolved.accumulate} micro-batches is {resolved.global_batch_size} images per step, and "
             f"{spec.name} has {spec.train_size} training images",
         )
-    whole = order.steps_per_epoch(spec.train_size, resolved.images_per_step)
+    whole = order.steps_per_epoch(spec.train_size, resolved.global_batch_size)
     if resolved.steps_per_epoch is not None and resolved.steps_per_epoch > whole:
         raise ConfigError(
             "steps_per_epoch",
-            f"must be at most {whole}, the global batches of {resolved.images_per_step} images in {spec.name}, "
+            f"must be at most {whole}, the global batches of {resolved.global_batch_size} images in {spec.name}, "
             f"got {resolved.steps_per_epoch}",
         )
     counted = resolved.test_images or spec.test_size
@@ -83,7 +86,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     strategy = strategies.of(resolved)
     strategy.check(resolved)
     if is_own(config.model):
-        models.own.check_strategy(resolved, spec, strategy.cannot)
+        own_models.check_strategy(resolved, spec, strategy.cannot)
     if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
@@ -104,7 +107,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
     """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
-    recipes: dict[str, Recipe] = {recipe.optimizer: recipe for recipe in models.architecture(config.model).recipes}
+    recipes: dict[str, Recipe] = {recipe.optimizer: recipe for recipe in models.of(config.model).recipes}
     own = next(iter(recipes))
     chosen = config.optimizer or own
     if chosen not in recipes and (config.lr is None or config.weight_decay is None):
@@ -120,9 +123,12 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
     return {**defaults, "optimizer": chosen, "warmup_epochs": warmup}
 
 
-def _share(config: TrainConfig) -> int:
-    """Images per worker and micro-batch of a config that has no batch size, or a global one."""
-    images, ways = config.global_batch_size or _recipe(config)["base_batch"], config.world_size * config.accumulate
+def _global_batch(config: TrainConfig) -> int:
+    """The global batch, however it was given."""
+    ways = config.world_size * config.accumulate
+    if config.batch_size is not None:
+        return config.batch_size * ways
+    images: int = config.global_batch_size or _recipe(config)["base_batch"]
     if images % ways:
         example = max(images // ways, 1)
         raise ConfigError(
@@ -131,7 +137,7 @@ def _share(config: TrainConfig) -> int:
             f"workers x {config.accumulate} micro-batches, such as --global-batch-size {example * ways} or "
             f"--batch-size {example}",
         )
-    return images // ways
+    return images
 
 
 def at(config: ResolvedConfig, wanted: Topology) -> ResolvedConfig:
@@ -140,8 +146,7 @@ def at(config: ResolvedConfig, wanted: Topology) -> ResolvedConfig:
     Raises:
         ConfigError: when the workers cannot share the global batch.
     """
-    values = {"topology": str(wanted), "global_batch_size": config.images_per_step}
-    return resolve(runfile.merge(config, values))
+    return resolve(runfile.merge(config, {"topology": str(wanted)}))
 
 
 def widest(config: ResolvedConfig) -> ResolvedConfig:
@@ -149,13 +154,13 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
     return config if config.elastic is None else at(config, topology.parse_range(config.elastic)[1])
 
 
-_ALWAYS = ("dataset", "model", "epochs", "batch_size", "topology", "seed")
+_ALWAYS = ("dataset", "model", "epochs", "global_batch_size", "topology", "seed")
 _NEVER = (
     *runfile.WHERE,
     "device",
     "cpus_follow",
     "images",
-    *(f"{name}_source" for name in OF_OWN),
+    *(f"{name}_source" for name in FUNCTIONS),
 )  # the device is that of the machine
 
 
@@ -171,12 +176,12 @@ def command(config: ResolvedConfig) -> str:
             images=config.images,
             model=config.model,
             model_options=config.model_options,
-            batch_size=config.batch_size,
+            global_batch_size=config.global_batch_size,
         )
     )
     learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
     defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
-    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.architecture(config.model).recipes}
+    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.of(config.model).recipes}
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
@@ -259,13 +264,11 @@ def _check_single_image(config: ResolvedConfig) -> None:
             model(torch.zeros(1, spec.channels, spec.image_size, spec.image_size))
         except ValueError:
             batch_norm = f"for this {config.model}, whose batch norm needs several values"
-            cut = next(
-                (name for name in ("micro_batches", "shards") if config.strategy in STRATEGY_OPTIONS[name]), None
-            )
+            cut = strategies.of(config).cut
             if cut is None:
                 raise ConfigError("batch_size", f"must be at least 2 {batch_norm}, got 1") from None
             raise ConfigError(
                 cut,
                 f"must leave at least 2 images in each {batch_norm}; "
-                f"{getattr(config, cut)} cut {config.images_per_step} images into single ones",
+                f"{option.value_of(config, cut)} cut {config.global_batch_size} images into single ones",
             ) from None

@@ -129,7 +129,7 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
-    metrics["epoch_images_per_s"] = steps * state.config.images_per_step / epoch_s
+    metrics["epoch_images_per_s"] = steps * state.config.global_batch_size / epoch_s
     row = Row.now("epoch", epoch + 1, metrics)
     state.history.append(row)
     save(state, observer, accuracy=evaluation.metrics["accuracy"])
@@ -147,7 +147,7 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
     times["time/epoch_mean_s"] = state.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
         seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else state.clock.pace()
-        times["images_per_s"] = state.config.images_per_step / seconds
+        times["images_per_s"] = state.config.global_batch_size / seconds
     path, digest = _final(state)
     return Outcome(
         epochs=len(epochs),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from cifar_ray import models, strategies
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensors
@@ -117,7 +118,7 @@ def prepare(
     context = StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
-    shard, variation = strategies.of(config).data_shard(config, worker), models.architecture(config.model).variation
+    shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
     _warm_up(strategy, loader, fresh)
     state = TrainingState(
@@ -163,7 +164,7 @@ def _check_alike(model: nn.Module, worker: Worker) -> None:
 
 def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset, worker: Worker) -> None:
     """Set the weights that follow from the training images: on rank 0, from which the others get theirs."""
-    set_weights = models.architecture(config.model).prepare
+    set_weights = models.of(config.model).prepare
     if set_weights is None:
         return
     if worker.rank == 0:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint, manifest
 from tests.support.helpers import AUTHKEY, ServerHost, small_config, train_at_own_pace, wait_for_the_dead
 from tests.support.person import Person
@@ -72,7 +73,7 @@ def test_it_learns(strategy: str, topology: str, host: ServerHost, tmp_path: Pat
 def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:
     ahead = {}
     for bound in (0, 3, None):
-        wanted = config("parameter_server", "1x2", epochs=1, max_staleness=bound)
+        wanted = config("parameter_server", "1x2", epochs=1, parameter_server={"max_staleness": bound})
         ahead[bound] = metrics(train_at_own_pace(wanted, tmp_path / str(bound), host, pauses=(0.03, 0.0)))
     assert ahead[0]["staleness/ahead_max"] == 0
     assert ahead[3]["staleness/ahead_max"] == 3
@@ -138,7 +139,14 @@ def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("hogwild", marks=pytest.mark.extended)])
 def test_through_ray(strategy: str, resident: Person) -> None:
-    served = ["--max-staleness", "4", "--push-every", "2", "--servers", "2"]
+    served = [
+        "--parameter-server.max-staleness",
+        "4",
+        "--parameter-server.push-every",
+        "2",
+        "--parameter-server.servers",
+        "2",
+    ]
     options = served if strategy == "parameter_server" else []
     words = ["--strategy", strategy, "--topology", "1x2", "--epochs", "10", "--run-name", strategy, *options]
     before = memory_files()
@@ -161,7 +169,16 @@ def test_through_ray(strategy: str, resident: Person) -> None:
 @pytest.mark.fault
 def test_a_run_goes_on_when_a_worker_is_killed(resident: Person) -> None:
     """The other worker waits in the server for the one that is killed."""
-    words = ["--strategy", "parameter_server", "--max-staleness", "0", "--topology", "1x2", "--epochs", "25"]
+    words = [
+        "--strategy",
+        "parameter_server",
+        "--parameter-server.max-staleness",
+        "0",
+        "--topology",
+        "1x2",
+        "--epochs",
+        "25",
+    ]
     name = "without-one"
     with resident.starts("train", *LEARNED, *words, "--checkpoint-every", "5", "--run-name", name) as run:
         run.until("epoch 2/25")

@@ -23,8 +23,9 @@ import torch.distributed as dist
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResNetOptions, ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data.datasets import Dataset, Split
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import manifest, recipe, setup
 from cifar_ray.training.loop import fit
@@ -182,7 +183,9 @@ def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="data_parallel needs two GPUs")
 def test_one_process_with_two_gpus(alone: list[float], tmp_path: Path) -> None:
-    assert train(config("data_parallel", gpus_per_worker=2), tmp_path)[1] == pytest.approx(alone, rel=1e-3)
+    assert train(config("data_parallel", data_parallel={"gpus_per_worker": 2}), tmp_path)[1] == pytest.approx(
+        alone, rel=1e-3
+    )
 
 
 def test_a_run_goes_on_from_its_checkpoint(alone: list[float], tmp_path: Path) -> None:

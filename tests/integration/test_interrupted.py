@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import checkpoint, recipe
 from tests.support.helpers import Recorder, Stopped, train_here
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from cifar_ray import storage
-from cifar_ray.config.train import ResNetOptions
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.storage import Folder
 from tests.support import stores

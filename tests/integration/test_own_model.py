@@ -73,7 +73,7 @@ def test_its_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_
     train_on_ranks(resolved(plain, topology="1x2", stream=True), tmp_path / "streamed")
     stopped = resolved(plain, topology="1x2", checkpoint_every=2)
     train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
-    resumed, *_ = train_on_ranks(dataclasses.replace(stopped, topology="1x1", batch_size=64), tmp_path / "resumed")
+    resumed, *_ = train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
     assert resumed[1].steps[0] == 3
     assert len({last(tmp_path / name) for name in ("1x1", "1x2", "2x2", "streamed", "resumed")}) == 1
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cifar_ray import models, strategies
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.models.options import ResNetOptions, ViTOptions
+from cifar_ray.strategies.options import PipelineOptions
 from cifar_ray.training import checkpoint
 from tests.support.helpers import Recorder, Steps, small_config, steps_on_ranks, train_on_ranks
 
@@ -81,13 +82,13 @@ def test_losses_are_those_of_one_worker(trained, strategy: str, topology: str) -
     assert sha(many) == sha(trained("ddp", "1x1", "plain", accumulate=4))
 
 
-@pytest.mark.parametrize("name", sorted(models.REGISTRY.keys() - {"speednet"}))
+@pytest.mark.parametrize("name", sorted(models.registry().keys() - {"speednet"}))
 def test_every_model_passes_through_a_pipeline(name: str) -> None:
     """Two steps come to those of one worker with as many accumulated micro-batches, to the bit."""
     shape: dict[str, object] = {"vit": ViTOptions(stochastic_depth=0.0)} if name == "vit" else {}
-    shape |= {"model": name, "global_batch_size": 8, "micro_batches": 4}
+    shape |= {"model": name, "global_batch_size": 8, "pipeline": {"micro_batches": 4}}
     first, second = steps_on_ranks(config("gpipe", "1x2", **shape), 2)
-    accumulated = {**shape, "accumulate": 4, "micro_batches": TrainConfig.micro_batches}
+    accumulated = {**shape, "accumulate": 4, "pipeline": {"micro_batches": PipelineOptions.micro_batches}}
     (one,) = steps_on_ranks(config("ddp", "1x1", **accumulated), 2)
     assert first.losses == second.losses == one.losses
     assert first.weights == second.weights == one.weights
@@ -130,7 +131,11 @@ def test_a_step_costs_what_the_strategy_says(strategy: str) -> None:
     wanted = config(strategy, "1x3")
     ranks: list[Steps] = steps_on_ranks(wanted, 2)
     about = strategies.about(strategy)
-    values = {"W": 3, "M": 1 if strategy == "model_parallel" else wanted.micro_batches, "A": ranks[0].activations}
+    values = {
+        "W": 3,
+        "M": 1 if strategy == "model_parallel" else wanted.pipeline.micro_batches,
+        "A": ranks[0].activations,
+    }
     assert ranks[0].activations > 0
     assert sum(rank.messages for rank in ranks) == eval(about.messages, values)
     assert sum(rank.bytes for rank in ranks) == eval(about.bytes, values)

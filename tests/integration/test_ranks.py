@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import manifest
 from tests.support.helpers import (
     checkpoints_on_ranks,
@@ -76,7 +77,7 @@ def test_an_interrupted_run_of_several_workers_equals_an_uninterrupted_one(
     name: str, topology: str, precision: str, tmp_path: Path
 ) -> None:
     """To the last bit, with buckets small enough that DDP uses several and lays them out anew."""
-    wanted = config(topology, checkpoint_every=4, bucket_cap_mb=0.005, precision=precision, **MODELS[name])
+    wanted = config(topology, checkpoint_every=4, ddp={"bucket_cap_mb": 0.005}, precision=precision, **MODELS[name])
     whole, *_ = train_on_ranks(wanted, tmp_path / "whole")
     for stop in (5, 17):
         train_on_ranks(wanted, tmp_path / "parts", stop_after=stop)

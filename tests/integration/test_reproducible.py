@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.support.helpers import digest, resolved, train_on_ranks
 
@@ -66,7 +67,7 @@ def test_another_number_of_shards_is_another_sum(tmp_path: Path) -> None:
     folders = {shards: tmp_path / str(shards) for shards in (2, 4)}
     weights = []
     for shards, folder in folders.items():
-        train(config("1x2", shards=shards, precision="fp32", log_every=5, **plain), folder)
+        train(config("1x2", reproducible={"shards": shards}, precision="fp32", log_every=5, **plain), folder)
         newest = checkpoint.latest(folder)
         assert newest is not None
         weights.append(newest[1].weights)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from cifar_ray import models, strategies
-from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint
 from tests.support.helpers import (
     digest,
@@ -107,7 +108,7 @@ def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> No
 
 
 def test_replicas_drift_apart_between_the_averages_of_local_sgd(tmp_path: Path) -> None:
-    ranks = weights_on_ranks(config("local_sgd", "1x2", sync_every=5), tmp_path)
+    ranks = weights_on_ranks(config("local_sgd", "1x2", local_sgd={"sync_every": 5}), tmp_path)
     equal = [len(set(step)) == 1 for step in zip(*ranks)]
     assert [number for number, same in enumerate(equal, start=1) if same] == [5, 10, 15, 20]
 
@@ -115,10 +116,10 @@ def test_replicas_drift_apart_between_the_averages_of_local_sgd(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("strategy", "values"),
     [
-        ("ddp", {"comm_hook": "fp16"}),
-        ("ddp", {"comm_hook": "bf16"}),
-        ("ddp", {"comm_hook": "powersgd"}),
-        ("local_sgd", {"sync_every": 4}),
+        ("ddp", {"ddp": {"comm_hook": "fp16"}}),
+        ("ddp", {"ddp": {"comm_hook": "bf16"}}),
+        ("ddp", {"ddp": {"comm_hook": "powersgd"}}),
+        ("local_sgd", {"local_sgd": {"sync_every": 4}}),
     ],
     ids=["fp16", "bf16", "powersgd", "local_sgd"],
 )
@@ -144,7 +145,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(strategy: str, tmp_path:
 
 def test_neither_checkpoints_nor_a_stop_change_what_local_sgd_learns(tmp_path: Path) -> None:
     """They wait for the average after every fourth step of an epoch of ten, or that at its end."""
-    values: dict[str, object] = {"sync_every": 4, "epochs": 2, "steps_per_epoch": 10, **NORM}
+    values: dict[str, object] = {"local_sgd": {"sync_every": 4}, "epochs": 2, "steps_per_epoch": 10, **NORM}
     wanted, saving = config("local_sgd", "1x2", **values), config("local_sgd", "1x2", checkpoint_every=3, **values)
     runs = {"whole": train_on_ranks(wanted, tmp_path / "whole"), "saving": train_on_ranks(saving, tmp_path / "saving")}
     assert [saved.step for saved in runs["saving"][0][1].checkpoints] == [4, 8, 10, 14, 18, 20]
@@ -176,8 +177,8 @@ def test_fsdp_goes_on_at_another_number_of_workers(topology: str, tmp_path: Path
     [
         *((name, "2x2", {}) for name in ("send_recv", "fsdp", "reproducible")),
         *((name, "1x2", {}) for name in ("gather_scatter", "all_reduce", "ddp", "local_sgd")),
-        ("ddp", "1x2", {"bucket_cap_mb": 0.01}),
-        ("ddp", "1x2", {"comm_hook": "bf16"}),
+        ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
+        ("ddp", "1x2", {"ddp": {"comm_hook": "bf16"}}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -192,16 +193,16 @@ def test_messages_and_bytes_are_those_of_the_docstring(strategy: str, topology: 
         "G": sum(sizes),
         "B": sum(buffer.numel() * 4 for buffer in model.buffers() if buffer.is_floating_point()),
         "L": sum(any(True for _ in child.parameters()) for child in model.children()),
-        "N": wanted.sync_every,
+        "N": wanted.local_sgd.sync_every,
         "O": sum(sizes),
         "log2": math.log2,
-        "buckets": 1 if wanted.bucket_cap_mb > 1 else buckets(sizes, wanted.bucket_cap_mb * 2**20),
+        "buckets": 1 if wanted.ddp.bucket_cap_mb > 1 else buckets(sizes, wanted.ddp.bucket_cap_mb * 2**20),
     }
     about = strategies.about(strategy)
-    traffic = traffic_on_ranks(wanted, steps=wanted.sync_every)
+    traffic = traffic_on_ranks(wanted, steps=wanted.local_sgd.sync_every)
     assert {messages for messages, _ in traffic} == {eval(about.messages, symbols)}
     # Parts are of unequal size: a ring's chunks, a shard's padding.
-    compressed = 0.5 if wanted.comm_hook == "bf16" else 1.0
+    compressed = 0.5 if wanted.ddp.comm_hook == "bf16" else 1.0
     assert traffic[0][1] == pytest.approx(eval(about.bytes, symbols) * compressed, rel=0.02)
 
 
@@ -259,7 +260,7 @@ def test_the_moving_average_is_that_of_the_weights_and_does_not_change_them(tmp_
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "gpipe", "local_sgd"])
 def test_it_goes_on_after_a_stop(strategy: str, tmp_path: Path) -> None:
-    options = {"sync_every": 2} if strategy == "local_sgd" else {}
+    options = {"local_sgd": {"sync_every": 2}} if strategy == "local_sgd" else {}
     wanted = config(strategy, "1x2", ema=0.9, steps_per_epoch=6, checkpoint_every=2, log_every=1, **options)
     train_on_ranks(wanted, tmp_path / "unbroken")
     train_on_ranks(wanted, tmp_path / "stopped", stop_after=3)

@@ -188,7 +188,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
     """
     nodes = connection.free_nodes(
         {node: workers * config.cpus_reserved for node, workers in held.items()},
-        {node: workers * config.gpus_per_worker for node, workers in held.items()},
+        {node: workers * config.data_parallel.gpus_per_worker for node, workers in held.items()},
     )
     if config.elastic is None:
         return at_topology(_candidates(config)[0], free=nodes)
@@ -221,7 +221,9 @@ def at_topology(
     free = nodes if free is None else free
     if config.device != "cpu":
         try:
-            chosen = topology.choose(config.placement, totals, config.cpus_reserved, config.gpus_per_worker)
+            chosen = topology.choose(
+                config.placement, totals, config.cpus_reserved, config.data_parallel.gpus_per_worker
+            )
             return _with_cpus(recipe.on_device(config, "cuda"), chosen, totals, free)
         except ValueError as error:
             if config.device == "cuda":
@@ -263,7 +265,7 @@ def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] 
     if (asked.device, decided.device) != ("auto", "cpu") or not any(node.gpus for node in nodes):
         return ""
     try:
-        topology.choose(asked.placement, nodes, asked.cpus_reserved, asked.gpus_per_worker)
+        topology.choose(asked.placement, nodes, asked.cpus_reserved, asked.data_parallel.gpus_per_worker)
     except ValueError as error:
         return str(error)
     return "they were in use, or have come since"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import NAME, TrainConfig
+from cifar_ray.config.sections import NAME
+from cifar_ray.config.train import TrainConfig
 
 
 @dataclass(frozen=True)

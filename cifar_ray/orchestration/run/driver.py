@@ -15,7 +15,8 @@ import ray
 from cifar_ray import data, tracking
 from cifar_ray.config import errors, imports, runfile
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.option import is_own
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
@@ -234,6 +235,5 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]
 
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
-    images = config.images_per_step
-    named = {"global_batch_size": images, "elastic": None} if "topology" in changes else {}
-    return recipe.resolve(runfile.merge(config, {**changes, **named}))
+    fixed = {"elastic": None} if "topology" in changes else {}
+    return recipe.resolve(runfile.merge(config, {**changes, **fixed}))

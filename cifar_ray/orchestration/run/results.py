@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cifar_ray import data, storage, tracking
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import WhichCheckpoint
+from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker

@@ -97,7 +97,7 @@ class RunFolder:
             return Lock(self.folder, _busy(self.name))
 
 
-def create(config: TrainConfig, tracking_uri: str | None = None) -> tuple[RunFolder, Lock]:
+def create(config: ResolvedConfig, tracking_uri: str | None = None) -> tuple[RunFolder, Lock]:
     """Make the folder of a new run, and lock it; the run is recorded in ``tracking_uri``, or where its config says.
 
     Raises:

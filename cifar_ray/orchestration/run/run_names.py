@@ -7,7 +7,7 @@ import time
 
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.storage import Folder
 from cifar_ray.tracking import uri
 from cifar_ray.training import manifest
@@ -19,12 +19,11 @@ SWEEP = "sweep.yaml"
 """The file by which a sweep's folder is told from a run's."""
 
 
-def new(config: TrainConfig) -> str:
+def new(config: ResolvedConfig) -> str:
     """A name that is readable, sortable, and unique to the millisecond."""
     moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**9 // 10**6:03d}"
-    return (
-        f"{config.model_name}-{config.dataset_name}-{config.topology}-bs{config.batch_size}-seed{config.seed}-{moment}"
-    )
+    what = f"{config.model_name}-{config.dataset_name}-{config.topology}"
+    return f"{what}-bs{config.images_per_worker}-seed{config.seed}-{moment}"
 
 
 def check_free(above: Folder, name: str, store: str) -> None:

@@ -98,7 +98,7 @@ class RunSession:
         config, view = self.config, self.view
         view.line(
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {config.topology}, "
-            f"{config.images_per_step} images per step ({config.batch_size} per worker), {config.strategy}"
+            f"{config.global_batch_size} images per step ({config.images_per_worker} per worker), {config.strategy}"
         )
         if self.unused_gpus:
             view.line(cpu_note(self.unused_gpus))
@@ -230,8 +230,8 @@ class RunSession:
         config = event.config
         if config.topology != self.config.topology:
             self.view.line(
-                f"going on with topology {config.topology}, {config.images_per_step} images per step as before "
-                f"({config.batch_size} per worker)"
+                f"going on with topology {config.topology}, {config.global_batch_size} images per step as before "
+                f"({config.images_per_worker} per worker)"
             )
             self.record.moved(config)
         self.config = config

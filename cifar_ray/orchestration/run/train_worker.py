@@ -160,7 +160,7 @@ class MailboxObserver:
         self._stop = False
 
     def started(self, event: Started) -> None:
-        self._images_per_step = event.config.images_per_step
+        self._images_per_step = event.config.global_batch_size
         self._posted = (time.perf_counter(), event.step)
         self._post(event)
 

@@ -19,8 +19,9 @@ from cifar_ray import data, models, storage
 from cifar_ray.config import imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import is_own
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.config.train import OF_OWN, ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.background import Background
@@ -146,10 +147,10 @@ class PlannedTrial:
         nodes, workers = placement(values["topology"]) or (1, 1)
         per_step = nodes * workers * values.get("accumulate", 1)
         if "batch_size" not in values:
-            values.setdefault("global_batch_size", models.architecture(values["model"]).recipes[0].base_batch)
+            values.setdefault("global_batch_size", models.of(values["model"]).recipes[0].base_batch)
             values["batch_size"] = max(values["global_batch_size"] // per_step, 1)
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
-        return {name: str(value) for name, value in values.items()}
+        return {runfile.parameter(name): str(value) for name, value in values.items()}
 
     def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial]) -> None:
         """Read from its folder and from MLflow what an earlier driver has done.
@@ -259,7 +260,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     except (OSError, ValueError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     for trial in trials:
-        for key in OF_OWN:
+        for key in FUNCTIONS:
             if trial.config is not None and is_own(getattr(trial.config, key)):
                 imports.check_source(trial.config, key)
     return config, trials
@@ -267,7 +268,8 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
 
 def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
     name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
-    values = {key: schema.field(TrainConfig, key, value) for key, value in cell["values"].items()}  # lists are tuples
+    named = {runfile.present_name(key): value for key, value in cell["values"].items()}
+    values = {key: schema.field(TrainConfig, key, value) for key, value in named.items()}  # lists are tuples
     if config is None:
         return PlannedTrial(index, Cell(name, values, reason=reason), None, boards.SKIPPED, reason)
     resolved = runfile.resolved_from_mapping(config)

@@ -14,8 +14,9 @@ from cifar_ray import data, storage, tracking
 from cifar_ray.config import imports, topology
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
+from cifar_ray.config.option import is_own
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import ResolvedConfig, TrainConfig, is_own
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note

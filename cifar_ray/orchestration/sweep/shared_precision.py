@@ -8,9 +8,9 @@ from typing import Any
 import ray
 import torch
 
-from cifar_ray.config import errors
+from cifar_ray.config import errors, option
 from cifar_ray.config.errors import RunFailedError
-from cifar_ray.config.train import MODEL_OPTIONS, ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import precision, recipe
@@ -29,7 +29,7 @@ def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
             asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
     for alike in asking.values():
         configs = [config for _, config in alike]
-        largest = max(configs, key=lambda config: config.batch_size)
+        largest = max(configs, key=lambda config: config.images_per_worker)
         task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
         try:
             chosen, measured = ray.get(task.remote(largest), timeout=largest.start_timeout_s)
@@ -46,9 +46,8 @@ def _kind(config: ResolvedConfig) -> Any:
     return (
         config.strategy == "reproducible",
         config.model,
-        tuple(config.model_options.items()),
         config.device,
-        getattr(config, MODEL_OPTIONS.get(config.model, "model")),
+        *(repr(option.value_of(config, name)) for name in option.names_for(config, "model")),
     )
 
 

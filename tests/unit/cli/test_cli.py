@@ -59,7 +59,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "train --global-batch-size 100 --topology 1x3",
             "--global-batch-size must be a multiple of workers x accumulation (3 x 1), got 100",
         ),
-        ("train --vit.depth 2", "--vit options are for --model vit only, and the model is resnet"),
+        ("train --vit.depth 2", "--vit.depth is for --model vit only, and the model is resnet"),
         ("train --resnet.blocks 1 x", "--resnet.blocks must be a whole number, got 'x'"),
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
         ("train --config a.yaml --epochs 1 --config=b.yaml", "--config may be given once"),
@@ -78,18 +78,24 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "train --strategy gpipe --topology 1x2 --global-batch-size 62",
-            "--micro-batches must divide the global batch of 62 images, got 4",
+            "--pipeline.micro-batches must divide the global batch of 62 images, got 4",
         ),
         (
             "train --strategy data_parallel --device cpu",
             "--strategy data_parallel needs several GPUs in one process; on CPUs, use ddp",
         ),
-        ("train --strategy reproducible --shards 6", "--shards must be a power of two, got 6"),
+        (
+            "train --strategy reproducible --reproducible.shards 6",
+            "--reproducible.shards must be a power of two, got 6",
+        ),
         (
             "train --strategy reproducible --topology 1x8",
-            "--shards must be a multiple of the workers, so that each has as many, got 4 for 8",
+            "--reproducible.shards must be a multiple of the workers, so that each has as many, got 4 for 8",
         ),
-        ("train --shards 8", "--shards is for --strategy reproducible only, and the strategy is ddp"),
+        (
+            "train --reproducible.shards 8",
+            "--reproducible.shards is for --strategy reproducible only, and the strategy is ddp",
+        ),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
             "trian",
@@ -213,7 +219,7 @@ def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main.main(["train", "--help"])
+        main.main(["train", "--help-all"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     for flag in ("--config", "--batch-size", "--vit.patch-size", "--resnet50.stem", "--local-nodes", "--[no-]verbose"):

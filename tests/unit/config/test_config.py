@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from cifar_ray import data, models, strategies
-from cifar_ray.config import flags, runfile
-from cifar_ray.config import train as configs
+from cifar_ray.config import flags, option, runfile, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import DatasetName
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ModelName, ResNetOptions, ViTOptions
+from cifar_ray.strategies.options import PipelineOptions
 from cifar_ray.training import recipe
 
 
@@ -65,8 +67,8 @@ def test_an_address_without_a_secret_is_taken(key: str, address: str) -> None:
 
 
 def test_choices_are_the_registries() -> None:
-    assert set(get_args(configs.ModelName)) == set(models.REGISTRY)
-    assert set(get_args(configs.DatasetName)) == set(data.SPECS)
+    assert set(get_args(ModelName)) == set(models.registry())
+    assert set(get_args(DatasetName)) == set(data.SPECS)
     folder = Path(strategies.__file__).parent
     assert {path.stem for path in folder.glob("*.py") if "\nSTRATEGY = " in path.read_text()} == set(strategies.NAMES)
 
@@ -75,12 +77,12 @@ def test_batch_size_and_global_batch_size_say_the_same() -> None:
     by_worker = recipe.resolve(TrainConfig(batch_size=16, topology="2x2", accumulate=2))
     by_step = recipe.resolve(TrainConfig(global_batch_size=128, topology="2x2", accumulate=2))
     assert by_worker == by_step
-    assert by_worker.images_per_step == 128
+    assert by_worker.global_batch_size == 128
 
 
 def test_resolving_fills_in_the_models_recipe_and_keeps_what_was_given() -> None:
     resolved = recipe.resolve(TrainConfig(model="vit", lr=0.5))
-    assert (resolved.optimizer, resolved.lr, resolved.batch_size) == ("adamw", 0.5, 128)
+    assert (resolved.optimizer, resolved.lr, resolved.images_per_worker) == ("adamw", 0.5, 128)
     assert recipe.resolve(resolved) == resolved
 
 
@@ -96,7 +98,7 @@ def test_resolving_fills_in_the_models_recipe_and_keeps_what_was_given() -> None
 )
 def test_by_default_a_step_has_128_images_over_all_workers(values: dict[str, object], batch: int) -> None:
     resolved = recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
-    assert (resolved.batch_size, resolved.images_per_step) == (batch, 128)
+    assert (resolved.images_per_worker, resolved.global_batch_size) == (batch, 128)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,10 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
     assert recipe.resolve(runfile.load(path)) == replace(config, run_name=None)
     stored = runfile.to_mapping(config)
     assert runfile.resolved_from_mapping(stored) == config
-    with pytest.raises(ConfigError, match="batch_size must be a whole number, got None"):
-        runfile.resolved_from_mapping({**stored, "batch_size": None})
+    of_an_earlier_version = {**stored, "batch_size": config.images_per_worker, "global_batch_size": None}
+    assert runfile.resolved_from_mapping(of_an_earlier_version) == config
+    with pytest.raises(ConfigError, match="global_batch_size must be a whole number, got None"):
+        runfile.resolved_from_mapping({**stored, "global_batch_size": None})
     assert "resnet" not in path.read_text()
 
 
@@ -193,7 +197,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
     given = TrainConfig(elastic="1x1:2x2", topology="2x2", batch_size=16, accumulate=2)
     wide = recipe.resolve(given)
     small = recipe.at(wide, Topology(1, 1))
-    assert (small.topology, small.batch_size, small.images_per_step) == ("1x1", 64, wide.images_per_step)
+    assert (small.topology, small.images_per_worker, small.global_batch_size) == ("1x1", 64, wide.global_batch_size)
     assert recipe.widest(small) == wide
     assert "--topology 2x2 --elastic 1x1:2x2" in recipe.command(small)
     with pytest.raises(ConfigError, match="must be a multiple of workers x accumulation"):
@@ -233,13 +237,13 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({**GROUP, "topology": "1x3"}, "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 64"),
         ({**GROUP, "accumulate": 5}, "global_batch_size must be a multiple of workers x accumulation (2 x 5), got 64"),
         ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
-        ({"vit": ViTOptions(depth=3)}, "vit options are for --model vit only, and the model is resnet"),
-        ({"model": "vit", "resnet": ResNetOptions(width=8)}, "resnet options are for --model resnet only, and the model is vit"),
-        ({"model": "vit", "vit": ViTOptions(dim=10, heads=3)}, "vit.dim must be a multiple of vit.heads (3), got 10"),
+        ({"vit": ViTOptions(depth=3)}, "vit.depth is for --model vit only, and the model is resnet"),
+        ({"model": "vit", "resnet": ResNetOptions(width=8)}, "resnet.width is for --model resnet only, and the model is vit"),
+        ({"model": "vit", "vit": {"dim": 10, "heads": 3}}, "vit.dim must be a multiple of heads (3), got 10"),
         ({"model": "vit", "vit": {"depth": "3"}}, "vit.depth must be a whole number, got '3'"),
         ({"vit": None}, "vit must be a ViTOptions, got None"),
-        ({"micro_batches": 2}, "micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
-        ({"comm_hook": "fp16", "strategy": "fsdp"}, "comm_hook is for --strategy ddp only, and the strategy is fsdp"),
+        ({"pipeline": {"micro_batches": 2}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
+        ({"ddp": {"comm_hook": "fp16"}, "strategy": "fsdp"}, "ddp.comm_hook is for --strategy ddp only, and the strategy is fsdp"),
     ],
 )  # fmt: skip
 def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
@@ -259,7 +263,7 @@ def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object
         {"warmup_epochs": 10.0},
         {**GROUP, "batch_size": 16, "accumulate": 2},
         {"model": "vit", "vit": ViTOptions(depth=3)},
-        {"micro_batches": 2, "strategy": "one_f_one_b"},
+        {"pipeline": PipelineOptions(2), "strategy": "one_f_one_b"},
     ],
 )
 def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
@@ -268,39 +272,58 @@ def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
 
 
 def test_workers_and_gpus_follow_from_the_topology() -> None:
-    config = TrainConfig(strategy="data_parallel", gpus_per_worker=2, device="cuda")
+    config = TrainConfig(strategy="data_parallel", data_parallel={"gpus_per_worker": 2}, device="cuda")
     assert (config.gpus_reserved, replace(config, device="cpu").gpus_reserved) == (2, 0)
     assert (TrainConfig(topology="2x3").placement, TrainConfig(topology="2x3").world_size) == (Topology(2, 3), 6)
 
 
-def test_options_that_say_nothing_of_a_run() -> None:
-    every = {
-        "bucket_cap_mb",
-        "comm_hook",
-        "sync_every",
-        "gpus_per_worker",
-        "micro_batches",
-        "push_every",
-        "servers",
-        "max_staleness",
-    }
-    every |= {"staleness_weighting", "shards", "resnet", "resnet50", "vit", "model_options", "model_source"}
-    every |= {
-        "images",
-        "image_size",
-        "test_share",
-        "stream",
-        "optimizer_options",
-        "optimizer_source",
-        "schedule_source",
-    }
-    assert configs.options_of_others("mnist", "vit", "ddp") == every - {"vit", "bucket_cap_mb", "comm_hook"}
-    assert configs.options_of_others("mnist", "vgg11", "gpipe") == every - {"micro_batches"}
-    assert configs.options_of_others("mine:load", "vgg11", "gpipe") == every - {"micro_batches", "images"}
-    of_folder = {"micro_batches", "images", "image_size", "test_share", "stream"}
-    assert configs.options_of_others("folder:mine", "vgg11", "gpipe") == every - of_folder
-    learning = configs.options_of_others("mnist", "vgg11", "gpipe", "torch.optim:Adam", "mine:course")
-    assert learning == every - {"micro_batches", "optimizer_options", "optimizer_source", "schedule_source"}
+OF_CHOICES = {
+    *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
+    *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
+    *("parameter_server", "reproducible"),
+}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "used"),
+    [
+        ({"model": "vit"}, {"vit", "ddp"}),
+        ({"model": "vgg11", "strategy": "gpipe"}, {"pipeline"}),
+        ({"dataset": "mine:load", "strategy": "fsdp"}, {"images", "resnet"}),
+        ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream", "resnet", "ddp"}),
+        ({"model": "my:net"}, {"model_options", "model_source", "ddp"}),
+        ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source", "resnet", "ddp"}),
+        ({"schedule": "mine:course"}, {"schedule_source", "resnet", "ddp"}),
+    ],
+)
+def test_options_that_say_nothing_of_a_run(chosen: dict[str, str], used: set[str]) -> None:
+    usual = {name: getattr(TrainConfig, name) for name in option.choices(TrainConfig)}
+    assert option.left_out(TrainConfig, {**usual, **chosen}) == OF_CHOICES - used
+
+
+def test_every_option_says_whether_it_decides_the_weights() -> None:
+    marks = {name: field.metadata.get("weights") for name, field in schema.flat_fields(TrainConfig)}
+    assert {name for name, mark in marks.items() if not isinstance(mark, bool)} == set()
+    others = {name for name, mark in marks.items() if not mark}
+    assert {"ddp.bucket_cap_mb", "data_parallel.gpus_per_worker", "stream", "topology", "run_name"} < others
+    assert not {"ddp.comm_hook", "global_batch_size", "vit.depth", "images", "precision"} & others
+
+
+@pytest.mark.parametrize("former", ["sync_every", "micro_batches", "servers", "shards", "gpus_per_worker"])
+def test_a_former_name_is_read_and_its_flag_is_told(former: str, tmp_path: Path) -> None:
+    name = schema.renamed(TrainConfig)[former]
+    group, _, last = name.partition(".")
+    strategy = {"parameter_server": "parameter_server", "pipeline": "gpipe"}.get(group, group)
+    (tmp_path / "run.yaml").write_text(f"version: 2\nstrategy: {strategy}\n{former}: 2\n")
+    config = runfile.load(tmp_path / "run.yaml")
+    assert config == TrainConfig(**{"strategy": strategy, group: {last: 2}})
+    assert runfile.to_mapping(config)[group][last] == 2
+    flag = former.replace("_", "-")
+    with pytest.raises(ConfigError) as caught:
+        flags.given(TrainConfig, [f"--{flag}", "2"], "cifar-ray train")
+    assert str(caught.value) == f"unknown flag --{flag}; did you mean --{name.replace('_', '-')}?"
+    with pytest.raises(ConfigError, match=f"unknown key '{former}'; did you mean '{name}'?"):
+        TrainConfig(**{former: 2})
 
 
 @pytest.mark.parametrize(
@@ -337,7 +360,9 @@ def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
 
 
 def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() -> None:
-    config = recipe.resolve(TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", shards=8))
+    config = recipe.resolve(
+        TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", reproducible={"shards": 8})
+    )
     params = runfile.params(config)
     ours = {name for name in params if name.partition(".")[0] not in fields_of_every_run()}
     assert {name: params[name] for name in sorted(ours)} == {
@@ -348,15 +373,9 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
     assert params["lr"] == str(config.lr)
     assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
-        "run_name", *configs.options_of_others("cifar10", "vit", "reproducible", "adamw", "cosine")
+        "run_name", *(OF_CHOICES - {"vit", "reproducible"})
     }  # fmt: skip
 
 
 def fields_of_every_run() -> set[str]:
-    groups = {*configs.OWN_IMAGES, *configs.MODEL_OPTIONS.values(), *configs.STRATEGY_OPTIONS} - set(configs.SAME_WORK)
-    return {field.name for field in fields(TrainConfig)} - groups - {"global_batch_size"}
-
-
-def test_what_decides_the_weights_are_fields_of_a_resolved_run() -> None:
-    known = {field.name for field in fields(configs.ResolvedConfig)} | {"images_per_step"}
-    assert set(configs.LEARNING) <= known
+    return {field.name for field in fields(TrainConfig)} - OF_CHOICES - {"global_batch_size"}

@@ -3,15 +3,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import pytest
 
 from cifar_ray.config import commands, flags
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, one_of
 from cifar_ray.config.flags import Positional
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.config.train import MODEL_OPTIONS, STRATEGY_OPTIONS, StrategyName, TrainConfig
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.strategies.options import NAMES
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,17 @@ def test_the_help_is_made_of_the_fields(word: str, capsys: pytest.CaptureFixture
         assert part in text
 
 
+@pytest.mark.parametrize("kind", [commands.TrainCommand, commands.SweepCommand])
+def test_the_help_is_three_examples_and_the_usual_ten_options(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        flags.read(kind, ["--help"], "train")
+    examples, options = re.split(r"\n(?:positional arguments|options):\n", capsys.readouterr().out, maxsplit=1)
+    assert examples.count("\n  cifar-ray ") == 3
+    shown = [name.replace("-", "_") for name in re.findall(r"^  (?:--)?([a-z][a-z-]*) ", options, flags=re.MULTILINE)]
+    assert [name for name in shown if name != "help_all"] == list(kind.USUAL)
+    assert len(kind.USUAL) == 10
+
+
 @pytest.mark.parametrize("columns", [80, 100, 200])
 @pytest.mark.parametrize("kind", [commands.TrainCommand, commands.SweepCommand])
 def test_the_help_of_a_run_is_in_columns_at_every_width(
@@ -122,31 +134,42 @@ def test_the_help_of_a_run_is_in_columns_at_every_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit):
-        flags.read(kind, ["--help"], "train")
+        flags.read(kind, ["--help-all"], "train")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= min(columns, 100)
     options = [line for line in lines if line.startswith("  -")]
     assert len(options) > len(fields(TrainConfig))
-    assert {line[31:33] for line in options} == {"  "}
-    assert all(line[33] != " " for line in options)
+    for line in options:  # what a long flag does stands below it
+        flag = re.match(r"  \S+(?: \S+)*", line)
+        assert flag is not None
+        assert line == flag[0] if len(flag[0]) > 31 else line[31:33] == "  " and line[33] != " "
 
 
 def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        flags.read(commands.TrainCommand, ["--help"], "train")
+        flags.read(commands.TrainCommand, ["--help-all"], "train")
     text = capsys.readouterr().out
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
     runs = ["Data", "Model", "Optimisation", "Batch", "Where it runs", "Strategy", "Tracking"]
     assert [title for title in titles if not title.endswith("options")] == runs
     words = " ".join(text.split())
-    for name, owners in STRATEGY_OPTIONS.items():
-        section = words[words.index(f"{name.replace('_', '-')} ") :]
-        said = re.search(r"(Only|Not) with --strategy ((?:[a-z_0-9]+, )*[a-z_0-9]+(?: or [a-z_0-9]+)?)\.", section)
-        assert said is not None
-        named = set(re.split(", | or ", said[2]))
-        assert set(owners) == (named if said[1] == "Only" else set(get_args(StrategyName)) - named)
-    for model, group in MODEL_OPTIONS.items():
-        assert f"{group} options: Only with --model {model}." in words
+    for name, owners in (
+        ("accumulate", {"gpipe", "one_f_one_b", "model_parallel", "reproducible"}),
+        ("ema", {"parameter_server", "hogwild"}),
+    ):
+        assert (
+            f"Not with --strategy {one_of(each for each in NAMES if each in owners)}."
+            in words.partition(f"--{name} ")[2][:400]
+        )
+    for told in (
+        "--image-size INT Side in pixels of the images of folder:PATH: the shorter side is resized to it, and the centre "
+        "is cropped. Only with --dataset folder:PATH.",
+        "such as --model-options.depth 4. Only with --model MODULE:FUNCTION.",
+        "Needs GPUs. Only with --strategy gather_scatter, send_recv, all_reduce, ddp or fsdp.",
+        "ddp options: Only with --strategy ddp. --ddp.bucket-cap-mb FLOAT Size of",
+        "vit options: Only with --model vit. --vit.patch-size INT",
+    ):
+        assert told in words
     assert "None" not in words
     assert "True" not in words
     assert "False" not in words

@@ -12,7 +12,8 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 
 
 def cells_of(**values: Any) -> list[Cell]:
@@ -111,14 +112,16 @@ def test_what_all_runs_share_may_be_for_some_models_and_strategies_alone() -> No
     """``sync_every`` for all runs is local_sgd's, and no mistake of ddp's; what a grid names, it means."""
     cells = cells_of(
         grid={"strategy": ["ddp", "local_sgd"], "model": ["vit", "resnet"]},
-        train={"sync_every": 4, "bucket_cap_mb": 5.0, "vit": {"depth": 2}, "accumulate": 2},
+        train={"local_sgd": {"sync_every": 4}, "ddp": {"bucket_cap_mb": 5.0}, "vit": {"depth": 2}, "accumulate": 2},
     )
     found = [
-        (cell.config.sync_every, cell.config.bucket_cap_mb, cell.config.vit.depth) for cell in cells if cell.config
+        (cell.config.local_sgd.sync_every, cell.config.ddp.bucket_cap_mb, cell.config.vit.depth)
+        for cell in cells
+        if cell.config
     ]
     assert found == [(8, 5.0, 2), (8, 5.0, 6), (4, 25.0, 2), (4, 25.0, 6)]
     (cell,) = cells_of(grid={"vit.depth": [2]}, train={"model": "simple_cnn"})
-    assert (cell.config, cell.reason) == (None, "vit options are for --model vit only, and the model is simple_cnn")
+    assert (cell.config, cell.reason) == (None, "vit.depth is for --model vit only, and the model is simple_cnn")
     (cell,) = cells_of(grid={"strategy": ["gpipe"]}, train={"accumulate": 2, "topology": "1x2"})
     assert cell.reason.startswith("accumulate is for --strategy gather_scatter, ")
 

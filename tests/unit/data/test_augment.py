@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import AugmentName, ResolvedConfig, TrainConfig
+from cifar_ray.config.sections import AugmentName
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, order
 from cifar_ray.data.loader import DataShard, MicroBatch, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe

@@ -21,7 +21,8 @@ from torchvision.datasets import ImageFolder
 from cifar_ray import data
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import Images, ResolvedConfig, TrainConfig
+from cifar_ray.config.sections import Images
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import arrays as of_functions
 from cifar_ray.data import imagefiles, loader, own
 from cifar_ray.training import recipe
@@ -358,10 +359,10 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
             {"dataset": "folder:"},
             "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'folder:'",
         ),
-        ({"image_size": 64}, "--image-size is for --dataset folder:PATH only, and the data set is cifar10"),
+        ({"image_size": 64}, "--image-size is for --dataset folder:PATH only, and the dataset is cifar10"),
         (
             {"dataset": "mine:load", "test_share": 0.2},
-            "--test-share is for --dataset folder:PATH only, and the data set is mine:load",
+            "--test-share is for --dataset folder:PATH only, and the dataset is mine:load",
         ),
     ],
 )
@@ -507,7 +508,7 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
     config = of(root, batch_size=8, augment=augment)
     shard = loader.DataShard(1, 2)
     both = [
-        loader.TrainLoader(replace(config, batch_size=16), dataset, shard, torch.device("cpu"))
+        loader.TrainLoader(replace(config, global_batch_size=16), dataset, shard, torch.device("cpu"))
         for dataset in (data.read(config), data.read(of(root, stream=True)))
     ]
     for epoch, step in ((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 4), (1, 0)):

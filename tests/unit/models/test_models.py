@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config.train import ResNet50Options, ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import speednet, vit
+from cifar_ray.models.options import ResNet50Options, ResNetOptions, ViTOptions
 
 IMAGES = (torch.arange(2 * 3 * 32 * 32) % 251 / 251).view(2, 3, 32, 32)
 SMALL_VIT = ViTOptions(dim=48, depth=3, heads=3, dropout=0.2, stochastic_depth=0.5)
@@ -59,7 +60,7 @@ def test_a_seed_gives_the_same_model_for_ever(
 
 
 OPTIONS = [
-    *({"model": name} for name in models.REGISTRY if name != "vit"),
+    *({"model": name} for name in models.registry() if name != "vit"),
     {"model": "resnet50", "resnet50": ResNet50Options("cifar")},
     {"model": "vit", "vit": SMALL_VIT},
 ]

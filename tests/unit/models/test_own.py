@@ -53,7 +53,7 @@ def refusal(**values: object) -> str:
 def test_a_function_of_the_working_folder_builds_the_model(module: Path) -> None:
     config = resolved(DIGITS, model="mine:build")
     assert str(models.build(config, SPECS["digits"])) == str(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)))
-    assert (config.optimizer, config.lr, config.batch_size) == ("sgd", 0.05, 128)
+    assert (config.optimizer, config.lr, config.images_per_worker) == ("sgd", 0.05, 128)
     assert recipe.resolve(config) == config
 
 

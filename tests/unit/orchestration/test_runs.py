@@ -9,9 +9,10 @@ import pytest
 from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, run_folder, run_names
 from cifar_ray.tracking import uri
@@ -58,7 +59,9 @@ def test_a_run_says_what_is_in_a_folder_of_images(
 ) -> None:
     folder_of_digits(tmp_path / "images", 100)
     (tmp_path / "images" / "train" / "3" / "1.heic").touch()
-    own = recipe.resolve(replace(config, dataset=f"folder:{tmp_path}/images", data_dir=str(tmp_path), batch_size=10))
+    own = recipe.resolve(
+        replace(config, dataset=f"folder:{tmp_path}/images", data_dir=str(tmp_path), global_batch_size=10)
+    )
     with Console() as console:
         driver._read(own, console)
     shown = capsys.readouterr().out.splitlines()

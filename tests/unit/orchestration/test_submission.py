@@ -10,7 +10,7 @@ import pytest
 
 from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import NAME
+from cifar_ray.config.sections import NAME
 from cifar_ray.orchestration.jobs import submission
 
 DIGITS = ["--dataset", "digits", "--model", "simple_cnn"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cifar_ray import models
-from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import Dataset, Split
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import resolved
@@ -37,8 +37,8 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
     [
         ("model_parallel", {}, 1 / 2),
         ("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2),
-        ("gpipe", {"micro_batches": 4}, 1 / 5),
-        ("one_f_one_b", {"micro_batches": 2, **ADAM}, 1 / 3),
+        ("gpipe", {"pipeline": {"micro_batches": 4}}, 1 / 5),
+        ("one_f_one_b", {"pipeline": {"micro_batches": 2}, **ADAM}, 1 / 3),
         ("fsdp", {}, None),
         ("fsdp", ADAM, None),
         ("fsdp", {"accumulate": 2}, None),
@@ -50,7 +50,7 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
     """Also when it is stopped in between and goes on: its checkpoints are whole."""
     few = replace(digits, test=Split(digits.test.images[:32], digits.test.labels[:32]))
     wanted = resolved(USUAL, strategy=strategy, **values)
-    alone = {name: value for name, value in values.items() if name not in ("micro_batches", "accumulate")}
+    alone = {name: value for name, value in values.items() if name not in ("pipeline", "accumulate")}
     (plain, _), *_ = train_on_threads(resolved(USUAL, strategy="ddp", topology="1x1", **alone), few, tmp_path / "plain")
     stopped = train_on_threads(wanted, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 3)
     assert [str(end) for end, _ in stopped] == ["stopped after step 4"] * 2

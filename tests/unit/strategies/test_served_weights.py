@@ -169,7 +169,11 @@ def test_a_step_costs_what_the_strategy_says(push_every: int) -> None:
             sent.extend([gradient.nbytes, answer.weights.nbytes])
             return answer
 
-    config = resolved({"dataset": "digits", "model": "simple_cnn"}, strategy="parameter_server", push_every=push_every)
+    config = resolved(
+        {"dataset": "digits", "model": "simple_cnn"},
+        strategy="parameter_server",
+        parameter_server={"push_every": push_every},
+    )
     model = models.build(config, SPECS["digits"])
     worker = built(config, model, server=Counting())
     worker.load(model.state_dict(), None)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import SPECS
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies import stages, stopwatch
 from tests.support.helpers import resolved
 

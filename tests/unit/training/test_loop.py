@@ -24,7 +24,7 @@ from tests.support.helpers import Recorder, Stopped, forge, train_here
 
 
 def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    config = replace(small, epochs=5, batch_size=32)
+    config = replace(small, epochs=5, global_batch_size=32)
     outcome = train_here(config, digits, tmp_path, recorder := Recorder())
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
@@ -145,8 +145,8 @@ def test_a_finished_run_has_nothing_left_to_train(small: TrainConfig, digits: Da
 
 
 def test_accumulation_is_one_large_batch(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    once = train_here(replace(small, batch_size=128), digits, tmp_path / "once", one := Recorder())
-    parts = train_here(replace(small, batch_size=32, accumulate=4), digits, tmp_path / "parts", four := Recorder())
+    once = train_here(small, digits, tmp_path / "once", one := Recorder())
+    parts = train_here(replace(small, accumulate=4), digits, tmp_path / "parts", four := Recorder())
     for a, b in zip(one.rows, four.rows, strict=True):
         assert a.metrics["train/loss"] == pytest.approx(b.metrics["train/loss"], rel=1e-4)
     assert once.metrics["test/loss"] == pytest.approx(parts.metrics["test/loss"], rel=1e-3)
@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
         train_here(wild, digits, tmp_path)
     with pytest.raises(DivergedError, match="at step 11"):
         train_here(replace(wild, log_every=1000), digits, tmp_path)
-    whole = replace(wild, batch_size=1437, log_every=1000, epochs=1)  # one step: its loss is that of before it
+    whole = replace(wild, global_batch_size=1437, log_every=1000, epochs=1)  # one step: its loss is that of before it
     with pytest.raises(DivergedError, match="at step 1"):
         train_here(whole, digits, tmp_path)
     assert checkpoint.every(tmp_path) == []
@@ -176,10 +176,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
 
 def test_a_run_is_not_continued_as_another(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
     train_here(small, digits, tmp_path)
-    for other, name in ((replace(small, lr=0.01), "lr"), (replace(small, batch_size=64), "images_per_step")):
+    for other, name in ((replace(small, lr=0.01), "lr"), (replace(small, global_batch_size=64), "global_batch_size")):
         with pytest.raises(CheckpointError, match=f"was made with {name} .*, and this run has "):
             train_here(other, digits, tmp_path)
-    train_here(replace(small, batch_size=32, accumulate=4), digits, tmp_path)  # the same images per step
+    train_here(replace(small, accumulate=4), digits, tmp_path)  # the same images per step
 
 
 @pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp32")])
@@ -294,7 +294,7 @@ def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_pr
     assert times["time/startup_s"] == pytest.approx(100)
 
 
-@pytest.mark.parametrize("values", [{"accumulate": 4, "batch_size": 32}, {"topology": "2x2", "batch_size": 32}])
+@pytest.mark.parametrize("values", [{"accumulate": 4}, {"topology": "2x2"}])
 def test_an_epochs_throughput_counts_the_images_of_all_workers(
     small: TrainConfig, values: dict[str, object], digits: Dataset, tmp_path: Path
 ) -> None:

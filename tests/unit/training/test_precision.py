@@ -83,5 +83,5 @@ def test_reproducible_is_float32_whatever_is_faster(passing: dict[str, float]) -
 
 @pytest.mark.parametrize(("batch_size", "images"), [(1, 2), (7, 7), (500, 16)])
 def test_it_measures_the_batch_of_the_run_up_to_16_images(batch_size: int, images: int) -> None:
-    _, measured = precision.choose(replace(CONFIG, batch_size=batch_size), Worker())
+    _, measured = precision.choose(replace(CONFIG, global_batch_size=batch_size), Worker())
     assert re.fullmatch(rf"{images} images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms", measured)

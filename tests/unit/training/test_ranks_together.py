@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from cifar_ray import models, strategies
-from cifar_ray.config.train import ResNetOptions
 from cifar_ray.data import Dataset, Split
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, record, stopping
@@ -125,7 +125,7 @@ def test_when_rank_0_cannot_write_the_others_end_with_it(few: Dataset, tmp_path:
     assert [str(end) for end, _ in results] == ["no room", "rank 0 could not write the checkpoint of step 4"]
 
 
-@pytest.mark.parametrize(("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"sync_every": 3})])
+@pytest.mark.parametrize(("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"local_sgd": {"sync_every": 3}})])
 def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     strategy: str, values: dict[str, object], few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +172,9 @@ def test_nothing_is_a_ranks_own_unless_asked_for(few: Dataset, tmp_path: Path) -
 
 
 def test_where_nothing_is_a_ranks_own_each_has_the_figures_of_all(few: Dataset, tmp_path: Path) -> None:
-    (outcome, _), _ = train(resolved(USUAL, strategy="reproducible", shards=2, per_rank_test=True), few, tmp_path)
+    (outcome, _), _ = train(
+        resolved(USUAL, strategy="reproducible", reproducible={"shards": 2}, per_rank_test=True), few, tmp_path
+    )
     assert isinstance(outcome, Outcome)
     for name in ("loss", "accuracy"):
         assert {outcome.metrics[f"test/{name}_rank{rank}"] for rank in (0, 1)} == {outcome.metrics[f"test/{name}"]}

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResNetOptions, TrainConfig, ViTOptions
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import recipe
 from tests.support.helpers import resolved
 
@@ -27,10 +28,10 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"topology": "1x361", "batch_size": 2}, "--topology must have at most one worker per test image (360)"),
         ({"model": "vit", "vit": ViTOptions(patch_size=5)}, "--vit.patch-size must divide the image's side of 32, got 5"),
         ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together, so that all stop after the same one; those of hogwild do not"),
-        ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "push_every": 4}, "--push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
+        ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "parameter_server": {"push_every": 4}}, "--parameter-server.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
         ({"model": "resnet50", "batch_size": 1}, f"--batch-size must be at least 2 {NORM}, got 1"),
-        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
-        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
+        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--reproducible.shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
+        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--pipeline.micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(values: dict[str, object], sentence: str) -> None:
@@ -60,14 +61,14 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "--dataset digits --model resnet --epochs 10 --seed 0 --batch-size 128 --topology 1x1"),
+        ({}, "--dataset digits --model resnet --epochs 10 --seed 0 --global-batch-size 128 --topology 1x1"),
         (
             {
                 "resnet": ResNetOptions((1, 3), 8), "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
                 "augment": "none", "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
             },
             "--dataset digits --augment none --model resnet --resnet.blocks 1 3 --resnet.width 8 --epochs 10"
-            " --seed 0 --batch-size 16 --accumulate 2 --topology 1x2",
+            " --seed 0 --global-batch-size 64 --accumulate 2 --topology 1x2",
         ),
         (
             {
@@ -75,12 +76,12 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
                 "elastic": "1x1:1x2",
             },
             "--dataset digits --model vgg11 --epochs 10 --seed 0 --optimizer adamw --lr 0.05"
-            " --weight-decay 0.0005 --batch-size 64 --topology 1x2 --elastic 1x1:1x2 --oversubscribe",
+            " --weight-decay 0.0005 --global-batch-size 128 --topology 1x2 --elastic 1x1:1x2 --oversubscribe",
         ),
         (
             {"model": "simple_cnn", "optimizer": "adamw", "epochs": 1, "lr": 0.003, "warmup_epochs": 0.5},
             "--dataset digits --model simple_cnn --epochs 1 --seed 0 --optimizer adamw"
-            " --warmup-epochs 0.5 --batch-size 128 --topology 1x1",
+            " --warmup-epochs 0.5 --global-batch-size 128 --topology 1x1",
         ),
     ],
 )  # fmt: skip
@@ -102,4 +103,4 @@ def test_batch_norm_is_synchronised_on_gpus_alone() -> None:
 def test_a_resolved_config_has_nothing_left_open() -> None:
     config = resolved(DIGITS)
     learned = ("optimizer", "lr", "momentum", "weight_decay", "schedule", "warmup_epochs", "label_smoothing")
-    assert [name for name in (*learned, "base_batch", "batch_size") if getattr(config, name) is None] == []
+    assert [name for name in (*learned, "base_batch", "global_batch_size") if getattr(config, name) is None] == []

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config.train import ResNetOptions, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe, setup
 from cifar_ray.training.observer import Launch

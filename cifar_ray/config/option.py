@@ -1,0 +1,139 @@
+"""What an option says of itself: whether it decides the weights, for which choice it is, and its former name.
+
+The owners of options (a strategy, a model, the optimizer) declare them with :func:`option`; ``TrainConfig`` composes
+them, and every rule about them reads these marks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import AfterValidator
+
+from cifar_ray.config.errors import ConfigError, brief, one_of
+from cifar_ray.config.schema import flat_fields
+
+FOLDER = "folder:"
+"""What precedes the path of a folder of images in ``--dataset``."""
+
+FOLDER_PATH, OWN = "folder:PATH", "MODULE:FUNCTION"
+"""Choices that an option may be for, beside the names of this package."""
+
+IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+"""``MODULE:FUNCTION``, such as ``mypackage.nets:build``."""
+
+
+def option(
+    default: Any,
+    *,
+    weights: bool | None,
+    only: Mapping[str, tuple[str, ...]] | None = None,
+    shared: bool = False,
+    recorded: bool = False,
+    formerly: str = "",
+) -> Any:
+    """A field of a config, with its default or, for a group of options, the group's class.
+
+    Args:
+        default: the value, or a class that makes it.
+        weights: whether it decides the weights, so that a run keeps it from its first step to its last; None for a
+            group whose fields have marks of their own.
+        only: the choice that it is for: a field of ``TrainConfig`` and the values it may have.
+        shared: whether a sweep that sets it for all runs is refused where it is for other choices; else it is left
+            out there. Without it, such a run would do other work than the rest of a comparison.
+        recorded: whether the program fills it in, and no person does.
+        formerly: the name that it had at the top of ``TrainConfig``; MLflow's parameters keep it.
+    """
+    marks = {"weights": weights, "only": only, "shared": shared, "recorded": recorded, "formerly": formerly}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=marks)
+    return dataclasses.field(default=default, metadata=marks)
+
+
+def is_own(name: str | None) -> bool:
+    """Whether a field names one of the user's own, and none of this package."""
+    return name is not None and ":" in name
+
+
+def or_own(names: tuple[str, ...]) -> AfterValidator:
+    """One of ``names``, or a function of the user's own."""
+
+    def check(text: str) -> str:
+        if text not in names and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+            raise ValueError(f"must be {', '.join(names)} or {OWN}, got {brief(text)}")
+        return text
+
+    return AfterValidator(check)
+
+
+def value_of(config: Any, name: str) -> Any:
+    """The value of an option by its dotted name."""
+    return functools.reduce(getattr, name.split("."), config)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The value of an option that is not set."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def decide_weights(cls: type) -> list[str]:
+    """Dotted names of the options that decide the weights."""
+    return [name for name, field in flat_fields(cls) if field.metadata["weights"]]
+
+
+def _chosen(value: str | None) -> str | None:
+    if value is None or not is_own(value):
+        return value
+    return FOLDER_PATH if value.startswith(FOLDER) else OWN
+
+
+def _only(field: dataclasses.Field[Any]) -> Mapping[str, tuple[str, ...]]:
+    return field.metadata.get("only") or {}
+
+
+def choices(cls: Any) -> tuple[str, ...]:
+    """The fields of a config that decide which other options say something of it."""
+    kinds = (kind for field in dataclasses.fields(cls) for kind in _only(field))
+    return tuple(dict.fromkeys(kinds))
+
+
+def left_out(cls: Any, chosen: Mapping[str, str | None]) -> set[str]:
+    """The fields of a config that say nothing of a run with these :func:`choices`."""
+    return {field.name for field in unused(cls, chosen) if not field.metadata["shared"]}
+
+
+def unused(cls: Any, chosen: Mapping[str, str | None]) -> Iterator[dataclasses.Field[Any]]:
+    """The fields of a config that are for other choices than those of :func:`choices`."""
+    for field in dataclasses.fields(cls):
+        for kind, owners in _only(field).items():
+            if _chosen(chosen[kind]) not in owners:
+                yield field
+
+
+def names_for(cls: Any, kind: str) -> list[str]:
+    """Dotted names of the options that are for some choice of ``kind``."""
+    owned = {field.name for field in dataclasses.fields(cls) if kind in _only(field)}
+    return [name for name, _ in flat_fields(cls) if name.partition(".")[0] in owned]
+
+
+def check_choices(config: Any) -> None:
+    """Refuse options of what was not chosen.
+
+    Raises:
+        ConfigError: naming the option and what it is for.
+    """
+    cls = type(config)
+    for field in unused(cls, {kind: getattr(config, kind) for kind in choices(cls)}):
+        value, default = getattr(config, field.name), default_of(field)
+        if value == default:
+            continue
+        ((kind, owners),) = field.metadata["only"].items()
+        name = field.name
+        if dataclasses.is_dataclass(value):
+            name += "." + next(key for key, of in vars(value).items() if of != getattr(default, key))
+        now = getattr(config, kind) or "the model's own"
+        raise ConfigError(name, f"is for --{kind} {one_of(owners)} only, and the {kind} is {now}")

@@ -1,0 +1,205 @@
+"""Options of a run that no other room declares: its data set, where it runs, and where it is recorded."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+from pydantic.dataclasses import dataclass
+
+from cifar_ray.config import errors
+from cifar_ray.config.option import FOLDER, FOLDER_PATH, IMPORT_PATH, OWN, option
+from cifar_ray.config.schema import STRICT, Count, Numbers, Positive, Share, Whole, plainly
+from cifar_ray.config.topology import parse as parse_topology
+from cifar_ray.config.topology import parse_range
+
+DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
+AugmentName = Literal["none", "crop", "crop_flip", "randaugment", "trivialaugment", "mixup", "cutmix"]
+WhichCheckpoint = Literal["last", "best"]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+"""Names of runs and of sweeps: they are folders, too."""
+
+MIXING = ("mixup", "cutmix")
+"""Values of ``augment`` that mix images, and so labels."""
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME, text):
+        raise ValueError(f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(text)}")
+    return text
+
+
+def _dataset(text: str) -> str:
+    known = typing.get_args(DatasetName)
+    is_folder = len(text) > len(FOLDER) and text.startswith(FOLDER)
+    if text not in known and not is_folder and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+        near = f"; did you mean {FOLDER}{text}?" * _is_folder(text)
+        raise ValueError(f"must be {', '.join(known)}, {FOLDER_PATH} or {OWN}, got {errors.brief(text)}{near}")
+    return text
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long, nobody's home folder, a null byte
+        return False
+
+
+def _topology(text: str) -> str:
+    parse_topology(text)
+    return text
+
+
+def _range(text: str) -> str:
+    parse_range(text)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
+TopologyText = Annotated[str, AfterValidator(_topology)]
+RangeText = Annotated[str, AfterValidator(_range)]
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class Images:
+    """Contents of a data set of your own. Recorded; a run continues with the same images only."""
+
+    classes: Whole = 0
+    """Classes."""
+
+    train: Whole = 0
+    """Training images."""
+
+    test: Whole = 0
+    """Test images."""
+
+    side: Whole = 0
+    """Side of an image in pixels."""
+
+    mean: Numbers = ()
+    """Mean of the training pixels per channel, on a scale of 0 to 1; known once they have been read."""
+
+    std: Numbers = ()
+    """Standard deviation of the training pixels per channel, on the same scale; known once they have been read."""
+
+    digest: str | None = None
+    """First 16 hex digits of the SHA-256 over all images and labels; known once they have been read."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Data:
+    """Data."""
+
+    dataset: DatasetText = option("cifar10", weights=True)
+    """Data set: one of this package ('digits' comes with scikit-learn and needs no network); folder:PATH, a folder with
+    one subfolder of images per class; or MODULE:FUNCTION, a function of your own that returns arrays."""
+
+    data_dir: str | None = option(None, weights=False)
+    """Where data sets are read from, downloaded to, and where decoded copies of folder:PATH are cached
+    (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+
+    image_size: Count = option(32, weights=True, only={"dataset": (FOLDER_PATH,)})
+    """Side in pixels of the images of folder:PATH: the shorter side is resized to it, and the centre is cropped."""
+
+    test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH,)})
+    """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
+
+    stream: bool = option(False, weights=False, only={"dataset": (FOLDER_PATH,)})
+    """Keep the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them ahead
+    of the steps. For folders larger than memory."""
+
+    images: Images = option(Images, weights=True, only={"dataset": (FOLDER_PATH, OWN)}, recorded=True)
+    """Contents of a data set of your own."""
+
+    augment: AugmentName | None = option(None, weights=True)
+    """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
+    them. The others follow that crop: 'randaugment' and 'trivialaugment' change shapes and colours, 'mixup' and
+    'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror images are wrong."""
+
+    normalise: Literal["dataset", "half"] = option("dataset", weights=True)
+    """Normalise pixels by the mean and standard deviation of the training images, or by 0.5 and 0.5."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Placement:
+    """Where it runs."""
+
+    topology: TopologyText = option("1x1", weights=False)
+    """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
+
+    elastic: RangeText | None = option(None, weights=False)
+    """MIN:MAX in place of --topology, such as 1x1:2x2: use as many workers as there is room for, and grow or shrink
+    between two steps when nodes come or go. The global batch stays that of MAX."""
+
+    cpus_per_worker: Count | None = option(None, weights=False)
+    """CPUs that each worker reserves, and its threads. Default: an equal share of the node's CPUs, in a sweep of what
+    its concurrent runs leave; 1 with --strategy reproducible."""
+
+    device: Literal["auto", "cpu", "cuda"] = option("auto", weights=False)
+    """'auto' gives each worker one GPU if the cluster has enough, else CPUs only; with too few GPUs the run says so."""
+
+    address: str | None = option(None, weights=False)
+    """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
+
+    local_nodes: Count = option(1, weights=False)
+    """Ray nodes to start on this machine, to try several nodes. Times are not a cluster's."""
+
+    oversubscribe: bool = option(False, weights=False)
+    """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
+
+    max_failures: Whole = option(3, weights=False)
+    """Worker failures to recover from before the run fails."""
+
+    start_timeout_s: Positive = option(900.0, weights=False)
+    """Seconds to wait for nodes, and then for room for the workers, before the run fails. A GPU machine in a cloud
+    takes 3 to 10 minutes from the request to its first worker."""
+
+    hang_timeout_s: Positive = option(300.0, weights=False)
+    """Seconds without an answer from a worker's process after which all workers are restarted, as after any failure.
+    Workers wait for each other twice as long."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tracking:
+    """Tracking."""
+
+    checkpoint_every: Whole = option(0, weights=False)
+    """Optimizer steps between checkpoints, in addition to one after every epoch (0: only those)."""
+
+    keep_checkpoints: Count = option(2, weights=False)
+    """Newest checkpoints to keep, in addition to the best one."""
+
+    log_models: Literal["final", "best", "all", "none"] = option("final", weights=False)
+    """Checkpoints to log to MLflow as models: the final one, the one with the highest test accuracy, both, or none.
+    Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
+
+    test_images: Count | None = option(None, weights=False)
+    """Test images per evaluation, spread evenly over the test set. Default: all. For runs made for their times."""
+
+    per_rank_test: bool = option(False, weights=False)
+    """After the last epoch, also test every rank's own replica on the same images."""
+
+    log_every: Count = option(20, weights=False)
+    """Optimizer steps between two records of every rank's loss."""
+
+    run_name: Name | None = option(None, weights=False)
+    """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
+
+    experiment: str | None = option(None, weights=False)
+    """MLflow experiment of the run. Default: cifar_ray/DATASET; cifar_ray for a sweep over several data sets."""
+
+    tracking_uri: str | None = option(None, weights=False)
+    """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
+    ~/.cifar_ray/mlflow.db)."""
+
+    storage: str | None = option(None, weights=False)
+    """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
+    Default: ~/.cifar_ray/runs."""
+
+    verbose: bool = option(False, weights=False)
+    """Also show messages of Ray and MLflow."""

@@ -1,0 +1,105 @@
+"""Options of the optimizer, its schedule and the batch. Nothing here imports torch, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic.dataclasses import dataclass
+
+from cifar_ray.config.option import OWN, option, or_own
+from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, Whole
+from cifar_ray.models.options import Options
+from cifar_ray.strategies.options import EXCHANGING, PIPELINES, WHOLE_GRADIENT
+
+OptimizerName = Literal["sgd", "adamw"]
+ScheduleName = Literal["cosine", "constant", "triangle"]
+OptimizerText = Annotated[str, or_own(get_args(OptimizerName)), OptimizerName]
+ScheduleText = Annotated[str, or_own(get_args(ScheduleName)), ScheduleName]
+_ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild")
+_AVERAGING = (*WHOLE_GRADIENT, *PIPELINES, "model_parallel")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Optimisation:
+    """Optimisation."""
+
+    # None means: the model's documented default.
+    epochs: Count = option(10, weights=True)
+    """Passes over the training images."""
+
+    steps_per_epoch: Count | None = option(None, weights=True)
+    """Optimizer steps per epoch. Default: all whole global batches."""
+
+    seed: Whole = option(0, weights=True)
+    """Seed of every random choice: initial weights, order, augmentation, dropout."""
+
+    optimizer: OptimizerText | None = option(None, weights=True)
+    """Optimizer: sgd, adamw, or MODULE:FUNCTION, called as the classes of torch.optim are, such as torch.optim:RMSprop.
+    Default: the model's own. Options not given follow the model's recipe for the optimizer; if it has none, --lr and
+    --weight-decay are required."""
+
+    optimizer_options: Options = option(dict, weights=True, only={"optimizer": (OWN,)})
+    """Further keyword arguments of your own optimizer, such as --optimizer-options.alpha 0.9."""
+
+    optimizer_source: str | None = option(None, weights=True, only={"optimizer": (OWN,)}, recorded=True)
+    """SHA-256 of the file that defines it."""
+
+    lr: Positive | None = option(None, weights=True)
+    """Peak learning rate at --base-batch images per step. Default: the model's own."""
+
+    momentum: Share | None = option(None, weights=True)
+    """Momentum of sgd. Default: the model's own."""
+
+    nesterov: bool = option(True, weights=True)
+    """Use Nesterov momentum."""
+
+    weight_decay: NotNegative | None = option(None, weights=True)
+    """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
+    Default: the model's own."""
+
+    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True)
+    """Clip the global gradient norm to this value. Default: no clipping."""
+
+    ema: Share | None = option(None, weights=True, only={"strategy": _AVERAGING}, shared=True)
+    """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
+    exported. Default: no average."""
+
+    schedule: ScheduleText | None = option(None, weights=True)
+    """Learning-rate schedule after the warm-up, or MODULE:FUNCTION, a function from progress (0 to 1) to the share of
+    the peak rate. Default: the model's own."""
+
+    schedule_source: str | None = option(None, weights=True, only={"schedule": (OWN,)}, recorded=True)
+    """SHA-256 of the file that defines your own schedule."""
+
+    warmup_epochs: NotNegative | None = option(None, weights=True)
+    """Epochs of linear warm-up of the learning rate from 0 (triangle: from a fifth of the peak), at most --epochs.
+    Default: the model's own, at most a quarter of the run."""
+
+    label_smoothing: Share | None = option(None, weights=True)
+    """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)
+    """Scale the learning rate with global batch / base batch: linearly, by its square root, or not at all."""
+
+    base_batch: Count | None = option(None, weights=True)
+    """Global batch for which --lr is meant. Default: the model's own."""
+
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", weights=True)
+    """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,
+    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Batch:
+    """Batch."""
+
+    batch_size: Count | None = option(None, weights=False)
+    """A way of saying --global-batch-size: the images of one worker in a micro-batch. In a pipeline, where all workers
+    see every image, the global batch divided by the workers. Default: a worker's share."""
+
+    global_batch_size: Count | None = option(None, weights=True)
+    """Images per optimizer step over all workers; --batch-size says it per worker. Default without either: 128; 1,024
+    for speednet."""
+
+    accumulate: Count = option(1, weights=False, only={"strategy": _ACCUMULATING}, shared=True)
+    """Micro-batches per optimizer step on each worker (gradient accumulation)."""
