@@ -10,7 +10,7 @@ import torch
 
 from cifar_ray.config import errors, option
 from cifar_ray.config.errors import RunFailedError
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import precision, recipe
@@ -47,7 +47,7 @@ def _kind(config: ResolvedConfig) -> Any:
         config.strategy == "reproducible",
         config.model,
         config.device,
-        *(repr(option.value_of(config, name)) for name in option.names_for(config, "model")),
+        *(repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model")),
     )
 
 
