@@ -13,7 +13,7 @@ import numpy as np
 
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.train import Images
+from cifar_ray.config.sections import Images
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest
 
 _RULE = (
