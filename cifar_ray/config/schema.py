@@ -97,16 +97,21 @@ def summary(cls: type) -> str:
 
 def docstrings(kind: type) -> dict[str, str]:
     """Dotted field name -> the docstring below the field, read from the source."""
-    found: dict[str, str] = {}
-    for cls in kind.__mro__[:-1]:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
-            if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                found[ast.unparse(line.target)] = " ".join(str(doc.value.value).split())
+    docs = {name: doc for cls in kind.__mro__[:-1] for name, doc in _own_docstrings(cls)}
     for name, hint in field_types(kind).items():
         if dataclasses.is_dataclass(hint):
-            found |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}
-    return found
+            docs |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}
+    return docs
+
+
+@functools.cache
+def _own_docstrings(cls: type) -> list[tuple[str, str]]:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    return [
+        (ast.unparse(line.target), " ".join(str(doc.value.value).split()))
+        for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body)
+        if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
+    ]
 
 
 def plainly(cls: type[T]) -> type[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from pathlib import Path
@@ -91,7 +92,7 @@ class Images:
     """First 16 hex digits of the SHA-256 over all images and labels; known once they have been read."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Data:
     """Data."""
 
@@ -125,7 +126,7 @@ class Data:
     """Normalise pixels by the mean and standard deviation of the training images, or by 0.5 and 0.5."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Placement:
     """Where it runs."""
 
@@ -164,7 +165,7 @@ class Placement:
     Workers wait for each other twice as long."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Tracking:
     """Tracking."""
 

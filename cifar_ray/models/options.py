@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
@@ -78,7 +79,7 @@ class ViTOptions:
             raise ConfigError("dim", f"must be a multiple of heads ({self.heads}), got {self.dim}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Model:
     """Model."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, get_args
 
 from pydantic.dataclasses import dataclass
@@ -100,7 +101,7 @@ class ReproducibleOptions:
     """Shards of a global batch, at any number of workers; a power of two."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Strategy:
     """Strategy."""
 

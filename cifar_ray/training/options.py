@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Literal, get_args
 
-from pydantic.dataclasses import dataclass
-
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, Whole
+from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Whole
 from cifar_ray.models.options import Options
 from cifar_ray.strategies.options import EXCHANGING, PIPELINES, WHOLE_GRADIENT
 
@@ -19,7 +18,7 @@ _ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", 
 _AVERAGING = (*WHOLE_GRADIENT, *PIPELINES, "model_parallel")
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Optimisation:
     """Optimisation."""
 
@@ -89,7 +88,7 @@ class Optimisation:
     decided once per run, or once per model of a sweep; fp32 with --strategy reproducible."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Batch."""
 
