@@ -22,9 +22,6 @@ def load(path: str | Path) -> dict[str, Any]:
     return runfile.read(path)
 
 
-_OF_SWEEP = ("name", "seeds", "hold", "measure", "search", "samples", "scheduler", "skip_infeasible", "max_concurrent")
-
-
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
     """The values of a file with flags on top: options of the sweep by their names, all others shared by its runs.
 
@@ -45,7 +42,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged = dict(base)
     if "grid" in flags:
         merged["grid"] = read_axes(flags.pop("grid"))
-    merged |= {key: flags.pop(key) for key in _OF_SWEEP if key in flags}
+    merged |= {key: flags.pop(key) for key in own & flags.keys()}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
     shared = schema.flatten(options(merged.get("train")))

@@ -318,6 +318,7 @@ def test_a_former_name_is_read_and_its_flag_is_told(former: str, tmp_path: Path)
     config = runfile.load(tmp_path / "run.yaml")
     assert config == TrainConfig(**{"strategy": strategy, group: {last: 2}})
     assert runfile.to_mapping(config)[group][last] == 2
+    assert option.value_of(runfile.from_mapping({"strategy": strategy, former: 2}), name) == 2
     flag = former.replace("_", "-")
     with pytest.raises(ConfigError) as caught:
         flags.given(TrainConfig, [f"--{flag}", "2"], "cifar-ray train")
