@@ -11,9 +11,9 @@ def main() -> None:
     shared = TrainConfig(dataset="digits", model="simple_cnn", epochs=3, topology="1x1")
     result = sweep(SweepConfig(name="rates", grid={"lr": [0.01, 0.1]}, train=shared, seeds=2))
     made = report(result.name, out="rates")
-    for row in made.data["figures"]:
-        if row["figure"] == "accuracy_percent":
-            print(f"learning rate {row['lr']}: mean accuracy {row['mean']:.2f}% over {row['n']} seeds")
+    figures = made.data["figures"]
+    for row in figures[figures.figure == "accuracy_percent"].itertuples():
+        print(f"learning rate {row.lr}: mean accuracy {row.mean:.2f}% over {row.n} seeds")
     print(made.files[0])
     first, *_, last = result.states
     print(compare(first, last))

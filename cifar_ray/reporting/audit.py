@@ -20,15 +20,8 @@ _ROUNDED = 1.01
 class Claim:
     """The figures of one configuration.
 
-    Attributes:
-        label: which configuration.
-        dataset: data set; empty when it is not known.
-        figures: ``accuracy``, ``precision``, ``recall``, ``f1`` and ``specificity`` (macro), 0 to 1, and
-            ``test_loss``; of every rank where that was measured.
-        strategy: its strategy; empty when it is not known.
-        workers: how many.
-        speed_up: against the single worker that the study takes as its base; None when there is none.
-        noise: what chance may have added to it.
+    ``figures`` are macro averages, 0 to 1, and ``test_loss``, of every rank where that was measured; ``speed_up`` is
+    against the single worker that the study takes as its base, and ``noise`` what chance may have added to it.
     """
 
     label: str

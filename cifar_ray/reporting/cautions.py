@@ -3,211 +3,199 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
-from cifar_ray.reporting import aggregate, audit, peers, scaling
+from cifar_ray.reporting import audit, chance, scaling
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.measures import ACCURACY, TRAINING_TIME
+from cifar_ray.reporting.figures import ACCURACY, TRAINING_TIME
+from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tracking.study import HARDWARE_TAG, Study
+from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _MOST_LISTED = 5
 _HELD = 4
 """Factor in the global batch from which a learning rate that stays is a caution."""
+_FAR = 3.5
+"""Modified z-score (0.6745 times the distance to the median, over the median absolute deviation) from which
+Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
+it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
+_LEAST_POINTS = 5.0
+"""Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
 _ONE_RUN = 0.05
 """What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
+_BAD_ENDS = {"FAILED": "failed", "KILLED": "{} ended early", "SKIPPED": "{} skipped", "PENDING": "{} deleted or lost"}
+_SIDE_BY_SIDE = {
+    ORIGIN["commit"]: "commits of the program",
+    ORIGIN["machine"]: "machines",
+    HARDWARE_TAG: "kinds of hardware",
+    "version.torch": "versions of PyTorch",
+}
 
 
-def cautions(study: Study, price: Price | None = None) -> list[str]:
-    """What a reader must know before believing a figure.
-
-    Args:
-        study: the runs.
-        price: of one node, if costs are shown.
-    """
+def cautions(runs: Runs, price: Price | None = None) -> list[str]:
+    """What a reader must know before believing a figure; ``price`` is that of one node, if costs are shown."""
+    study, finished = runs.study, [trial for trial in runs.study.trials if trial.finished]
     return [
         *study.cautions,
         *_unfinished(study),
-        *_left_out(study),
-        *_of_few_images(study),
-        *_of_another_machine(study, price),
-        *_unequal(study),
+        *_left_out(finished),
+        *_of_few_images(finished),
+        *(_of_another_machine(finished, price) if price is not None else ()),
+        *_unequal(runs),
         *_held_rate(study),
-        *_not_a_clusters(study),
-        *_side_by_side(study),
-        *_mixed(study),
-        *_impossible(study),
-        *_outliers(study),
-        *_single(study),
+        *_times(study, finished),
+        *_mixed(finished),
+        *_impossible(runs),
+        *_outliers(runs),
+        *_single(runs),
     ]
 
 
-def _unfinished(study: Study) -> list[str]:
+def _unfinished(study: Study) -> Iterator[str]:
     counts = Counter(trial.status for trial in study.trials)
-    done, asked = counts["FINISHED"], len(study.trials) - counts["SKIPPED"]
-    said = []
+    done = f"{counts['FINISHED']} of {len(study.trials) - counts['SKIPPED']} runs are finished"
     if study.run_id and study.status != "FINISHED":
-        said.append(f"The sweep {study.state}: {done} of {asked} runs are finished.")
+        yield f"The sweep {study.state}: {done}."
     elif counts["PENDING"] or counts["RUNNING"]:
-        said.append(f"Not everything is done: {done} of {asked} runs are finished.")
-    for status, verb in (
-        ("FAILED", "failed"), ("KILLED", "{} ended early"), ("SKIPPED", "{} skipped"), ("PENDING", "{} deleted or lost")
-    ):  # fmt: skip
+        yield f"Not everything is done: {done}."
+    for status, verb in _BAD_ENDS.items():
         those = [trial for trial in study.trials if trial.status == status and (trial.reason or status != "PENDING")]
         if those:
             be = "was" if len(those) == 1 else "were"
-            listed = "; ".join(outcome(trial) for trial in those[:_MOST_LISTED])
+            listed = "; ".join(map(outcome, those[:_MOST_LISTED]))
             more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
-            said.append(f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}.")
-    return said
+            yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
 
 
-def _left_out(study: Study) -> list[str]:
-    """Runs of which some figures are not shown."""
-    finished = [trial for trial in study.trials if trial.finished]
-    said = []
+def _left_out(finished: list[Trial]) -> Iterator[str]:
     for measure, what, other in (("accuracy", "accuracies", "their times are"), ("times", "times", "accuracies are")):
         if count := sum(trial.measure == measure for trial in finished):
             those = "All" if count == len(finished) else f"{count} of {len(finished)}"
-            said.append(f"{those} finished runs were made for their {what} alone: {other} left out.")
-    return said
+            yield f"{those} finished runs were made for their {what} alone: {other} left out."
 
 
-def _of_few_images(study: Study) -> list[str]:
-    those = [trial for trial in study.trials if trial.finished and trial.measure != "times"]
-    counted = Counter(trial.params.get("test_images", "None") for trial in those)
-    return [
-        f"{runs} of {len(those)} finished runs were evaluated on {images} test images only."
-        for images, runs in counted.items()
-        if images != "None"
-    ]
+def _of_few_images(finished: list[Trial]) -> Iterator[str]:
+    those = [trial.params.get("test_images", "None") for trial in finished if trial.measure != "times"]
+    for images, count in Counter(those).items():
+        if images != "None":
+            yield f"{count} of {len(those)} finished runs were evaluated on {images} test images only."
 
 
-def _of_another_machine(study: Study, price: Price | None) -> list[str]:
+def _of_another_machine(finished: list[Trial], price: Price) -> Iterator[str]:
     """A price of a GPU machine on seconds of CPUs, or the other way round."""
-    if price is None:
-        return []
-    finished = [trial for trial in study.trials if trial.finished]
-    others = sum(trial.params.get("device") not in (price.device, None) for trial in finished)
-    if not others:
-        return []
-    has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
-    return [
-        f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
-        f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
-    ]
+    if others := sum(trial.params.get("device") not in (price.device, None) for trial in finished):
+        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
+        yield (
+            f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
+            f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
+        )
 
 
-def _unequal(study: Study) -> list[str]:
+def _unequal(runs: Runs) -> Iterator[str]:
     """Runs named one by one, of several models or data sets, that trained on different numbers of images."""
-    among = aggregate.configurations(study)
-    if study.run_id or study.axes or len({(one.model, one.dataset) for one in among if one.finished}) < 2:
-        return []  # reports compare within a model and data set, and say there how the work differs
-    differences = (peers.difference(among, figure) for figure in (TRAINING_TIME, ACCURACY))
-    found = next(filter(None, differences), "")
-    return [f"{found[0].upper()}{found[1:]}, so do not compare their seconds, costs and accuracies."] if found else []
+    if runs.study.run_id or runs.study.axes or len({(config.model, config.dataset) for config in runs.finished}) < 2:
+        return  # reports compare within a model and data set, and say there how the work differs
+    differences = (chance.unequal_work(runs.configurations, figure) for figure in (TRAINING_TIME, ACCURACY))
+    if unequal := next(filter(None, differences), ""):
+        yield f"{unequal[0].upper()}{unequal[1:]}, so do not compare their seconds, costs and accuracies."
 
 
 def _held_rate(study: Study) -> list[str]:
     """Learning rates that did not follow the global batch."""
     short = shortened(study)
-    found: dict[tuple[str, ...], dict[int, set[str]]] = {}
+    kinds: dict[tuple[str, ...], dict[int, set[str]]] = {}
     for trial in study.trials:
         if trial.finished and trial.measure != "times" and trial.params.get("lr_scaling", "none") == "none":
-            rates = found.setdefault((trial.model, trial.dataset, trial.strategy), {})
+            rates = kinds.setdefault((trial.model, trial.dataset, trial.strategy), {})
             rates.setdefault(trial.global_batch_size, set()).add(trial.params.get("lr", ""))
-    said = []
-    for (model, dataset, _), by_batch in found.items():
+    warnings = []
+    for (model, dataset, _), by_batch in kinds.items():
         for rate in sorted(set.union(*by_batch.values()) - {""}):
             sizes = sorted(size for size, rates in by_batch.items() if rate in rates)
             searched = min(len(by_batch[sizes[0]]), len(by_batch[sizes[-1]])) > 1
             if sizes[-1] >= _HELD * sizes[0] and not searched:
-                named = short.get(("lr", rate), rate)
-                said.append(
-                    f"{model} on {dataset}: the learning rate {named} was the same for global batches of {sizes[0]} to "
-                    f"{sizes[-1]}, so accuracies may differ by the rate that suits each. With --lr-scaling sqrt or "
-                    "linear, the rate follows the batch."
+                warnings.append(
+                    f"{model} on {dataset}: the learning rate {short.get(('lr', rate), rate)} was the same for global "
+                    f"batches of {sizes[0]} to {sizes[-1]}, so accuracies may differ by the rate that suits each. With "
+                    "--lr-scaling sqrt or linear, the rate follows the batch."
                 )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(warnings))
 
 
-def _not_a_clusters(study: Study) -> list[str]:
-    timed = [trial for trial in study.trials if trial.finished and trial.measure != "accuracy" and not trial.changed]
-    those = [trial for trial in timed if trial.tags.get("times_are_a_clusters") == "false"]
-    if not those:
-        return []
-    finished = len(timed)
-    share = "All runs" if len(those) == finished else f"{len(those)} of {finished} runs"
-    return [f"{share} shared the cores of one machine. Their times say nothing about a cluster."]
-
-
-def _side_by_side(study: Study) -> list[str]:
+def _times(study: Study, finished: list[Trial]) -> Iterator[str]:
+    """Times that are not a cluster's, or of runs that trained side by side."""
+    timed = [trial for trial in finished if trial.measure != "accuracy" and not trial.changed]
+    if count := sum(trial.tags.get("times_are_a_clusters") == "false" for trial in timed):
+        share = "All runs" if count == len(timed) else f"{count} of {len(timed)} runs"
+        yield f"{share} shared the cores of one machine. Their times say nothing about a cluster."
     at_once = study.metrics.get("sweep/concurrency", 1.0)
-    if at_once <= 1:
-        return []
-    return [f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."]
+    if at_once > 1:
+        yield f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."
 
 
-def _mixed(study: Study) -> list[str]:
+def _mixed(finished: list[Trial]) -> Iterator[str]:
     """Figures side by side in one table that come from different programs or machines."""
-    said = []
-    finished = [trial for trial in study.trials if trial.finished]
     timed = [trial for trial in finished if trial.measure != "accuracy"]
-    for tag, what in (
-        ("mlflow.source.git.commit", "commits of the program"),
-        ("cifar_ray.machine", "machines"),
-        (HARDWARE_TAG, "kinds of hardware"),
-        ("version.torch", "versions of PyTorch"),
-    ):
+    for tag, what in _SIDE_BY_SIDE.items():
         those = timed if tag == HARDWARE_TAG else finished
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
-            said.append(f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}.")
-    if any(trial.tags.get("mlflow.source.git.commit", "").endswith("-dirty") for trial in finished):
-        said.append("Some runs were made by a program whose files differ from its commit (-dirty).")
+            yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}."
+    if any(trial.tags.get(ORIGIN["commit"], "").endswith("-dirty") for trial in finished):
+        yield "Some runs were made by a program whose files differ from its commit (-dirty)."
     moved = [f"{trial.name} ({' and '.join(trial.changed)})" for trial in timed if trial.changed]
     if moved:
-        said.append(f"These runs changed while they trained, so their times are left out: {', '.join(moved)}.")
-    return said
+        yield f"These runs changed while they trained, so their times are left out: {', '.join(moved)}."
 
 
-def _impossible(study: Study) -> list[str]:
+def _impossible(runs: Runs) -> list[str]:
     """What of these runs' own figures cannot be right."""
     names = ("accuracy", "precision", "recall", "f1", "specificity")
     claims = []
-    for trial in (trial for trial in study.trials if trial.finished):
+    for trial in (trial for trial in runs.study.trials if trial.finished):
         figures = {name: [trial.metrics[f"test/{name}"]] for name in names if f"test/{name}" in trial.metrics}
         # Of some test images, classes need not have as many each.
         whole = trial.params.get("test_images", "None") == "None"
         claims.append(audit.Claim(trial.name, trial.dataset if whole else "", figures))
-    among = aggregate.configurations(study)
-    for one in among:
-        compared = scaling.ratio(study, one, among)
+    for config in runs.configurations:
+        compared = scaling.ratio(config, runs.configurations)
         if compared is not None and compared.reference.devices == 1:
-            label = ", ".join(trial.name for trial in one.finished)
-            ratio = compared.speed_up
-            noise = _ONE_RUN * ratio.mean if ratio.std is None else 2 * ratio.std
-            claims.append(audit.Claim(label, "", {}, one.strategy, one.devices, ratio.mean, noise))
+            mean, std, *_ = compared.speed_up
+            label, noise = (
+                ", ".join(trial.name for trial in config.finished),
+                _ONE_RUN * mean if std is None else 2 * std,
+            )
+            claims.append(audit.Claim(label, "", {}, config.strategy, config.devices, mean, noise))
     return [f"{claim.label} cannot be right: {fault}." for claim in claims for fault in audit.faults(claim)]
 
 
-def _outliers(study: Study) -> list[str]:
-    found = peers.outliers(aggregate.configurations(study))
-    said = [
-        f"{one.trial.name} ended at {one.accuracy:.1f} % test accuracy, {one.below:.0f} points below the median of the "
-        f"{one.peers} runs of its configuration: look at its loss curve, and train more seeds."
-        for one in found[:_MOST_LISTED]
-    ]
-    if (more := len(found) - _MOST_LISTED) > 0:
-        said.append(f"{more} more runs ended far below the median accuracy of their configuration.")
-    return said
+def outliers(runs: Runs) -> Any:
+    """The frame's rows of runs whose accuracy is an outlier below the median of ``peers`` runs, and by how much."""
+    accuracies = runs.measured(ACCURACY)
+    groups = accuracies.groupby(runs.frame.configuration)
+    below = groups.transform("median") - accuracies
+    deviation = below.abs().groupby(runs.frame.configuration).transform("median")
+    far = below[(below >= _LEAST_POINTS) & (0.6745 * below > _FAR * deviation)].index
+    peers = groups.transform("size")
+    rows = runs.frame.loc[far].assign(value=accuracies[far], below=below[far], peers=peers[far])
+    return rows.sort_values("configuration", kind="stable")
 
 
-def _single(study: Study) -> list[str]:
-    among = [one for one in aggregate.configurations(study) if one.finished]
-    single = sum(1 in one.counts for one in among)
-    if not single:
-        return []
-    verb = "was" if single == 1 else "were"
-    share = "Every configuration was" if single == len(among) else f"{single} of {len(among)} configurations {verb}"
-    return [f"{share} run once (n=1): differences may be chance, and there is no standard deviation."]
+def _outliers(runs: Runs) -> Iterator[str]:
+    far = outliers(runs)
+    for run in far.head(_MOST_LISTED).itertuples():
+        yield (
+            f"{run.name} ended at {run.value:.1f} % test accuracy, {run.below:.0f} points below the median of the "
+            f"{run.peers} runs of its configuration: look at its loss curve, and train more seeds."
+        )
+    if (more := len(far) - _MOST_LISTED) > 0:
+        yield f"{more} more runs ended far below the median accuracy of their configuration."
+
+
+def _single(runs: Runs) -> Iterator[str]:
+    if single := sum(1 in config.counts for config in runs.finished):
+        every, verb = len(runs.finished), "was" if single == 1 else "were"
+        share = "Every configuration was" if single == every else f"{single} of {every} configurations {verb}"
+        yield f"{share} run once (n=1): differences may be chance, and there is no standard deviation."

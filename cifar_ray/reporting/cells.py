@@ -4,97 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, measures, pace, scaling
-from cifar_ray.reporting.aggregate import Configuration, Statistic
+from cifar_ray.reporting import figures, scaling
 from cifar_ray.reporting.contents import Entry
-from cifar_ray.reporting.measures import ITERATION_TIME, Figure
+from cifar_ray.reporting.figures import EFFICIENCY, IMAGES_PER_S, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
+from cifar_ray.reporting.frame import Configuration
 from cifar_ray.reporting.names import Names
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Trial
 
-# These are read from two configurations; here is how they are called and written.
-SPEED_UP = Figure("speed_up", "Speed-up (times)", lambda _: None, " times", 2, "high")
-EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", lambda _: None, " %", 1)
 _COMMON = "over the seeds that both have"
-SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", lambda _: None, " %", 1)
 
 
 class Group(NamedTuple):
     """The configurations of one model on one data set, from few devices to many, and what they are called."""
 
-    study: Study
     among: Sequence[Configuration]
     names: Names
-
-
-Make = Callable[[Group, Configuration], Entry]
-Why = Callable[[Trial], str]
 
 
 class Column(NamedTuple):
     """A figure, and what makes its entry for a configuration."""
 
     figure: Figure
-    make: Make
+    make: Callable[[Group, Configuration], Entry]
 
 
-def measured(one: Configuration, figure: Figure, why: Why) -> Entry:
-    """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
-    found = one.statistic(figure.measure)
-    if found is None:
-        return Entry(note="; ".join(dict.fromkeys(why(trial) for trial in one.finished)))
-    made_for_it = {trial.measure for trial in one.finished if trial.run_id in found.run_ids}
-    runs = sum(trial.measure in made_for_it for trial in one.finished)
-    lacking = f"{runs - found.n} of {runs} finished runs do not have it" if found.n < runs else ""
-    note = "; ".join(filter(None, (figure.remarks(one.finished), lacking)))
-    return _entry(figure, found, note, runs)
-
-
-def _entry(figure: Figure, found: Statistic, note: str = "", runs: int = 0) -> Entry:
-    text = figure.cell(found, runs)
-    return Entry(text, found.mean, found.std, found.n, run_ids=found.run_ids, note=note, partial=runs > found.n)
+Why = Callable[[Trial], str]
+"""Why a figure of a run is not known."""
 
 
 def unrecorded(_: Trial) -> str:
     """Why an entry is empty where nothing more is known."""
-    return "the run did not record it"
+    return "the run recorded no number"
 
 
-def unsampled(_: Trial) -> str:
-    """Why a machine's load is not known."""
-    return "no sample was taken while it trained"
+def measured(config: Configuration, figure: Figure, why: Why = unrecorded) -> Entry:
+    """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
+    statistic = config.statistic(figure)
+    if statistic is None:
+        return Entry(note="; ".join(dict.fromkeys(why(trial) for trial in config.finished)))
+    made_for_it = {trial.measure for trial in config.finished if trial.run_id in statistic.run_ids}
+    runs = sum(trial.measure in made_for_it for trial in config.finished)
+    lacking = f"{runs - statistic.n} of {runs} finished runs do not have it" if statistic.n < runs else ""
+    return _entry(figure, statistic, runs, figure.remarks(config.finished), lacking)
 
 
-def columns(*figures: Figure, why: Why = unrecorded) -> list[Column]:
+def _entry(figure: Figure, statistic: Statistic, runs: int, *notes: str) -> Entry:
+    mean, std, n, run_ids = statistic
+    note = "; ".join(filter(None, notes))
+    return Entry(figure.cell(statistic, runs), mean, std, n, run_ids=run_ids, note=note, partial=runs > n)
+
+
+def columns(*shown: Figure, why: Why = unrecorded) -> list[Column]:
     """A column for each figure that is read from the runs."""
-
-    def column(figure: Figure) -> Column:
-        return Column(figure, lambda _, one: measured(one, figure, why))
-
-    return [column(figure) for figure in figures]
+    return [Column(figure, lambda _, config, figure=figure: measured(config, figure, why)) for figure in shown]  # type: ignore[misc]
 
 
-def count(title: str, of: Callable[[Configuration], int]) -> Column:
-    """A number that a configuration was given."""
-    figure = Figure(title.lower().replace(" ", "_"), title, lambda _: None, "", 0)
-    return Column(figure, lambda _, one: Entry(figure.number(of(one)), of(one)))
+def global_batch() -> Column:
+    """The global batch size."""
+    figure = Figure("global_batch", "Global batch")
+    return Column(figure, lambda _, config: Entry(figure.number(config.global_batch_size), config.global_batch_size))
 
 
 def setting(title: str, read: Callable[[Trial], str | None]) -> Column:
-    """A parameter that its runs were given, in words."""
+    """What its runs were given, in words."""
 
-    def make(_: Group, one: Configuration) -> Entry:
-        values = dict.fromkeys(value for trial in one.finished if (value := read(trial)) is not None)
-        return Entry(", ".join(values).replace("None", "none"), run_ids=tuple(trial.run_id for trial in one.finished))
+    def make(_: Group, config: Configuration) -> Entry:
+        values = dict.fromkeys(value for trial in config.finished if (value := read(trial)) is not None)
+        return Entry(
+            ", ".join(values).replace("None", "none"), run_ids=tuple(trial.run_id for trial in config.finished)
+        )
 
-    return Column(Figure(title.lower(), title, lambda _: None, "", 0), make)
-
-
-def parameter(name: str) -> Callable[[Trial], str | None]:
-    """Reads a parameter of a run."""
-    return lambda trial: trial.params.get(name)
+    return Column(Figure(title.lower(), title), make)
 
 
 def micro_batches(trial: Trial) -> str | None:
@@ -102,64 +86,66 @@ def micro_batches(trial: Trial) -> str | None:
     return "1" if trial.strategy == "model_parallel" else trial.params.get("micro_batches")
 
 
-def ratio(figure: Figure, group: Group, one: Configuration) -> Entry:
+def ratio(figure: Figure) -> Column:
     """Speed-up or efficiency, with what it is against unless that is a single worker of the same kind."""
-    found = scaling.ratio(group.study, one, group.among)
-    if found is None:
-        return Entry(note="images per second were not recorded" if one.finished else "")
-    if found.reference is one and one.devices > 1:
-        return Entry(note="nothing with fewer workers and the same seeds to compare with")
-    value = found.efficiency if figure is EFFICIENCY else found.speed_up
-    like = found.reference.devices == 1 and group.names.series(found.reference) == group.names.series(one)
-    runs = len(scaling.by_seed(one, measures.IMAGES_PER_S.measure))
-    note = "" if like else f"against {group.names.row(found.reference)}"
-    return _entry(figure, value, "; ".join(filter(None, (note, _COMMON if runs > value.n else ""))), runs)
+
+    def make(group: Group, config: Configuration) -> Entry:
+        against = scaling.ratio(config, group.among)
+        if against is None:
+            return Entry(note="images per second were not recorded" if config.finished else "")
+        if against.reference is config and config.devices > 1:
+            return Entry(note="nothing with fewer workers and the same seeds to compare with")
+        value = against.efficiency if figure is EFFICIENCY else against.speed_up
+        like = against.reference.devices == 1 and group.names.series(against.reference) == group.names.series(config)
+        runs = len(config.by_seed(IMAGES_PER_S))
+        note = "" if like else f"against {group.names.row(against.reference)}"
+        return _entry(figure, value, runs, note, _COMMON if runs > value.n else "")
+
+    return Column(figure, make)
 
 
-def share_of_single(group: Group, one: Configuration) -> Entry:
+def share_of_single(group: Group, config: Configuration) -> Entry:
     """Its iteration as a share of a single worker's; empty without one."""
-    measure = ITERATION_TIME.measure
-    runs = len(scaling.by_seed(one, measure))
-    if not runs or one.devices == 1:
+    runs = len(config.by_seed(ITERATION_TIME))
+    if not runs or config.devices == 1:
         return Entry()
-    alone = scaling.single_worker(one, group.among, measure)
-    both = scaling.pairs(one, alone, measure) if alone is not None else None
+    alone = scaling.single_worker(config, group.among, ITERATION_TIME)
+    both = scaling.pairs(config, alone, ITERATION_TIME) if alone is not None else None
     if alone is None or both is None or min(both.base) <= 0:
         return Entry(note="no single worker with a global batch of the same size was measured with the same seeds")
     share = Statistic(100 * fmean(both.own) / fmean(both.base), None, len(both.own), both.run_ids)
-    note = f"against {group.names.row(alone)}" + (f"; {_COMMON}" if runs > share.n else "")
-    return _entry(SHARE, share, note, runs)
+    return _entry(SHARE, share, runs, f"against {group.names.row(alone)}", _COMMON if runs > share.n else "")
 
 
-def most_stale(_: Group, one: Configuration) -> Entry:
+def most_stale(_: Group, config: Configuration) -> Entry:
     """The largest staleness with any seed."""
-    entry = measured(one, measures.MOST_STALE, unrecorded)
+    entry = measured(config, MOST_STALE)
     if entry.n < 2:
         return entry
-    largest = max(value for trial in one.finished if (value := measures.MOST_STALE.measure(trial)) is not None)
+    largest = max(value for trial in config.finished if (value := MOST_STALE.measure(trial)) is not None)
     note = f"the largest of {entry.n} runs"
-    return replace(entry, text=measures.MOST_STALE.number(largest), value=largest, std=None, note=note)
+    return replace(entry, text=MOST_STALE.number(largest), value=largest, std=None, note=note)
 
 
 def unreached(target: float) -> Why:
     """Why there is no way to a target accuracy, 0 to 1."""
+    return partial(_unreached, target=target)
 
-    def why(trial: Trial) -> str:
-        best, epochs = aggregate.best_accuracy(trial), aggregate.epochs_to(target)(trial)
-        if epochs is not None:
-            return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-        if best is None:
-            return "not recorded"
-        if aggregate.reaches(best, target):
-            return f"reached, since the best epoch has {best:.2%}, but the epoch is not recorded"
-        return f"not reached: the best epoch has {best:.2%}"
 
-    return why
+def _unreached(trial: Trial, target: float) -> str:
+    best, epochs = figures.best_accuracy(trial), figures.epochs_to(trial, target)
+    if epochs is not None:
+        return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
+    if best is None:
+        return "not recorded"
+    if figures.reaches(best, target):
+        return f"reached, since the best epoch has {best:.2%}, but the epoch is not recorded"
+    return f"not reached: the best epoch has {best:.2%}"
 
 
 def unsplit(trial: Trial) -> str:
     """Why a part of its step is not known."""
-    recorded = any(part.measure(trial) is not None for part in measures.STEP_PARTS)
+    recorded = any(part.measure(trial) is not None for part in figures.PARTS)
     return "not measured apart from the rest" if recorded else "the run did not split its steps"
 
 
@@ -167,6 +153,11 @@ def exceeded(trial: Trial) -> str:
     """Why the rest of its step is not known."""
     if ITERATION_TIME.measure(trial) is None:
         return unrecorded(trial)
-    if pace.own_paces(trial):
+    if figures.own_paces(trial):
         return "not known where ranks have a pace each: the parts are means over the ranks"
     return "the parts come to more than the mean iteration"
+
+
+def unsampled(_: Trial) -> str:
+    """Why a machine's load is not known."""
+    return "no sample was taken while it trained"

@@ -6,274 +6,279 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-from cifar_ray.reporting import aggregate, draw, measures, peers, scaling, style
-from cifar_ray.reporting.aggregate import Configuration, Measure
+from cifar_ray.reporting import chance, draw, figures, scaling
 from cifar_ray.reporting.contents import Chart
-from cifar_ray.reporting.draw import Line, Panel
-from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.draw import Bar, Line, Look
+from cifar_ray.reporting.figures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Trial
 
 Curve = list[tuple[float, float]]
 Read = Callable[[Trial], Curve]
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
+_MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
+_MOST_FLATTENING = 4  # ratio of the largest loss to that of later epochs on a linear axis
 
 
-def charts(study: Study) -> list[Chart]:
+class Panel(NamedTuple):
+    """One picture of a chart with several: its title, and what is drawn in it, from few workers to many."""
+
+    title: str
+    configurations: Sequence[Configuration]
+
+
+def charts(runs: Runs) -> list[Chart]:
     """The charts that a study has data for; finished runs alone count, and what was not measured is left out.
 
     The two that matter most come first: speed and accuracy.
     """
-    every = aggregate.configurations(study)
-    names = Names.of(study, every)
-    speed = _scaling(study, names) or _training_time(study, names)
-    found = [
-        speed,
-        _grouped(
-            study,
-            names,
-            ACCURACY,
-            "accuracy",
-            "Test accuracy",
-            "Share of the test images classified correctly after the last epoch; higher is better. "
-            "The axis shows the range of the figures, not all from 0.",
-            dots=True,
-        ),
-        _training_time(study, names) if speed is None or speed.key != "training_time" else None,
-        _grouped(
-            study,
-            names,
-            ITERATION_TIME,
-            "iteration",
-            "Time per iteration",
-            "Mean milliseconds of an optimizer step in steady state; shorter is better.",
-        )
-        if compared(every)
-        else None,
-        _accuracy_by_time(study, names),
-        _losses(study, names),
-        _stacked(
-            study,
-            names,
-            "phases",
-            "Where the time went",
-            "Seconds of one run by phase. A phase that was not measured is left out of its bar.",
-            measures.PHASES,
-            "time (s)",
-        ),
-        _stacked(
-            study,
-            names,
-            "step",
-            "Where a step's time goes",
-            "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
-            "hide; a part that was not measured by itself is in what is not split.",
-            (*measures.STEP_PARTS, measures.NOT_SPLIT),
-            "time of an iteration (ms)",
-        ),
-        _confusion(study),
+    names = Names.of(runs.configurations)
+    time, speed = _bars(runs, names, TRAINING_TIME, "training_time"), _scaling(runs, names)
+    iterations = _bars(runs, names, ITERATION_TIME, "iteration") if compared(runs.configurations) else None
+    shown = [
+        speed or time,
+        _bars(runs, names, ACCURACY, "accuracy"),
+        time if speed else None,
+        iterations,
+        _accuracy_by_time(runs, names),
+        _losses(runs, names),
+        _stacked(runs, names, "phases", figures.PHASES, "time (s)"),
+        _stacked(runs, names, "step", (*figures.PARTS, figures.NOT_SPLIT), "time of an iteration (ms)"),
+        _confusion(runs),
     ]
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in shown if chart is not None]
 
 
-def panels(study: Study, shown: Callable[[Configuration], bool]) -> list[Panel]:
+_TEXTS = {
+    "training_time": (
+        "Training time",
+        "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better.",
+    ),
+    "accuracy": (
+        "Test accuracy",
+        "Share of the test images classified correctly after the last epoch; higher is better. The axis shows the "
+        "range of the figures, not all from 0.",
+    ),
+    "iteration": (
+        "Time per iteration",
+        "Mean milliseconds of an optimizer step in steady state; shorter is better.",
+    ),
+    "phases": (
+        "Where the time went",
+        "Seconds of one run by phase. A phase that was not measured is left out of its bar.",
+    ),
+    "step": (
+        "Where a step's time goes",
+        "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
+        "hide; a part that was not measured by itself is in what is not split.",
+    ),
+    "accuracy_by_time": (
+        "Test accuracy against training time",
+        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up aside; "
+        "further up and to the left is better.",
+    ),
+}
+
+
+def panels(runs: Runs, shown: Callable[[Configuration], object]) -> list[Panel]:
     """A panel for every model, data set and device with configurations that are ``shown``, from few workers to many."""
-    every = aggregate.configurations(study)
-    title = title_of(every)
-    found: dict[str, list[Configuration]] = {}
-    for one in every:
-        if one.finished and shown(one):
-            found.setdefault(title(one), []).append(one)
-
-    def size(one: Configuration) -> tuple[object, ...]:
-        return one.devices, one.nodes, one.topology, aggregate.column(study, one)
-
-    return [Panel(heading, sorted(group, key=size)) for heading, group in found.items()]
+    title, groups = title_of(runs.configurations), dict[str, list[Configuration]]()
+    for config in runs.finished:
+        if shown(config):
+            groups.setdefault(title(config), []).append(config)
+    return [Panel(heading, sorted(group, key=lambda config: config.size)) for heading, group in groups.items()]
 
 
-def _having(measure: Measure) -> Callable[[Configuration], bool]:
-    return lambda one: one.statistic(measure) is not None
+def _chart(key: str, more: str, paint: Callable[..., Any], *given: Any) -> Chart:
+    title, caption = _TEXTS[key]
+    return Chart(key, title, caption + more, draw.drawn(paint, *given))
 
 
-def _chart(key: str, title: str, caption: str, paint: Callable[..., Any], *given: Any) -> Chart:
-    return Chart(key, title, caption, style.drawn(lambda look: paint(look, *given)))
-
-
-def _training_time(study: Study, names: Names) -> Chart | None:
-    caption = "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better."
-    return _grouped(study, names, TRAINING_TIME, "training_time", "Training time", caption)
-
-
-def _grouped(
-    study: Study, names: Names, figure: Figure, key: str, title: str, caption: str, dots: bool = False
-) -> Chart | None:
-    found = panels(study, _having(figure.measure))
-    if not found:
+def _bars(runs: Runs, names: Names, figure: Figure, key: str) -> Chart | None:
+    shown = panels(runs, lambda config: config.statistic(figure))
+    if not shown:
         return None
-    caption += _spread(found) + (_unequal(found, figure) if figure.alike == "work" else "")
-    return _chart(key, title, caption, draw.grouped, names, found, figure, dots)
+    drawn = {
+        panel.title: [
+            Bar(config.topology, names.series(config), statistic.mean, statistic.std)
+            for config in panel.configurations
+            if (statistic := config.statistic(figure)) is not None
+        ]
+        for panel in shown
+    }
+    more = _spread(shown) + (_unequal(shown, figure) if figure.alike == "work" else "")
+    return _chart(key, more, draw.bars, drawn, figure.title, figure is ACCURACY)
 
 
-def _spread(found: Sequence[Panel]) -> str:
+def _spread(shown: Sequence[Panel]) -> str:
     """What a caption says of several seeds, where a configuration has them."""
-    several = any(max(one.counts) > 1 for panel in found for one in panel.configurations if one.finished)
+    several = any(max(config.counts) > 1 for panel in shown for config in panel.configurations)
     return " Means over the seeds; error bars and bands show one sample standard deviation." if several else ""
 
 
-def _unequal(found: Sequence[Panel], figure: Figure) -> str:
+def _unequal(shown: Sequence[Panel], figure: Figure) -> str:
     """What a caption says of figures that grow with the work, where that of a panel's runs is not equal."""
-    for panel in found:
-        if unequal := peers.difference(panel.configurations, figure):
-            return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work."
-    return ""
+    unequal = next(filter(None, (chance.unequal_work(panel.configurations, figure) for panel in shown)), "")
+    return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work." if unequal else ""
 
 
-def _stacked(
-    study: Study, names: Names, key: str, title: str, caption: str, parts: Sequence[Figure], axis: str
-) -> Chart | None:
-    found = panels(study, lambda one: any(one.statistic(part.measure) for part in parts[:-1]))
-    if not found:
+def _stacked(runs: Runs, names: Names, key: str, parts: Sequence[Figure], axis: str) -> Chart | None:
+    shown = panels(runs, lambda config: any(config.statistic(part) for part in parts[:-1]))
+    if not shown:
         return None
     named = {re.sub(r" \(\w+\)$", "", part.title).lower(): part for part in parts}
-    caption += _unequal(found, TRAINING_TIME) if key == "phases" else ""
-    return _chart(key, title, caption, draw.stacked, names, found, named, axis)
+    drawn = {
+        panel.title: {
+            names.row(config): {
+                name: mean.mean for name, part in named.items() if (mean := config.statistic(part)) is not None
+            }
+            for config in panel.configurations
+        }
+        for panel in shown
+    }
+    more = _unequal(shown, TRAINING_TIME) if key == "phases" else ""
+    return _chart(key, more, draw.stacked, drawn, list(named), axis)
 
 
-def _scaling(study: Study, names: Names) -> Chart | None:
+def _scaling(runs: Runs, names: Names) -> Chart | None:
     """There is something to see where configurations with different numbers of workers were measured."""
-    found = panels(study, _having(IMAGES_PER_S.measure))
-    found = [panel for panel in found if len({one.devices for one in panel.configurations}) > 1]
-    if not found:
+    shown = panels(runs, lambda config: config.statistic(IMAGES_PER_S))
+    shown = [panel for panel in shown if len({config.devices for config in panel.configurations}) > 1]
+    if not shown:
         return None
-    word = scaling.unit([one for panel in found for one in panel.configurations])
-    series = list(dict.fromkeys(names.series(one) for panel in found for one in panel.configurations))
-    drawn = [(panel, [_speeds(panel, names, name, at) for at, name in enumerate(series)]) for panel in found]
-    drawn = [(panel, [line for line in drawn if line.x]) for panel, drawn in drawn]
+    every = [config for panel in shown for config in panel.configurations]
+    series = list(dict.fromkeys(map(names.series, every)))
+    drawn = [(panel, [_speeds(panel, names, name, at) for at, name in enumerate(series)]) for panel in shown]
+    drawn = [(panel, [line for line in shown if line.x]) for panel, shown in drawn]
+    word = scaling.unit(every)
     caption = (
         "Images trained on per second in steady state, all workers together, the fastest where several topologies "
-        "have as many. Dotted: perfect scaling from the smallest configuration."
+        f"have as many. Dotted: perfect scaling from the smallest configuration.{_spread(shown)}"
     )
-    title = f"Speed by number of {word}"
-    label = f"{word} (nodes x workers per node)"
-    return _chart("scaling", title, caption + _spread(found), draw.by_workers, drawn, label)
+    paint = draw.drawn(_by_workers, drawn, f"{word} (nodes x workers per node)")
+    return Chart("scaling", f"Speed by number of {word}", caption, paint)
 
 
 def _speeds(panel: Panel, names: Names, series: str, at: int) -> Line:
     """The fastest configuration of a series with every number of workers."""
     fastest: dict[int, tuple[float, float]] = {}
-    for one in panel.configurations:
-        speed = one.statistic(IMAGES_PER_S.measure)
-        if names.series(one) == series and speed is not None:
-            fastest[one.devices] = max(fastest.get(one.devices, (0.0, 0.0)), (speed.mean, speed.std or 0.0))
+    for config in panel.configurations:
+        speed = config.statistic(IMAGES_PER_S)
+        if names.series(config) == series and speed is not None:
+            fastest[config.devices] = max(fastest.get(config.devices, (0.0, 0.0)), (speed.mean, speed.std or 0.0))
     counts = sorted(fastest)
     speeds = [fastest[count][0] for count in counts]
     ideal = [speeds[0] * count / counts[0] for count in counts]
-    return Line(series, (at, at), counts, speeds, [fastest[count][1] for count in counts], ideal)
+    return Line(series, at, at, counts, speeds, [fastest[count][1] for count in counts], ideal)
+
+
+def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], word: str) -> Any:
+    """Images per second against the number of workers, with what would be ideal."""
+    shown = draw.lines(look, [(panel.title, lines) for panel, lines in drawn], (word, "Images/s"), share=False)
+    for (panel, _), axes in zip(drawn, shown.axes):
+        ticks: dict[int, dict[str, None]] = {}
+        for config in panel.configurations:
+            ticks.setdefault(config.devices, {})[config.topology] = None
+        if max(ticks) > _MOST_LINEAR * min(ticks):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_xlim(0, max(ticks) * 1.08)
+            axes.set_ylim(bottom=0)
+        axes.set_xticks(list(ticks), ["\n".join([str(count), *topologies]) for count, topologies in ticks.items()])
+        axes.minorticks_off()
+    return shown
 
 
 def accuracy_by_time(trial: Trial) -> Curve:
     """Test accuracy in percent after every epoch, at the seconds trained until then; empty without either."""
-    spent = aggregate.by_step(trial, "epoch_s")
+    spent, accuracy = figures.by_step(trial, "epoch_s"), figures.by_step(trial, "test/accuracy")
     epochs = range(1, max(spent, default=0) + 1)
-    if not spent or any(epoch not in spent for epoch in epochs):
+    if any(epoch not in spent for epoch in epochs):
         return []
-    until = dict(zip(epochs, accumulate(spent[epoch] for epoch in epochs)))
-    accuracy = aggregate.by_step(trial, "test/accuracy")
-    return [(until[epoch], 100 * accuracy[epoch]) for epoch in epochs if epoch in accuracy]
+    until = accumulate(spent[epoch] for epoch in epochs)
+    return [(seconds, 100 * accuracy[epoch]) for epoch, seconds in zip(epochs, until) if epoch in accuracy]
 
 
 def recorded(name: str) -> Read:
     """A metric by epoch or by step, as it counts; a curve is empty when it was not recorded."""
-    return lambda trial: [(float(step), value) for step, value in sorted(aggregate.by_step(trial, name).items())]
+    return lambda trial: [(float(step), value) for step, value in sorted(figures.by_step(trial, name).items())]
 
 
-def curve(one: Configuration, read: Read) -> tuple[list[float], list[float], list[float]]:
+def curve(config: Configuration, read: Read) -> tuple[list[float], list[float], list[float]]:
     """The means over the seeds, as far as every seed's curve goes: where, how high, and the standard deviations."""
-    curves = [found for trial in one.finished if (found := read(trial))]
-    points = list(zip(*curves))
+    points = list(zip(*(points for trial in config.finished if (points := read(trial)))))
     heights = [[y for _, y in seeds] for seeds in points]
     spread = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in heights]
     return [statistics.fmean(x for x, _ in seeds) for seeds in points], list(map(statistics.fmean, heights)), spread
 
 
-def _lines(study: Study, names: Names, read: Read, fewest: int) -> list[tuple[str, list[Line]]]:
-    """A line for every configuration with so many points: colours by topology, or by series where each has a panel."""
-    found = panels(study, lambda one: len(curve(one, read)[0]) >= fewest)
-    every = [one for panel in found for one in panel.configurations]
+def _lines(runs: Runs, names: Names, read: Read) -> list[tuple[str, list[Line]]]:
+    """A line for every curve of two points: colours by topology, or by series where each topology has a panel."""
+    shown = panels(runs, lambda config: len(curve(config, read)[0]) > 1)
+    every = [config for panel in shown for config in panel.configurations]
     series = list(dict.fromkeys(map(names.series, every)))
-    topologies = list(dict.fromkeys(one.topology for one in every))
-    if len(series) > _MOST_TOGETHER:
-        return [
-            (
-                f"{panel.title}, {topology}",
-                [
-                    Line(names.series(one), (at := series.index(names.series(one)), at), *curve(one, read))
-                    for one in panel.configurations
-                    if one.topology == topology
-                ],
-            )
-            for panel in found
-            for topology in dict.fromkeys(one.topology for one in panel.configurations)
-        ]
-    return [
-        (
-            panel.title,
-            [
-                Line(
-                    names.row(one),
-                    (topologies.index(one.topology), series.index(names.series(one))),
-                    *curve(one, read),
-                )
-                for one in panel.configurations
-            ],
-        )
-        for panel in found
-    ]
+    topologies = list(dict.fromkeys(config.topology for config in every))
+    apart = len(series) > _MOST_TOGETHER
+    lines: dict[str, list[Line]] = {}
+    for panel in shown:
+        for config in panel.configurations:
+            at = series.index(names.series(config))
+            label, colour = (series[at], at) if apart else (names.row(config), topologies.index(config.topology))
+            title = f"{panel.title}, {config.topology}" if apart else panel.title
+            lines.setdefault(title, []).append(Line(label, colour, at, *curve(config, read)))
+    return list(lines.items())
 
 
-def _accuracy_by_time(study: Study, names: Names) -> Chart | None:
-    found = _lines(study, names, accuracy_by_time, 2)
-    if not found:
-        return None
-    caption = (
-        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up "
-        "aside; further up and to the left is better."
-    ) + _spread(panels(study, _having(ACCURACY.measure)))
+def _accuracy_by_time(runs: Runs, names: Names) -> Chart | None:
+    drawn = _lines(runs, names, accuracy_by_time)
+    more = _spread(panels(runs, lambda config: config.statistic(ACCURACY)))
     labels = ("training time (s)", ACCURACY.title)
-    title = "Test accuracy against training time"
-    return _chart("accuracy_by_time", title, caption, draw.lines, found, labels, False)
+    return _chart("accuracy_by_time", more, draw.lines, drawn, labels, False) if drawn else None
 
 
-def _losses(study: Study, names: Names) -> Chart | None:
+def _losses(runs: Runs, names: Names) -> Chart | None:
     """The losses of those with several epochs; where none has several, of the steps of the only one."""
-    parts = [
+    by_epoch = [
         (f"{title}: {words}", drawn)
         for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss"))
-        for title, drawn in _lines(study, names, recorded(name), 2)
+        for title, drawn in _lines(runs, names, recorded(name))
     ]
-    parts.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
-    if not parts:
-        return _losses_by_step(study, names)
-    caption = (
-        "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
-        "rises while the training loss falls is overfitting."
-    )
-    return _chart("loss", "Loss by epoch", caption, draw.by_epoch, parts)
-
-
-def _losses_by_step(study: Study, names: Names) -> Chart | None:
-    found = _lines(study, names, recorded("train/loss"), 2)
-    if not found:
-        return None
+    by_epoch.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
+    if by_epoch:
+        caption = (
+            "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
+            "rises while the training loss falls is overfitting."
+        )
+        return Chart("loss", "Loss by epoch", caption, draw.drawn(_by_epoch, by_epoch))
+    by_step = _lines(runs, names, recorded("train/loss"))
     caption = "Mean over the ranks of the training loss of single steps, the ones that were logged."
-    labels = ("optimizer step", "cross-entropy loss")
-    return _chart("loss", "Loss by step", caption, draw.lines, found, labels, True)
+    paint = draw.drawn(draw.lines, by_step, ("optimizer step", "cross-entropy loss"), True)
+    return Chart("loss", "Loss by step", caption, paint) if by_step else None
 
 
-def _confusion(study: Study) -> Chart | None:
-    known = [trial for trial in study.trials if trial.finished and trial.confusion and "test/accuracy" in trial.metrics]
+def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]]) -> Any:
+    """Losses after every epoch; on a logarithmic axis where a first one would flatten all others."""
+    shown = draw.lines(look, drawn, ("epoch", "cross-entropy loss"), share=True)
+    every = [line.y for _, lines in drawn for line in lines]
+    later = [y for heights in every for y in heights[1:]]
+    least, most = min(map(min, every)), max(map(max, every))
+    for axes in shown.axes:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if least > 0 and most > _MOST_FLATTENING * max(later):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+    return shown
+
+
+def _confusion(runs: Runs) -> Chart | None:
+    trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
+    known = [trial for trial in trials if "test/accuracy" in trial.metrics]
     if not known:
         return None
     best = max(known, key=lambda trial: trial.metrics["test/accuracy"])
@@ -281,4 +286,5 @@ def _confusion(study: Study) -> Chart | None:
         f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
         f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
     )
-    return _chart("confusion", "Confusion matrix of the most accurate run", caption, draw.confusion, best)
+    paint = draw.drawn(draw.matrix, best.confusion, best.class_names)
+    return Chart("confusion", "Confusion matrix of the most accurate run", caption, paint)

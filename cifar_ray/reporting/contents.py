@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,22 +13,19 @@ from cifar_ray.config.errors import counted
 from cifar_ray.tracking.study import Study
 
 Theme = Literal["light", "dark"]
+_SHORT_ID = 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a table.
+    """One cell of a table: a mean over ``n`` runs, with its sample standard deviation over the seeds.
 
     Attributes:
         text: as a person reads it, without the unit that the column's heading has; empty when not measured.
         value: the number to sort by; None when not measured.
-        std: sample standard deviation over the seeds; None with fewer than two.
-        n: how many runs it is the mean of.
-        best: whether it is the best of its column.
-        run_ids: the runs it comes from.
         note: why it is empty or not what it seems, in words; a footnote.
         link: an address that ``text`` leads to.
-        partial: whether only some of the finished runs have it; such an entry is never the best.
+        partial: whether only some of the finished runs have it; such an entry is never the best of its column.
     """
 
     text: str = ""
@@ -39,36 +38,48 @@ class Entry:
     link: str = ""
     partial: bool = False
 
+    @property
+    def web_link(self) -> str:
+        """The link if it is a web address; a store's answer may be anything."""
+        return self.link if re.match(r"https?://", self.link) else ""
+
+    @property
+    def is_id(self) -> bool:
+        """Whether it is the id of a run or a commit, of which the first characters are enough to see."""
+        return re.fullmatch("[0-9a-f]{32,}", self.text) is not None
+
+    @property
+    def origin(self) -> str:
+        """The runs of a figure by their short ids; the runs' table has them in full."""
+        if self.value is None or not self.run_ids:
+            return ""
+        return f"run{'s' * (len(self.run_ids) > 1)} {', '.join(run_id[:_SHORT_ID] for run_id in self.run_ids)}"
+
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, named columns, and rows.
-
-    Attributes:
-        key: short name, made of letters, digits and ``_``.
-        title: what it shows.
-        columns: headings with units; the first is that of the row labels.
-        rows: label of the row, and one entry for every other column.
-        notes: sentences below it.
-    """
+    """A heading, named columns, of which the first has the rows' labels, and rows; ``notes`` stand below it."""
 
     key: str
     title: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Entry]]]
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def footnotes(self) -> list[str]:
+        """The distinct notes of its entries, in order."""
+        return list(dict.fromkeys(entry.note for _, entries in self.rows for entry in entries if entry.note))
+
+    @cached_property
+    def numeric(self) -> list[bool]:
+        """Which columns, after the first, hold numbers."""
+        return [any(row[at].value is not None for _, row in self.rows) for at in range(len(self.columns) - 1)]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture.
-
-    Attributes:
-        key: short name, made of letters, digits and ``_``: the file's name.
-        title: heading.
-        caption: what it shows and how to read it, one or two sentences; also its text for those who cannot see it.
-        draw: makes a matplotlib figure for a light or a dark page.
-    """
+    """One picture: ``key`` names its file, ``draw`` makes a matplotlib figure for a light or a dark page."""
 
     key: str
     title: str
@@ -78,13 +89,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Highlight:
-    """A figure that answers a question at a glance.
-
-    Attributes:
-        title: the question, such as ``Fastest``.
-        figure: the answer with its unit.
-        configuration: which configuration it is, in a few words.
-    """
+    """A figure that answers a question at a glance: ``Fastest``, the figure with its unit, of which configuration."""
 
     title: str
     figure: str
@@ -93,30 +98,22 @@ class Highlight:
 
 @dataclass(frozen=True)
 class Section:
-    """Tables that belong together, such as those of one model on one data set.
-
-    Attributes:
-        title: heading.
-        tables: those that are open on the page.
-        folded: those that open when they are asked for.
-        notes: sentences above them.
-    """
+    """Tables that belong together; the ``folded`` ones open when they are asked for, ``notes`` stand above them."""
 
     title: str
     tables: Sequence[Table]
     folded: Sequence[Table] = ()
     notes: Sequence[str] = ()
 
+    @property
+    def all_tables(self) -> list[Table]:
+        """The open ones, then the folded ones."""
+        return [*self.tables, *self.folded]
+
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs of one model on one data set and device came to.
-
-    Attributes:
-        title: the model, with the data set and the device where the study has several.
-        highlights: three or four figures.
-        sentences: the most important first.
-    """
+    """What the runs of one model, data set and device came to; the most important sentence comes first."""
 
     title: str
     highlights: Sequence[Highlight]
@@ -128,17 +125,11 @@ class Report:
     """Everything that a report says.
 
     Attributes:
-        study: the runs.
-        findings: by model, data set and device.
-        cautions: what a reader must know before believing a figure: cells that failed, a sweep that still runs,
-            times that are not a cluster's.
-        sections: tables by model and data set.
-        runs: one row for every run: its link, commit, machine, and the command to run it again.
         comparison: a published study's figures beside these; None when none was asked for.
-        charts: pictures, the two that matter most first.
-        data: tidy rows: ``runs``, one for every run, and ``figures``, one for every figure of a configuration.
+        charts: the two that matter most first.
+        data: frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
         version: of the program that wrote it.
-        written: when, in UTC, as ``2026-01-31 12:00 UTC``.
+        written: when, in UTC.
         files: what it was written to, the page for a browser first.
     """
 
@@ -149,10 +140,15 @@ class Report:
     runs: Table
     comparison: Section | None
     charts: Sequence[Chart]
-    data: Mapping[str, Sequence[Mapping[str, Any]]]
+    data: Mapping[str, Any]
     version: str
     written: str
     files: Sequence[Path] = ()
+
+    @property
+    def all_sections(self) -> list[Section]:
+        """The sections, with the comparison as the last."""
+        return [*self.sections, *([self.comparison] if self.comparison else [])]
 
     def __repr__(self) -> str:
         return f"<report {self.study.name}: {counted(len(self.study.trials), 'run')}>"

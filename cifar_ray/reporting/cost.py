@@ -11,9 +11,6 @@ from typing import Any
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.yaml import mapping
-from cifar_ray.reporting import aggregate
-from cifar_ray.reporting.aggregate import Measure
-from cifar_ray.tracking.study import Trial
 
 _PRICES = Path(__file__).with_name("prices.yaml")
 _MARKETS = {"spot": True, "on-demand": False}
@@ -23,15 +20,8 @@ _MARKETS = {"spot": True, "on-demand": False}
 class Price:
     """What one machine costs.
 
-    Attributes:
-        machine: type, such as ``g4dn.xlarge``.
-        usd_per_hour: US dollars per hour.
-        spot: whether this is the price of a machine that may be taken away at any time.
-        provider: AWS or GCP.
-        region: where that is the price.
-        date: month in which the price was noted.
-        source: the provider's page with its prices, or both where a GPU has one of its own.
-        gpu: its GPUs, such as ``4 T4``; empty when it has none.
+    ``date`` is the month in which it was noted, ``source`` the provider's pages, ``gpu`` its GPUs, such as ``4 T4``;
+    with ``spot`` the machine may be taken away at any time.
     """
 
     machine: str
@@ -54,6 +44,10 @@ class Price:
         count = self.gpu.split(" ")[0]
         return int(count) if count.isdecimal() else int(self.gpu != "")
 
+    def paid(self, nodes: int, seconds: float | None, images: float | None = 1000.0) -> float | None:
+        """US dollars for so many machines, for 1,000 of so many images; None where either is not known."""
+        return nodes * seconds / 3600 * self.usd_per_hour / images * 1000 if seconds is not None and images else None
+
     @property
     def words(self) -> str:
         """The price and where it comes from, in one sentence."""
@@ -65,10 +59,7 @@ class Price:
 
 
 def find(word: str) -> Price:
-    """The price that ``--price`` names.
-
-    Args:
-        word: a machine type, ``TYPE:spot``, or the path of a Ray cluster file, whose worker nodes count.
+    """The price that ``--price`` names: a type, ``TYPE:spot``, or a Ray cluster file, whose worker nodes count.
 
     Raises:
         ConfigError: when it has no price here.
@@ -84,45 +75,12 @@ def find(word: str) -> Price:
 
 
 def of_node_type(kind: Mapping[str, Any]) -> Price:
-    """The price of one node type of a Ray cluster file, on demand or spot as it says.
-
-    Args:
-        kind: its entry in ``available_node_types``.
+    """The price of an entry of a Ray cluster file's ``available_node_types``, on demand or spot as it says.
 
     Raises:
         ConfigError: when its machine has no price here.
     """
     return _look_up(*_described(kind))
-
-
-def of_run(price: Price) -> Measure:
-    """US dollars for a whole run: all its nodes for its wall time."""
-
-    def read(trial: Trial) -> float | None:
-        seconds = aggregate.total_seconds(trial)
-        return None if seconds is None else _paid(price, trial, seconds)
-
-    return read
-
-
-def of_training(price: Price) -> Measure:
-    """US dollars for a whole run per 1,000 images trained on."""
-
-    def read(trial: Trial) -> float | None:
-        paid, images = of_run(price)(trial), aggregate.images_trained(trial)
-        return paid / images * 1000 if paid is not None and images else None
-
-    return read
-
-
-def per_thousand_images(price: Price, target: float) -> Measure:
-    """US dollars per 1,000 images trained on until the test accuracy is at least ``target``."""
-
-    def read(trial: Trial) -> float | None:
-        seconds, images = aggregate.seconds_to(target)(trial), aggregate.images_to(target)(trial)
-        return _paid(price, trial, seconds) / images * 1000 if seconds is not None and images else None
-
-    return read
 
 
 def assumption(price: Price) -> str:
@@ -131,10 +89,6 @@ def assumption(price: Price) -> str:
         f"Cost: one such machine per node, paid by the second: {price.words}. "
         "The times are those of the hardware above, which may be slower or faster than that machine."
     )
-
-
-def _paid(price: Price, trial: Trial, seconds: float) -> float:
-    return trial.nodes * seconds / 3600 * price.usd_per_hour
 
 
 @cache
@@ -149,19 +103,10 @@ def _look_up(machine: str, spot: bool) -> Price:
         near = errors.suggestion(machine, types)
         raise ConfigError("price", f"must be {errors.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
     entry, kind = types[machine], "spot" if spot else "on_demand"
-    provider = entry["provider"]
-    sources = listed["sources"][provider]
-    pages = [sources[kind], sources["gpus"]] if "+" in machine else [sources[kind]]
-    return Price(
-        machine=machine,
-        usd_per_hour=float(entry[kind]),
-        spot=spot,
-        provider=provider,
-        region=listed["regions"][provider],
-        date=listed["date"],
-        source=" and ".join(pages),
-        gpu=str(entry.get("gpu", "")),
-    )
+    provider, gpu = entry["provider"], str(entry.get("gpu", ""))
+    pages = [listed["sources"][provider][page] for page in ([kind, "gpus"] if "+" in machine else [kind])]
+    region, source = listed["regions"][provider], " and ".join(pages)
+    return Price(machine, float(entry[kind]), spot, provider, region, listed["date"], source, gpu)
 
 
 def _machine_of(path: Path) -> tuple[str, bool]:
@@ -174,13 +119,13 @@ def _machine_of(path: Path) -> tuple[str, bool]:
     if not isinstance(kinds, dict) or not kinds:
         raise ConfigError("price", f"must be a Ray cluster file with available_node_types, and {path} has none")
     workers = {name: kind for name, kind in kinds.items() if name != cluster.get("head_node_type")} or kinds
-    found = {_described(kind) for kind in workers.values()}
-    machines = {machine for machine, _ in found}
+    offers = {_described(kind) for kind in workers.values()}
+    machines = {machine for machine, _ in offers}
     if len(machines) != 1 or not next(iter(machines)):
         names = ", ".join(sorted(machine or "none" for machine in machines))
         raise ConfigError("price", f"must be a cluster file with one machine type for its workers; {path} has {names}")
     # Where nodes may be of either market, the dearer price is one that no run exceeds.
-    return machines.pop(), all(spot for _, spot in found)
+    return machines.pop(), all(spot for _, spot in offers)
 
 
 def _described(kind: Any) -> tuple[str, bool]:

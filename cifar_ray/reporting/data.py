@@ -1,94 +1,86 @@
-"""A report's figures as data: tidy rows for pandas or a spreadsheet."""
+"""A report's figures as data: tidy frames for a spreadsheet or pandas."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cifar_ray.reporting import aggregate, tables
-from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.cells import Group
+import pandas as pd
+
+from cifar_ray.reporting import frame
 from cifar_ray.reporting.contents import Report
-from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Study
+from cifar_ray.reporting.frame import Configuration, Runs
+from cifar_ray.reporting.tables import Part
 
 Row = dict[str, Any]
+_TOLD = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 
 
-def runs(study: Study, targets: Sequence[float], price: Price | None) -> list[Row]:
+def runs(of: Runs, parts: Sequence[Part]) -> Any:
     """One row for every run: what it is, every parameter in which runs differ, and every figure.
 
     Figures have the names of ``figures.csv``; those of a ratio are of its configuration, and so not here.
     """
-    every = {name for trial in study.trials for name in trial.params}
-    varied = {name for name in every if len({trial.params.get(name) for trial in study.trials}) > 1}
-    told = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
-    columns = dict.fromkeys(
-        column.figure
-        for group in tables.groups(study)
-        for one in tables.filled(group, targets, price)
-        for column in one.columns
-    )
+    trials = of.study.trials
+    names = {name for trial in trials for name in trial.params}
+    varied = {name for name in names if len({trial.params.get(name) for trial in trials}) > 1} - {*_TOLD}
+    shown = dict.fromkeys(column.figure for part in parts for table in part.tables for column in table.columns)
     rows = []
-    for trial in study.trials:
+    for number, trial in enumerate(trials):
         row: Row = {"run_id": trial.run_id, "name": trial.name, "status": trial.status, "reason": trial.reason}
-        row |= {name: trial.params.get(name, "") for name in (*told, *sorted(varied - {*told}))}
-        row |= {name: trial.tags.get(tag, "") for name, tag in aggregate.ORIGIN.items()}
-        row |= {figure.key: value for figure in columns if (value := figure.measure(trial)) is not None}
-        rows.append(row)
-    return rows
+        row |= {name: trial.params.get(name, "") for name in (*_TOLD, *sorted(varied))}
+        row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
+        measured = {figure.key: of.values(figure)[number] for figure in shown}
+        rows.append(row | {key: value for key, value in measured.items() if pd.notna(value)})
+    return pd.DataFrame(rows)
 
 
-def figures(study: Study, targets: Sequence[float], price: Price | None) -> list[Row]:
+def figures(parts: Sequence[Part]) -> Any:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
-    return [row for group in tables.groups(study) for row in _of_group(group, targets, price)]
+    rows = pd.DataFrame([row for part in parts for row in _of_part(part)])
+    return rows.drop_duplicates(rows.columns.difference(["mean", "std", "n", "run_ids"]))
 
 
-def _of_group(group: Group, targets: Sequence[float], price: Price | None) -> Iterator[Row]:
-    found = set()
-    for filled in tables.filled(group, targets, price):
-        for one, entries in filled.rows:
-            for column, entry in zip(filled.columns, entries):
-                key = (group.names.row(one), column.figure.key)
-                if entry.value is not None and entry.run_ids and key not in found:
-                    found.add(key)
+def _of_part(part: Part) -> Iterator[Row]:
+    for table in part.tables:
+        for config, entries in table.rows:
+            for column, entry in zip(table.columns, entries):
+                if entry.value is not None and entry.run_ids:
                     figure = {"figure": column.figure.key, "mean": entry.value, "std": entry.std, "n": entry.n}
-                    yield {**_place(one), **figure, "run_ids": " ".join(entry.run_ids)}
+                    yield {**_place(config), **figure, "run_ids": " ".join(entry.run_ids)}
 
 
-def _place(one: Configuration) -> Row:
-    place = {"model": one.model, "dataset": one.dataset, "device": one.device, "strategy": one.strategy}
-    place |= {"topology": one.topology, "workers": str(one.world_size), "batch_size": str(one.batch_size)}
-    return {**place, "global_batch_size": str(one.global_batch_size), **dict(one.others)}
+def _place(config: Configuration) -> Row:
+    place = {name: getattr(config, name) for name in ("model", "dataset", "device", "strategy", "topology")}
+    sizes = {
+        "workers": config.world_size,
+        "batch_size": config.batch_size,
+        "global_batch_size": config.global_batch_size,
+    }
+    return {**place, **{name: str(size) for name, size in sizes.items()}, **dict(config.others)}
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV (RFC 4180); what a row lacks is empty."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+def csv_text(rows: Any) -> str:
+    """A frame as CSV (RFC 4180); what a row lacks is empty."""
+    return str(rows.to_csv(index=False, lineterminator="\n"))
+
+
+def records(rows: Any) -> list[Row]:
+    """A frame's rows as plain values, without what they lack."""
+    return [{name: value for name, value in row.items() if pd.notna(value)} for row in rows.to_dict("records")]
 
 
 def whole(report: Report) -> Row:
     """Everything of a report but its pictures, as plain values."""
     study = report.study
+    findings = [
+        {**vars(finding), "highlights": [vars(highlight) for highlight in finding.highlights]}
+        for finding in report.findings
+    ]
     return {
         "study": study.name,
-        "store": study.store,
-        "status": study.status,
-        "command": study.command,
-        "findings": [
-            {
-                "title": one.title,
-                "highlights": [vars(highlight) for highlight in one.highlights],
-                "sentences": list(one.sentences),
-            }
-            for one in report.findings
-        ],
+        **{name: getattr(study, name) for name in ("store", "status", "command")},
+        "findings": findings,
         "cautions": list(report.cautions),
-        **report.data,
+        **{name: records(rows) for name, rows in report.data.items()},
     }

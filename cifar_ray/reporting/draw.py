@@ -1,226 +1,330 @@
-"""The kinds of charts: bars or dots, stacked bars, lines, and the confusion matrix."""
+"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and for a dark page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar_ray.reporting import style
-from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.names import Names
-from cifar_ray.reporting.style import Look
+from cifar_ray.reporting.contents import Chart, Theme
 from cifar_ray.tracking import drawing
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.drawing import plain
 
+_HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would make an SVG ten times as large
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+_CHARACTER = 0.085  # mean width in inches
+_HANDLE = 0.9  # width of a legend's entry beside its label, in inches
+_LINE = 0.22  # height of a legend's line in inches
+_ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
 _MOST_CLASSES = 20
 _MARKERS_PER_LINE = 10
-_MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
-_MOST_FLATTENING = 4  # ratio of the largest loss to that of later epochs on a linear axis
-_ROW = 0.3  # height of a row in inches
+_DOTS_PER_INCH = 160
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-class Panel(NamedTuple):
-    """One picture of a chart with several: its title, and what is drawn in it, from few workers to many."""
+class Look(NamedTuple):
+    """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix."""
 
-    title: str
-    configurations: Sequence[Configuration]
+    page: str
+    text: str
+    grid: str
+    full: str
+    colours: tuple[str, ...]
+
+    def bar(self, index: int) -> dict[str, Any]:
+        """How the bars of series ``index`` are filled, so that they are known without their colour; -1 is a rest."""
+        plainly = {"facecolor": self.grid, "edgecolor": self.text, "linewidth": 0.5}
+        hatch = _HATCHES[(index + index // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
+        return plainly if index < 0 else plainly | {"facecolor": self.colour(index), "hatch": hatch}
+
+    def line(self, colour: int, shape: int) -> dict[str, Any]:
+        """How a line looks."""
+        marker, dashes = _MARKERS[shape % len(_MARKERS)], _DASHES[shape % len(_DASHES)]
+        return {"color": self.colour(colour), "marker": marker, "linestyle": dashes}
+
+    def colour(self, index: int) -> str:
+        """Colour of a series."""
+        return self.colours[index % len(self.colours)]
+
+
+# Colours of Okabe and Ito (2008), which people with any colour vision tell apart. The order is such that the
+# first ones stand out from the page: the darker ones on a light page, the lighter ones on a dark one.
+LOOKS: dict[Theme, Look] = {
+    "light": Look(
+        *("#ffffff", "#1f2328", "#d5d9de", "#08457e"),
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00"),
+    ),
+    "dark": Look(
+        *("#15181d", "#e4e7eb", "#3a4048", "#7cc6f5"),
+        ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#FFFFFF", "#D55E00"),
+    ),
+}
+
+
+class Bar(NamedTuple):
+    """A bar or a dot: the names of its place and of its series, the mean, and the deviation or None."""
+
+    place: str
+    series: str
+    mean: float
+    std: float | None
 
 
 class Line(NamedTuple):
-    """One line.
-
-    Attributes:
-        label: for the legend; equal labels have one entry.
-        look: numbers of its colour and of its shape: marker and dashes.
-        x: where its points are.
-        y: how high they are.
-        spread: standard deviation of every point; empty for none.
-        ideal: the heights of a dotted line of the same colour; empty for none.
-    """
+    """One line: numbers of its colour and of its shape, its points, their deviations, and a dotted line's heights."""
 
     label: str
-    look: tuple[int, int]
+    colour: int
+    shape: int
     x: Sequence[float]
     y: Sequence[float]
     spread: Sequence[float] = ()
     ideal: Sequence[float] = ()
 
 
-def grouped(look: Look, names: Names, panels: Sequence[Panel], figure: Figure, dots: bool) -> Any:
-    """A group for every topology with a bar or a dot for every series: means over the seeds, with their spread.
+@contextmanager
+def settings(look: Look) -> Iterator[None]:
+    """Within it, what matplotlib makes has this look, and SVG is the same every time with its text as text."""
+    coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
+    font = {"font.family": "DejaVu Sans", "font.size": 10}  # it comes with matplotlib: every machine draws the same
+    titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8}
+    axes = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+    grid = {"grid.color": look.grid, "grid.linewidth": 0.7}
+    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6, "lines.markersize": 5}
+    legend = {"legend.frameon": False, "legend.labelcolor": look.text}
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray"}
+    colours = dict.fromkeys(coloured, look.text) | dict.fromkeys(clear, "none")
+    with drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **svg}):
+        yield
 
-    Args:
-        look: colours.
-        names: names the series.
-        panels: what is drawn, one panel each.
-        figure: the figure; its title names the axis.
-        dots: dots on an axis that shows their range, the same in every panel; else bars from 0.
+
+def drawn(paint: Callable[..., Any], *given: Any) -> Callable[[Theme], Any]:
+    """``paint`` as a chart's ``draw``: it is called with the theme's look, within its settings."""
+
+    def draw(theme: Theme) -> Any:
+        with settings(LOOKS[theme]):
+            return paint(LOOKS[theme], *given)
+
+    return draw
+
+
+def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool) -> Any:
+    """A group for every place with a bar or a dot for every series: means over the seeds, with their spread.
+
+    With ``dots``, the axis shows their range, the same in every panel; bars begin at 0.
     """
-    series = _series(names, panels)
-    most = max(len(_topologies(panel)) for panel in panels) * len(series)
+    series = list(dict.fromkeys(bar.series for shown in panels.values() for bar in shown))
+    most = max(len({bar.place for bar in shown}) for shown in panels.values()) * len(series)
     columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
-    shown, axes = style.panels([panel.title for panel in panels], columns, width, 3.0, share=dots)
     step = 0.8 / len(series)
-    for panel, ax in zip(panels, axes):
-        places = _topologies(panel)
-        for one in panel.configurations:
-            found, index = one.statistic(figure.measure), series.index(names.series(one))
-            if found is None:
-                continue
-            x = places.index(one.topology) + (index - (len(series) - 1) / 2) * step
-            error = {"yerr": found.std, "ecolor": look.text, "elinewidth": 1.1, "capsize": 3}
+    figure, every = _panels(list(panels), columns, width, share=dots)
+    for shown, axes in zip(panels.values(), every):
+        places = list(dict.fromkeys(bar.place for bar in shown))
+        for bar in shown:
+            index = series.index(bar.series)
+            x = places.index(bar.place) + (index - (len(series) - 1) / 2) * step
+            error = {"yerr": bar.std, "ecolor": look.text, "elinewidth": 1.1, "capsize": 3}
             if dots:
-                ax.errorbar(x, found.mean, **error, **style.dotted(look, index))
+                axes.errorbar(x, bar.mean, **error, **look.line(index, index) | {"linestyle": "none"})
             else:
-                ax.bar(x, found.mean, min(step, 0.5) * 0.94, **style.filled(look, index))
-                ax.errorbar(x, found.mean, fmt="none", **error)
+                axes.bar(x, bar.mean, min(step, 0.5) * 0.94, **look.bar(index))
+                axes.errorbar(x, bar.mean, fmt="none", **error)
             if most <= _MOST_WRITTEN:
-                top = (x, found.mean + (found.std or 0.0))
-                words = style.short(found.mean)
-                ax.annotate(words, top, (0, 5), textcoords="offset points", ha="center", va="bottom", fontsize=8)
-        style.name_places(ax, places, width)
-        ax.set(xlabel="nodes x workers per node", ylabel=figure.title)
-        ax.margins(y=0.14)
+                top = (x, bar.mean + (bar.std or 0.0))
+                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8}
+                axes.annotate(_short(bar.mean), top, (0, 5), **above)
+        _name_places(axes, places, width)
+        axes.set(xlabel="nodes x workers per node", ylabel=axis)
+        axes.margins(y=0.14)
         if not dots:
-            ax.set_ylim(bottom=0)
-    make = style.point if dots else lambda look, index, label: style.patch(style.filled(look, index), label)
-    style.legend(shown, [make(look, index, name) for index, name in enumerate(series) if name])
-    return shown
+            axes.set_ylim(bottom=0)
+    if dots:
+        handles = [_handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
+    else:
+        handles = [_patch(name, look.bar(at)) for at, name in enumerate(series) if name]
+    _legend(figure, handles)
+    return figure
 
 
-def stacked(look: Look, names: Names, panels: Sequence[Panel], parts: Mapping[str, Figure], whole: str) -> Any:
-    """A bar for every configuration, stacked from its parts: means over the seeds.
-
-    Args:
-        look: colours.
-        names: names the rows.
-        panels: what is drawn, one panel each.
-        parts: the figures by their names; the last is a rest if it is called ``not split``.
-        whole: of the axis, with the unit.
-    """
-    counts = [len(panel.configurations) for panel in panels]
-    shown = style.sheet(9.5, sum(_ROW * count + 0.75 for count in counts) + 0.9)
-    rows = shown.add_gridspec(len(panels), 1, height_ratios=[count + 1.5 for count in counts])
-    fills = [style.plainly(look) if name == "not split" else style.filled(look, at) for at, name in enumerate(parts)]
-    (unit,) = {figure.unit for figure in parts.values()}
-    for number, panel in enumerate(panels):
-        ax = shown.add_subplot(rows[number])
-        ax.set_title(drawing.plain(panel.title), loc="left")
-        ax.grid(axis="x")
-        ends = [0.0] * len(panel.configurations)
-        for at, one in enumerate(panel.configurations):
-            for fill, figure in zip(fills, parts.values()):
-                if (found := one.statistic(figure.measure)) is not None:
-                    ax.barh(at, found.mean, 0.7, ends[at], **fill)
-                    ends[at] += found.mean
-            style.value(ax, ends[at], at, f"{style.short(ends[at])}{unit}")
-        ax.set_yticks(range(len(ends)), [drawing.plain(names.row(one)) for one in panel.configurations])
-        ax.set_ylim(len(ends) - 0.4, -0.6)  # the first at the top
-        ax.set_xlim(0, max(ends) * 1.1 or 1)
-    ax.set_xlabel(whole)
-    style.legend(shown, [style.patch(fill, name) for fill, name in zip(fills, parts)])
-    return shown
+def stacked(
+    look: Look, panels: Mapping[str, Mapping[str, Mapping[str, float]]], parts: Sequence[str], axis: str
+) -> Any:
+    """A lying bar for every row of a panel, stacked from its parts by name; ``not split`` is a rest."""
+    figure = _sheet(9.5, sum(_ROW * len(rows) + 0.75 for rows in panels.values()) + 0.9)
+    grid = figure.add_gridspec(len(panels), 1, height_ratios=[len(rows) + 1.5 for rows in panels.values()])
+    fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
+    unit = axis[axis.rindex("(") + 1 : -1]
+    for number, (title, rows) in enumerate(panels.items()):
+        axes = figure.add_subplot(grid[number])
+        axes.set_title(plain(title), loc="left")
+        axes.grid(axis="x")
+        for at, lengths in enumerate(rows.values()):
+            end = 0.0
+            for name in (name for name in parts if name in lengths):
+                axes.barh(at, lengths[name], 0.7, end, **fills[name])
+                end += lengths[name]
+            text = f"{_short(end)} {unit}"
+            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), [plain(name) for name in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)  # the first at the top
+        axes.set_xlim(0, max(sum(lengths.values()) for lengths in rows.values()) * 1.1 or 1)
+    axes.set_xlabel(axis)
+    _legend(figure, [_patch(name, fill) for name, fill in fills.items()])
+    return figure
 
 
 def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str], share: bool) -> Any:
-    """Lines with their spread over the seeds.
-
-    Args:
-        look: colours.
-        panels: the title and the lines of each.
-        labels: of the two axes, with units.
-        share: whether all panels have one vertical axis.
-    """
-    columns = 2 if len(panels) in (2, 4) else 3
-    shown, axes = style.panels([title for title, _ in panels], columns, 3.4, 3.0, share=share)
+    """Lines with their spread over the seeds; the ``labels`` are those of the two axes."""
+    figure, every = _panels([title for title, _ in panels], 2 if len(panels) in (2, 4) else 3, 3.4, share=share)
     handles: dict[str, Any] = {}
-    for (_, drawn), ax in zip(panels, axes):
-        for line in drawn:
-            colour, kind = look.colour(line.look[0]), {"marker": style.marker(line.look[1])}
-            kind["linestyle"] = style.dash(line.look[1])
-            ax.plot(line.x, line.y, color=colour, markevery=max(1, len(line.x) // _MARKERS_PER_LINE), **kind)
+    for (_, shown), axes in zip(panels, every):
+        for line in shown:
+            kind = look.line(line.colour, line.shape)
+            axes.plot(line.x, line.y, markevery=max(1, len(line.x) // _MARKERS_PER_LINE), **kind)
             if any(line.spread):
                 low, high = zip(*((y - std, y + std) for y, std in zip(line.y, line.spread)))
-                ax.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
+                axes.fill_between(line.x, low, high, color=kind["color"], alpha=0.2, linewidth=0)
             if line.ideal:
-                ax.plot(line.x, line.ideal, color=colour, linestyle=":", linewidth=1.2)
-            handles.setdefault(line.label, style.line(colour, line.label, kind["marker"], kind["linestyle"]))
-        ax.set(xlabel=labels[0], ylabel=labels[1])
-    if any(line.ideal for _, drawn in panels for line in drawn):
-        handles["ideal"] = style.line(look.text, "ideal: n times the workers, n times the speed", "", ":")
-    style.legend(shown, [handle for label, handle in handles.items() if label])
-    return shown
+                axes.plot(line.x, line.ideal, color=kind["color"], linestyle=":", linewidth=1.2)
+            handles.setdefault(line.label, _handle(line.label, **kind))
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+    handles.pop("", None)
+    if any(line.ideal for _, shown in panels for line in shown):
+        ideal = "ideal: n times the workers, n times the speed"
+        handles[ideal] = _handle(ideal, color=look.text, linestyle=":")
+    _legend(figure, list(handles.values()))
+    return figure
 
 
-def by_workers(look: Look, panels: Sequence[tuple[Panel, Sequence[Line]]], word: str) -> Any:
-    """Images per second against the number of workers, with what would be ideal."""
-    shown = lines(look, [(panel.title, drawn) for panel, drawn in panels], (word, "Images/s"), share=False)
-    for (panel, _), ax in zip(panels, shown.axes):
-        ticks: dict[int, list[str]] = {}
-        for one in panel.configurations:
-            tops = ticks.setdefault(one.devices, [])
-            tops += [one.topology] if one.topology not in tops else []
-        if max(ticks) > _MOST_LINEAR * min(ticks):
-            ax.set_xscale("log", base=2)
-            ax.set_yscale("log", base=2)
-            ax.yaxis.set_major_formatter("{x:g}")
-        else:
-            ax.set_xlim(0, max(ticks) * 1.08)
-            ax.set_ylim(bottom=0)
-        ax.set_xticks(list(ticks), ["\n".join([str(count), *tops]) for count, tops in ticks.items()])
-        ax.minorticks_off()
-    return shown
-
-
-def by_epoch(look: Look, panels: Sequence[tuple[str, Sequence[Line]]]) -> Any:
-    """Losses after every epoch; on a logarithmic axis where a first one would flatten all others."""
-    shown = lines(look, panels, ("epoch", "cross-entropy loss"), share=True)
-    later = [y for _, drawn in panels for line in drawn for y in line.y[1:]]
-    every = [y for _, drawn in panels for line in drawn for y in line.y]
-    for ax in shown.axes:
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        if later and min(every) > 0 and max(every) > _MOST_FLATTENING * max(later):
-            ax.set_yscale("log")
-            ax.yaxis.set_major_formatter("{x:g}")
-            ax.yaxis.set_minor_formatter("")
-    return shown
-
-
-def confusion(look: Look, trial: Trial) -> Any:
+def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) -> Any:
     """True classes down, predicted classes across; the share of each row as colour, the images as numbers."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
-    counts = np.array(trial.confusion)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    few = len(counts) <= _MOST_CLASSES
-    names = [drawing.plain(name) for name in trial.class_names] or [str(number) for number in range(len(counts))]
-    side = 2.6 + 0.48 * len(counts) if few else 9.0
-    figure = style.sheet(side + 1.2, side)
-    ax = figure.add_subplot()
+    images = np.array(counts)
+    shares = images / np.maximum(images.sum(axis=1, keepdims=True), 1)
+    few = len(images) <= _MOST_CLASSES
+    side = 2.6 + 0.48 * len(images) if few else 9.0
+    figure = _sheet(side + 1.2, side)
+    axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("shares", [look.page, look.full])
-    mesh = ax.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
-    ax.set(aspect="equal", xlabel="predicted class", ylabel="true class")
-    ax.invert_yaxis()
-    ax.spines[["top", "right"]].set_visible(True)
-    bar: Any = figure.colorbar(mesh, ax=ax, label="share of the true class's images", fraction=0.046)
-    bar.solids.set_edgecolor("face")  # else the page shines through between its steps
+    mesh = axes.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
+    axes.set(aspect="equal", xlabel="predicted class", ylabel="true class")
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(True)
+    scale: Any = figure.colorbar(mesh, ax=axes, label="share of the true class's images", fraction=0.046)
+    scale.solids.set_edgecolor("face")  # else the page shines through between its steps
     if few:
-        middles = [number + 0.5 for number in range(len(names))]
-        ax.set_xticks(middles, names, rotation=45, ha="right", rotation_mode="anchor")
-        ax.set_yticks(middles, names)
-        ax.tick_params(length=0)
-        for (row, column), count in np.ndenumerate(counts):
+        middles = [number + 0.5 for number in range(len(images))]
+        labels = [plain(name) for name in names or map(str, range(len(images)))]
+        axes.set_xticks(middles, labels, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(middles, labels)
+        axes.tick_params(length=0)
+        for (row, column), count in np.ndenumerate(images):
             colour = look.page if shares[row, column] > 0.5 else look.text
-            ax.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=8)
+            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=8)
     return figure
 
 
-def _series(names: Names, panels: Sequence[Panel]) -> list[str]:
-    return list(dict.fromkeys(names.series(one) for panel in panels for one in panel.configurations))
+def save(chart: Chart, folder: Path) -> list[Path]:
+    """Write ``KEY.png`` and ``KEY.svg``, both on white, with the title in the picture; return the two paths."""
+    figure, look = chart.draw("light"), LOOKS["light"]
+    paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
+    with settings(look):
+        figure.suptitle(plain(chart.title), fontsize=12)
+        figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
+        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
+    return paths
 
 
-def _topologies(panel: Panel) -> list[str]:
-    return list(dict.fromkeys(one.topology for one in panel.configurations))
+def svg(chart: Chart, theme: Theme) -> str:
+    """The chart as an ``svg`` element for a page of this theme.
+
+    Its ids begin with the chart's key and the theme, so that several can stand in one page.
+    """
+    figure, written, prefix = chart.draw(theme), io.StringIO(), f"{chart.key}-{theme}-"
+    with settings(LOOKS[theme]):
+        figure.savefig(written, format="svg", metadata=_NO_METADATA)
+    text = written.getvalue()
+    text = text[text.index("<svg") :]  # a page has no place for the XML heading
+    # A style element would hold for the whole page; these two properties are inherited instead.
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    text = text.replace("<svg ", '<svg style="stroke-linejoin: round; stroke-linecap: butt" ', 1)
+    # Only within tags: the same characters may stand in a text, where they are no id.
+    ids = r'(\bid="|href="#|url\(#)'
+    return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{prefix}", tag[0]), text).strip()
+
+
+def _sheet(width: float, height: float) -> Any:
+    """An empty figure of this size in inches, whose parts make room for each other."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state and no window
+
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06)
+    return figure
+
+
+def _panels(titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
+    """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
+    columns = min(columns, len(titles))
+    rows = math.ceil(len(titles) / columns)
+    figure = _sheet(max(width * columns, 5.0), 3.0 * rows + 0.6)
+    every: list[Any] = []
+    for number, title in enumerate(titles):
+        beside = every[0] if every and share else None
+        every.append(figure.add_subplot(rows, columns, number + 1, sharey=beside))
+        every[-1].set_title(plain(title))
+        every[-1].grid(axis="y")
+    return figure, every
+
+
+def _legend(figure: Any, handles: Sequence[Any]) -> None:
+    """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
+    if not handles:
+        return
+    room = int((figure.get_figwidth() - _HANDLE) / _CHARACTER)
+    labels = [textwrap.wrap(handle.get_label(), room) for handle in handles]
+    for handle, wrapped in zip(handles, labels):
+        handle.set_label("\n".join(wrapped))
+    widest = _HANDLE + _CHARACTER * max(len(line) for wrapped in labels for line in wrapped)
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / widest)))
+    more = math.ceil(sum(map(len, labels)) / columns) - 1
+    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + more * _LINE)
+    figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
+
+
+def _name_places(axes: Any, names: Sequence[str], width: float) -> None:
+    """Names below the groups of bars of a panel that is ``width`` inches wide, slanted where there is no room."""
+    axes.set_xticks(range(len(names)), [plain(name) for name in names])
+    if len(names) * (max(map(len, names)) + 2) * _CHARACTER > width:
+        axes.tick_params(axis="x", labelrotation=25)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
+    axes.set_xlim(-0.6, len(names) - 0.4)
+
+
+def _short(value: float) -> str:
+    """Three digits, as there is room for beside a bar."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def _handle(label: str, **kind: Any) -> Any:
+    """A legend's entry for a line or for points."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=plain(label), **kind)
+
+
+def _patch(label: str, fill: Mapping[str, Any]) -> Any:
+    """A legend's entry for bars."""
+    from matplotlib.patches import Patch
+
+    return Patch(label=plain(label), **fill)

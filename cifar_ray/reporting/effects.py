@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from cifar_ray.reporting import aggregate, peers
-from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.measures import ACCURACY, Figure
+import pandas as pd
+
+from cifar_ray.reporting import chance
+from cifar_ray.reporting.figures import ACCURACY, Figure
+from cifar_ray.reporting.frame import HARDWARE, OPTIONAL, RUN, Configuration
 from cifar_ray.reporting.names import STRATEGY, shortened
-from cifar_ray.tracking.study import Study
 
-_NO_AXES = (aggregate.RUN, aggregate.HARDWARE)
+_NO_AXES = (RUN, HARDWARE)
 _MORE_WORK = ("epochs", "steps_per_epoch")
 _ALIKE = 1e-9
 
@@ -23,74 +23,98 @@ _ALIKE = 1e-9
 class _Cell(NamedTuple):
     """A configuration and a figure of its runs; of times and speeds the logarithm, so that differences are ratios."""
 
-    one: Configuration
+    config: Configuration
     values: Sequence[float]
+    mean: float
+
+
+class _Matched(NamedTuple):
+    """The cells with two values of an axis, and the other settings that both of a pair have."""
+
+    rest: Sequence[tuple[str, ...]]
+    pairs: Sequence[tuple[_Cell, _Cell]]
 
     @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
+    def differences(self) -> list[float]:
+        return [high.mean - low.mean for low, high in self.pairs]
 
-
-_Matched: TypeAlias = Mapping[tuple[str, ...], tuple[_Cell, _Cell]]
-"""The cells with two values of an axis, by the other settings."""
+    @property
+    def shares(self) -> list[float]:
+        """The variance of each difference, as a multiple of that of a run."""
+        return [1 / len(low.values) + 1 / len(high.values) for low, high in self.pairs]
 
 
 class Effect(NamedTuple):
     """By how much ``high`` exceeds ``low`` on average over the settings that were measured with both.
 
-    Attributes:
-        low: the axis's value with the lower figure.
-        high: the one with the higher figure.
-        axis: what differs.
-        figure: what it has an effect on.
-        mean: the difference.
-        half: half of its 95 % interval; None with one run of each.
-        pairs: the cells with ``low`` and with ``high``, by the other settings.
-        differing: whether the difference depends on the other settings by more than chance.
+    ``low`` and ``high`` are values of the axis. ``half`` is half of the difference's 95 % interval, None with one run
+    of each; ``differing`` says whether the difference depends on the other settings by more than chance.
     """
 
+    axis: str
     low: str
     high: str
-    axis: str
     figure: Figure
     mean: float
     half: float | None
-    pairs: _Matched
+    matched: _Matched
     differing: bool
 
     @property
     def measurable(self) -> bool:
         """Whether there is one by more than chance."""
-        return self.half is not None and (self.differing or (self.mean > self.half and not _none(self)))
+        return self.half is not None and (self.differing or (self.mean > self.half and not self.none))
+
+    @property
+    def none(self) -> bool:
+        """Whether the difference is none in the digits that are shown."""
+        return self.number(self.mean) == self.number(0.0)
+
+    def number(self, value: float) -> str:
+        """Points of accuracy, or a ratio of speeds."""
+        return f"{value:.1f}" if self.figure is ACCURACY else f"{math.exp(value):.2f}"
 
     @property
     def sentence(self) -> str:
         """What the axis does to the figure."""
-        return f"{self.axis}: {_told(self)}."
+        accuracy, number = self.figure is ACCURACY, self.number
+        what = "accuracy" if accuracy else "speed"
+        unit, more = (" points", "more accurate than") if accuracy else (" times", "as fast as")
+        much = f"as {'accurate' if accuracy else 'fast'} as" if self.none else f"{number(self.mean)}{unit} {more}"
+        size = f"{self.high} {'was' if self.half is None else 'is'} {much} {self.low}"
+        if self.half is None:
+            words = f"{size}, in one run of each, so without an interval"
+        else:
+            interval = f"95 % interval {number(self.mean - self.half)} to {number(self.mean + self.half)}"
+            if self.mean > self.half:
+                words = f"{size} ({interval})"
+            elif self.differing:
+                words = f"its effect on {what} depends on the rest; on average {size} ({interval})"
+            else:
+                words = f"no measurable effect on {what} ({size}, {interval})"
+        if self.differing:
+            shared = set.intersection(*map(set, self.matched.rest))
+            places = [", ".join(word.lower() for word in rest if word not in shared) for rest in self.matched.rest]
+            (least, least_place), *_, (most, most_place) = sorted(zip(self.matched.differences, places))
+            words += f", from {number(least)} with {least_place} to {number(most)} with {most_place}"
+        grows = any(low.config.global_batch_size != high.config.global_batch_size for low, high in self.matched.pairs)
+        if accuracy and grows and "atch" not in self.axis:
+            words += "; the global batch differs, too"
+        return f"{self.axis}: {words}."
 
 
-def effects(study: Study, among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
-    """What every axis does to speed and accuracy.
+def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
+    """What every axis does to accuracy and to ``speed``, the figure that tells how fast a run is.
 
     Two values of an axis are compared in runs that are alike in everything else. The interval has Student's t, or
     Tukey's range where an axis has more values, of which the two are told whose difference is the largest at least;
     the deviation is that of the seeds, taken as one over all configurations that trained on as many images as the two.
-
-    Args:
-        study: the runs.
-        among: finished configurations of one model, data set and device.
-        speed: the figure that tells how fast a run is.
     """
-    if len(among) < 3 and not any(max(one.counts) > 1 for one in among):
+    if len(among) < 3 and not any(max(config.counts) > 1 for config in among):
         return  # the difference of two runs is told anyway
-    short = shortened(study)
-    settings = {id(one): _settings(study, one, short) for one in among}
-    strategies = any(one.devices > 1 for one in among)  # then their iterations are compared
-    axes = dict.fromkeys(name for known in settings.values() for name in known if name not in _NO_AXES)
-    for known in settings.values():
-        for axis in axes.keys() & aggregate.OPTIONAL:
-            known.setdefault(axis, "none")
-    for axis in axes:
+    settings = _settings(among)
+    strategies = any(config.devices > 1 for config in among)  # then their iterations are compared
+    for axis in settings.columns.difference(_NO_AXES, sort=False):
         for figure in (speed, ACCURACY):
             if axis == "Strategy" and figure is speed and strategies:
                 continue
@@ -99,91 +123,94 @@ def effects(study: Study, among: Sequence[Configuration], speed: Figure) -> Iter
                 yield effect
 
 
-def _settings(study: Study, one: Configuration, short: Mapping[tuple[str, str], str]) -> dict[str, str]:
-    """What a configuration was given, by the names of the axes."""
-    batch = "Global batch" if study.hold == "global_batch" else "Batch per worker"
-    known = {batch: str(aggregate.column(study, one)), "Topology": one.topology, "Strategy": one.strategy}
-    return known | {name: short.get((name, value), value) for name, value in one.others if name != STRATEGY}
+def _settings(among: Sequence[Configuration]) -> Any:
+    """What configurations were given: a row for each, a column for each axis, empty where it does not apply."""
+    study = among[0].runs.study
+    short, batch = shortened(study), "Global batch" if study.hold == "global_batch" else "Batch per worker"
+    rows = [
+        {batch: str(config.column), "Topology": config.topology, "Strategy": config.strategy}
+        | {name: short.get((name, value), value) for name, value in config.others if name != STRATEGY}
+        for config in among
+    ]
+    settings = pd.DataFrame(rows, dtype=object)
+    return settings.fillna({name: "none" for name in settings.columns if name in OPTIONAL}).fillna("")
 
 
-def _effect(
-    among: Sequence[Configuration], settings: Mapping[int, Mapping[str, str]], axis: str, figure: Figure
-) -> Effect | None:
+def _effect(among: Sequence[Configuration], settings: Any, axis: str, figure: Figure) -> Effect | None:
     """The effect of an axis, between the two values whose interval begins highest.
 
     None where no two runs differ in the axis alone.
     """
-    cells = [_Cell(one, values) for one in among if (values := _values(one, figure))]
-    found: dict[tuple[str, ...], dict[str, _Cell]] = {}
-    for cell in cells:
-        rest = dict(settings[id(cell.one)])
-        if value := rest.pop(axis, ""):
-            found.setdefault(tuple(f"{name} {rest[name]}" for name in sorted(rest)), {}).setdefault(value, cell)
-    pairs: dict[tuple[str, str], dict[tuple[str, ...], tuple[_Cell, _Cell]]] = {}
-    for rest_of, by_value in found.items():
-        for one, other in itertools.combinations(sorted(by_value, key=_order), 2):
-            fair = axis in _MORE_WORK or figure.alike != "work"
-            if fair or _equal_work(by_value[one], by_value[other], figure):
-                pairs.setdefault((one, other), {})[rest_of] = (by_value[one], by_value[other])
-    if not pairs:
+    measured = {number: (config, values) for number, config in enumerate(among) if (values := _values(config, figure))}
+    cells = {number: _Cell(config, values, statistics.fmean(values)) for number, (config, values) in measured.items()}
+    matches = dict(_matches(settings.loc[list(cells)], axis, cells))
+    if axis not in _MORE_WORK and figure.alike == "work":
+        matches = {values: fair for values, matched in matches.items() if (fair := _fair(matched, figure)).pairs}
+    if not matches:
         return None
-    varied = [
-        (cell, (len(cell.values) - 1, (len(cell.values) - 1) * statistics.variance(cell.values)))
-        for cell in cells
-        if len(cell.values) > 1
-    ]
-    alike = {
-        id(cell): {id(one): sums for one, sums in varied if one is cell or _equal_work(one, cell, figure)}
-        for cell in cells
-    }
-    spreads = {pair: _spread(matched, alike) for pair, matched in pairs.items()}
-    means = {pair: statistics.fmean(_differences(matched)) for pair, matched in pairs.items()}
-    levels = len({value for pair in pairs for value in pair})
+    spreads = {values: _spread(matched, cells.values(), figure) for values, matched in matches.items()}
+    means = {values: statistics.fmean(matched.differences) for values, matched in matches.items()}
+    levels = len({value for values in matches for value in values})
 
-    def half(pair: tuple[str, str]) -> float:
-        freedom, variance = spreads[pair]
-        return _quantile(levels, freedom) * math.sqrt(variance) * _error(pairs[pair])
+    def half(values: tuple[str, str]) -> float:
+        freedom, variance = spreads[values]
+        shares = matches[values].shares
+        return _quantile(levels, freedom) * math.sqrt(variance) * (math.sqrt(sum(shares)) / len(shares))
 
-    tested = [pair for pair in pairs if spreads[pair][0]]
-    low, high = max(tested or pairs, key=lambda pair: abs(means[pair]) - (half(pair) if tested else 0.0))
-    (freedom, variance), chance = spreads[low, high], half((low, high)) if tested else 0.0
-    matched, mean = pairs[low, high], means[low, high]
+    tested = [values for values in matches if spreads[values][0]]
+    low, high = max(tested or matches, key=lambda values: abs(means[values]) - (half(values) if tested else 0.0))
+    (freedom, variance), chance_half = spreads[low, high], half((low, high)) if tested else 0.0
+    matched, mean = matches[low, high], means[low, high]
     if mean < 0:
         low, high, mean = high, low, -mean
-        matched = {rest_of: (top, bottom) for rest_of, (bottom, top) in matched.items()}
+        matched = matched._replace(pairs=[(top, bottom) for bottom, top in matched.pairs])
     if not tested:
-        return Effect(low, high, axis, figure, mean, None, matched, False)
+        return Effect(axis, low, high, figure, mean, None, matched, False)
     of_images = 0.0
     if figure is ACCURACY:
-        of_both = [cell for pair in matched.values() for cell in pair]
-        level = statistics.fmean(cell.mean for cell in of_both)
-        of_images = peers.of_images(level, peers.test_images(cell.one for cell in of_both))
-    variances = [max(share * variance, (of_images / 2) ** 2) for share in _shares(matched)]
-    differing = _differ(_differences(matched), variances, freedom)
-    return Effect(low, high, axis, figure, mean, max(chance, of_images), matched, differing)
+        compared = [cell for pair in matched.pairs for cell in pair]
+        images = chance.test_images(cell.config for cell in compared)
+        of_images = chance.of_images(statistics.fmean(cell.mean for cell in compared), images)
+    variances = [max(share * variance, (of_images / 2) ** 2) for share in matched.shares]
+    differing = _differ(matched.differences, variances, freedom)
+    return Effect(axis, low, high, figure, mean, max(chance_half, of_images), matched, differing)
 
 
-def _spread(matched: _Matched, alike: Mapping[int, Mapping[int, tuple[int, float]]]) -> tuple[int, float]:
+def _matches(settings: Any, axis: str, cells: Mapping[int, _Cell]) -> Iterator[tuple[tuple[str, str], _Matched]]:
+    """For every two values of an axis, the cells that have them and are alike in everything else."""
+    rest = list(settings.columns.drop(axis))
+    known = settings[settings[axis] != ""].drop_duplicates().reset_index(names="cell")
+    both = known.merge(known, on=rest, suffixes=("_low", "_high"))
+    both = both[both[f"{axis}_low"].map(_order) < both[f"{axis}_high"].map(_order)]
+    for values, rows in both.groupby([f"{axis}_low", f"{axis}_high"], sort=False):
+        words = [
+            tuple(f"{name} {value}" for name, value in zip(sorted(rest), row)) for row in rows[sorted(rest)].values
+        ]
+        yield values, _Matched(words, [(cells[low], cells[high]) for low, high in zip(rows.cell_low, rows.cell_high)])
+
+
+def _fair(matched: _Matched, figure: Figure) -> _Matched:
+    """The pairs of as much work."""
+    equal = [at for at, (low, high) in enumerate(matched.pairs) if _equal_work(low, high, figure)]
+    return _Matched([matched.rest[at] for at in equal], [matched.pairs[at] for at in equal])
+
+
+def _spread(matched: _Matched, cells: Collection[_Cell], figure: Figure) -> tuple[int, float]:
     """Degrees of freedom and variance over the seeds, in cells that trained on as many images as those compared."""
-    every: dict[int, tuple[int, float]] = {}
-    for cell in itertools.chain(*matched.values()):
-        every |= alike[id(cell)]
-    freedom = sum(count for count, _ in every.values())
-    return freedom, sum(squares for _, squares in every.values()) / freedom if freedom else 0.0
+    compared = {id(cell): cell for pair in matched.pairs for cell in pair}
+    several = [cell for cell in cells if len(cell.values) > 1]
+    alike = [
+        cell
+        for cell in several
+        if id(cell) in compared or any(_equal_work(cell, other, figure) for other in compared.values())
+    ]
+    freedom = sum(len(cell.values) - 1 for cell in alike)
+    squares = sum((len(cell.values) - 1) * statistics.variance(cell.values) for cell in alike)
+    return freedom, squares / freedom if freedom else 0.0
 
 
-def _shares(matched: _Matched) -> list[float]:
-    """The variance of each difference, as a multiple of that of a run."""
-    return [1 / len(low.values) + 1 / len(high.values) for low, high in matched.values()]
-
-
-def _error(matched: _Matched) -> float:
-    """The standard error of the mean difference, as a multiple of a run's deviation."""
-    return math.sqrt(sum(_shares(matched))) / len(matched)
-
-
-def _values(one: Configuration, figure: Figure) -> list[float]:
-    values = [value for trial in one.finished if (value := figure.measure(trial)) is not None]
+def _values(config: Configuration, figure: Figure) -> list[float]:
+    values = [value for trial in config.finished if (value := figure.measure(trial)) is not None]
     if figure is ACCURACY:
         return values
     sign = 1 if figure.better == "high" else -1
@@ -192,29 +219,24 @@ def _values(one: Configuration, figure: Figure) -> list[float]:
 
 def _order(value: str) -> tuple[float, str]:
     """Numbers by size, topologies by their workers."""
-    parts = value.split("x")
     try:
-        return math.prod(map(float, parts)), value
+        return math.prod(map(float, value.split("x"))), value
     except ValueError:
         return math.inf, value
 
 
-def _equal_work(one: _Cell, other: _Cell, figure: Figure) -> bool:
-    return not peers.difference((one.one, other.one), figure)
-
-
-def _differences(matched: _Matched) -> list[float]:
-    return [high.mean - low.mean for low, high in matched.values()]
+def _equal_work(first: _Cell, other: _Cell, figure: Figure) -> bool:
+    return not chance.unequal_work((first.config, other.config), figure)
 
 
 @lru_cache
 def _quantile(levels: int, freedom: int) -> float:
     """Standard errors in half of a 95 % interval of the difference between two of so many values."""
     if levels < 3:
-        return peers.quantile(freedom)
+        return chance.quantile(freedom)
     from scipy import stats  # takes long to import
 
-    return float(stats.studentized_range.ppf(1 - peers.CHANCE, levels, freedom)) / math.sqrt(2)
+    return float(stats.studentized_range.ppf(1 - chance.CHANCE, levels, freedom)) / math.sqrt(2)
 
 
 def _differ(differences: Sequence[float], variances: Sequence[float], freedom: int) -> bool:
@@ -226,47 +248,6 @@ def _differ(differences: Sequence[float], variances: Sequence[float], freedom: i
     from scipy import stats  # takes long to import
 
     weights = [1 / variance for variance in variances]
-    mean = sum(weight * one for weight, one in zip(weights, differences)) / sum(weights)
-    spread = sum(weight * (one - mean) ** 2 for weight, one in zip(weights, differences)) / (len(differences) - 1)
-    return bool(stats.f.sf(spread, len(differences) - 1, freedom) < peers.CHANCE)
-
-
-def _none(effect: Effect) -> bool:
-    """Whether a difference is none in the digits that are shown."""
-    return _number(effect)(effect.mean) == _number(effect)(0.0)
-
-
-def _number(effect: Effect) -> Callable[[float], str]:
-    return (lambda value: f"{value:.1f}") if effect.figure is ACCURACY else lambda value: f"{math.exp(value):.2f}"
-
-
-def _told(effect: Effect) -> str:
-    accuracy, number = effect.figure is ACCURACY, _number(effect)
-    what = "accuracy" if accuracy else "speed"
-    unit, more = (" points", "more accurate than") if accuracy else (" times", "as fast as")
-    much = f"as {'accurate' if accuracy else 'fast'} as" if _none(effect) else f"{number(effect.mean)}{unit} {more}"
-    size = f"{effect.high} {'was' if effect.half is None else 'is'} {much} {effect.low}"
-    if effect.half is None:
-        told = f"{size}, in one run of each, so without an interval"
-    else:
-        interval = f"95 % interval {number(effect.mean - effect.half)} to {number(effect.mean + effect.half)}"
-        if effect.mean > effect.half:
-            told = f"{size} ({interval})"
-        elif effect.differing:
-            told = f"its effect on {what} depends on the rest; on average {size} ({interval})"
-        else:
-            told = f"no measurable effect on {what} ({size}, {interval})"
-    if effect.differing:
-        by_size = sorted((high.mean - low.mean, _place(rest, effect)) for rest, (low, high) in effect.pairs.items())
-        (least, there), *_, (most, here) = by_size
-        told += f", from {number(least)} with {there} to {number(most)} with {here}"
-    grows = any(low.one.global_batch_size != high.one.global_batch_size for low, high in effect.pairs.values())
-    if accuracy and grows and "atch" not in effect.axis:
-        told += "; the global batch differs, too"
-    return told
-
-
-def _place(rest: tuple[str, ...], effect: Effect) -> str:
-    """What tells the settings apart in which two values were compared."""
-    shared = set.intersection(*(set(other) for other in effect.pairs))
-    return ", ".join(word.lower() for word in rest if word not in shared)
+    mean = sum(weight * difference for weight, difference in zip(weights, differences)) / sum(weights)
+    spread = sum(weight * (difference - mean) ** 2 for weight, difference in zip(weights, differences))
+    return bool(stats.f.sf(spread / (len(differences) - 1), len(differences) - 1, freedom) < chance.CHANCE)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import aggregate
+from cifar_ray.reporting import frame
 from cifar_ray.tracking.study import EARLIER, Study, Trial
 
 SUFFIX = ".json"
@@ -25,6 +25,7 @@ _DECIDED = ("precision", "device", "cpus_per_worker")
 """Parameters that a run's start decides, so that a cell without a run has other ones."""
 
 _AT_ONCE = "sweep/concurrency"
+_POINT = ("step", "timestamp_ms", "value")
 _COMMIT = "mlflow.source.git.commit"
 _COMMAND = "cifar_ray.command"
 _ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key")}
@@ -56,10 +57,11 @@ def read(path: Path) -> Study:
         if whole["cifar_ray_study"] != VERSION:
             raise ValueError
         for trial in whole["trials"]:
-            trial["history"] = {name: _points(columns) for name, columns in trial["history"].items()}
+            for name, columns in trial["history"].items():
+                points = zip(*columns.values(), strict=True)
+                trial["history"][name] = [dict(zip(columns, point, strict=True)) for point in points]
         study = TypeAdapter(Study).validate_json(json.dumps(whole, allow_nan=False), strict=True)
-        for made in study.trials:  # raises on a parameter that is not there, or no number
-            _ = made.model, made.dataset, made.topology, made.batch_size, made.global_batch_size, made.seed
+        frame.Runs(study)  # raises on a parameter that is missing, or no number
     except OSError as error:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -89,16 +91,17 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
         held = "; ".join(f"{study.name}: {study.hold or 'neither'}" for study in studies)
         problem = f"must be batch or global_batch, for all columns, since the sweeps have not held the same: {held}"
         raise ConfigError("hold", problem)
-    unfinished = [f"The sweep {one.name} {one.state}." for one in studies if one.status != "FINISHED"]
-    cautions = [*unfinished, *(caution for study in studies for caution in study.cautions)]
+    unfinished = [study for study in studies if study.status != "FINISHED"]
+    cautions = [f"The sweep {study.name} {study.state}." for study in unfinished]
+    cautions += [caution for study in studies for caution in study.cautions]
     return Study(
         name=_name(studies),
         trials=_each_once([trial for study in studies for trial in study.trials]),
         store=", ".join(dict.fromkeys(study.store for study in studies)),
-        command="\n".join(dict.fromkeys(filter(None, (study.command for study in studies)))),
+        command="\n".join(dict.fromkeys(study.command for study in studies if study.command)),
         hold=studies[0].hold,
         axes=_axes(studies),
-        status=next((study.status for study in studies if study.status != "FINISHED"), "FINISHED"),
+        status=unfinished[0].status if unfinished else "FINISHED",
         metrics={_AT_ONCE: max(study.metrics.get(_AT_ONCE, 1.0) for study in studies)},
         cautions=tuple(dict.fromkeys(cautions)),
     )
@@ -110,19 +113,19 @@ def _name(studies: Sequence[Study]) -> str:
     if len(names) < 3:
         return " and ".join(names)
     trials = [trial for study in studies for trial in study.trials]
-    models, datasets = dict.fromkeys(one.model for one in trials), dict.fromkeys(one.dataset for one in trials)
-    return f"{', '.join(models)} on {', '.join(datasets)}: {len(names)} sweeps"
+    models, datasets = (", ".join(dict.fromkeys(getattr(t, of) for t in trials)) for of in ("model", "dataset"))
+    return f"{models} on {datasets}: {len(names)} sweeps"
 
 
 def _each_once(trials: Sequence[Trial]) -> list[Trial]:
     """Every run once, as the file knows it in which it has finished; a cell without a run only where none has one."""
-    found: dict[object, Trial] = {}
+    runs: dict[object, Trial] = {}
     for trial in trials:
         key = trial.run_id or id(trial)
-        if key not in found or not found[key].finished:
-            found[key] = trial
-    begun = [trial for trial in found.values() if trial.run_id]
-    return [trial for trial in found.values() if trial.run_id or not any(_is_cell_of(trial, other) for other in begun)]
+        if key not in runs or not runs[key].finished:
+            runs[key] = trial
+    begun = [trial for trial in runs.values() if trial.run_id]
+    return [trial for trial in runs.values() if trial.run_id or not any(_is_cell_of(trial, run) for run in begun)]
 
 
 def _is_cell_of(cell: Trial, run: Trial) -> bool:
@@ -133,16 +136,15 @@ def _is_cell_of(cell: Trial, run: Trial) -> bool:
 
 def _newest(studies: Sequence[Study]) -> list[Study]:
     """Each sweep once: of several exports of it the one with the most finished runs."""
-    found: dict[object, Study] = {}
+
+    def done(study: Study) -> tuple[int, bool]:
+        return sum(trial.finished for trial in study.trials), study.status == "FINISHED"
+
+    newest: dict[object, Study] = {}
     for study in studies:
         key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
-        if key not in found or _done(study) >= _done(found[key]):
-            found[key] = study
-    return list(found.values())
-
-
-def _done(study: Study) -> tuple[int, bool]:
-    return sum(trial.finished for trial in study.trials), study.status == "FINISHED"
+        newest[key] = max(study, newest.get(key, study), key=done)
+    return list(newest.values())
 
 
 def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
@@ -150,13 +152,13 @@ def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
     if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
     axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
-    seen = [(study.measure, aggregate.values(study)) for study in studies]
+    seen = [(study.measure, frame.Runs(study).settings) for study in studies]
     differing = {
         name
         for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
-        if measure == other_measure or (name == aggregate.HARDWARE and "accuracy" not in (measure, other_measure))
+        if measure == other_measure or (name == frame.HARDWARE and "accuracy" not in (measure, other_measure))
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))
@@ -164,7 +166,7 @@ def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     history = {
-        name: {key: [getattr(point, key) for point in points] for key in ("step", "timestamp_ms", "value")}
+        name: {key: [getattr(point, key) for point in points] for key in _POINT}
         for name, points in trial.history.items()
     }
     tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(EARLIER))}
@@ -186,14 +188,8 @@ def _without_places(command: str) -> str:
     kept, skip = [], False
     for word in words:
         flag, equals, _ = word.partition("=")
-        if skip and not word.startswith("--"):
-            skip = False
-            continue
-        skip = flag.replace("_", "-") in _PLACES and not equals
-        if flag.replace("_", "-") not in _PLACES:
+        place = flag.replace("_", "-") in _PLACES
+        if not place and not (skip and not word.startswith("--")):
             kept.append(word)
+        skip = place and not equals
     return shlex.join(kept)
-
-
-def _points(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

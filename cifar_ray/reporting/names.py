@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from cifar_ray.reporting import aggregate
-from cifar_ray.reporting.aggregate import Configuration
+from cifar_ray.reporting.frame import Configuration
 from cifar_ray.tracking.study import Study
 
 STRATEGY = "strategy"
@@ -20,7 +19,7 @@ _HASH_DIGITS = 8
 
 def compared(among: Sequence[Configuration]) -> bool:
     """Whether they have more than one strategy."""
-    return len({one.strategy for one in among} - {""}) > 1
+    return len({config.strategy for config in among} - {""}) > 1
 
 
 @dataclass(frozen=True)
@@ -29,49 +28,47 @@ class Names:
 
     Attributes:
         strategies: whether the strategy does.
-        batches: whether the batch size does: the global one, or the one per worker, whichever the study holds.
+        batches: whether the batch size that the study holds does.
         devices: whether the device does.
-        global_batch: whether the study holds the global batch.
         short: what long values are called, see :func:`shortened`.
     """
 
     strategies: bool
     batches: bool
     devices: bool
-    global_batch: bool
     short: Mapping[tuple[str, str], str]
 
     @classmethod
-    def of(cls, study: Study, among: Sequence[Configuration]) -> Names:
+    def of(cls, among: Sequence[Configuration]) -> Names:
         """Names for these configurations of a study."""
         return cls(
             strategies=compared(among),
-            batches=len({aggregate.column(study, one) for one in among}) > 1,
-            devices=len({one.device for one in among if one.finished}) > 1,
-            global_batch=study.hold == "global_batch",
-            short=shortened(study),
+            batches=len({config.column for config in among}) > 1,
+            devices=len({config.device for config in among if config.finished}) > 1,
+            short=shortened(among[0].runs.study) if among else {},
         )
 
-    def row(self, one: Configuration) -> str:
+    def row(self, config: Configuration) -> str:
         """``ddp, 1x2, batch 64``."""
-        return ", ".join([*self._strategy(one), one.topology, *self._rest(one)])
+        return ", ".join([*self._strategy(config), config.topology, *self._rest(config)])
 
-    def series(self, one: Configuration) -> str:
+    def series(self, config: Configuration) -> str:
         """What it is called but for its topology, such as ``ddp, batch 64``; empty where nothing else differs."""
-        return ", ".join([*self._strategy(one), *self._rest(one)])
+        return ", ".join([*self._strategy(config), *self._rest(config)])
 
-    def words(self, one: Configuration) -> str:
+    def words(self, config: Configuration) -> str:
         """``ddp on 1x2 with batch 64``, for a sentence."""
-        rest = self._rest(one)
-        return " on ".join([*self._strategy(one), one.topology]) + (f" with {', '.join(rest)}" if rest else "")
+        rest = self._rest(config)
+        return " on ".join([*self._strategy(config), config.topology]) + (f" with {', '.join(rest)}" if rest else "")
 
-    def _strategy(self, one: Configuration) -> list[str]:
-        return [one.strategy or "strategy not recorded"] if self.strategies else []
+    def _strategy(self, config: Configuration) -> list[str]:
+        return [config.strategy or "strategy not recorded"] if self.strategies else []
 
-    def _rest(self, one: Configuration) -> list[str]:
-        size = f"global batch {one.global_batch_size}" if self.global_batch else f"batch {one.batch_size}"
-        others = [f"{name}={self.short.get((name, value), value)}" for name, value in one.others if name != STRATEGY]
-        return [*([size] if self.batches else []), *others, *([one.device] if self.devices and one.device else [])]
+    def _rest(self, config: Configuration) -> list[str]:
+        held = config.runs.study.hold == "global_batch"
+        size = [f"{'global ' * held}batch {config.column}"] if self.batches else []
+        others = [f"{name}={self.short.get((name, value), value)}" for name, value in config.others if name != STRATEGY]
+        return [*size, *others, *([config.device] if self.devices and config.device else [])]
 
 
 def shortened(study: Study) -> Mapping[tuple[str, str], str]:
@@ -83,15 +80,14 @@ def shortened(study: Study) -> Mapping[tuple[str, str], str]:
 
 def _short(values: Collection[str]) -> Mapping[str, str]:
     """Those of the values that are long, with as few digits as leave all different."""
-    numbers = [value for value in values if _long(value)]
-    hashes = [value for value in values if _HASH.fullmatch(value)]
-    found: dict[str, str] = {}
+    numbers, hashes = [value for value in values if _long(value)], [value for value in values if _HASH.fullmatch(value)]
+    names: dict[str, str] = {}
     for more in range(64):
-        found = {value: f"{float(value):.{_DIGITS + more}g}" for value in numbers}
-        found |= {value: value[: _HASH_DIGITS + more] for value in hashes}
-        if len({found.get(value, value) for value in values}) == len(values):
+        names = {value: f"{float(value):.{_DIGITS + more}g}" for value in numbers}
+        names |= {value: value[: _HASH_DIGITS + more] for value in hashes}
+        if len({names.get(value, value) for value in values}) == len(values):
             break
-    return found
+    return names
 
 
 def _long(value: str) -> bool:
@@ -102,10 +98,10 @@ def _long(value: str) -> bool:
 
 def title_of(every: Sequence[Configuration]) -> Callable[[Configuration], str]:
     """Names a configuration's model, with the data set and the device where they have several."""
-    datasets, devices = {one.dataset for one in every}, {one.device for one in every if one.finished}
+    datasets, devices = {config.dataset for config in every}, {config.device for config in every if config.finished}
 
-    def title(one: Configuration) -> str:
-        named = one.model + (f" on {one.dataset}" if len(datasets) > 1 else "")
-        return named + (f", {one.device}" if len(devices) > 1 and one.device else "")
+    def title(config: Configuration) -> str:
+        named = config.model + (f" on {config.dataset}" if len(datasets) > 1 else "")
+        return named + (f", {config.device}" if len(devices) > 1 and config.device else "")
 
     return title

@@ -6,36 +6,36 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import aggregate, audit, measures, peers, scaling
-from cifar_ray.reporting.aggregate import Configuration
-from cifar_ray.reporting.cells import Group, measured, micro_batches, unrecorded
+from cifar_ray.reporting import audit, chance, figures, scaling
+from cifar_ray.reporting.cells import Group, measured, micro_batches
 from cifar_ray.reporting.contents import Entry, Section, Table
-from cifar_ray.reporting.measures import Figure
-from cifar_ray.reporting.tables import groups
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, placement
+from cifar_ray.reporting.figures import Figure
+from cifar_ray.reporting.frame import Configuration, Runs
+from cifar_ray.reporting.tables import parts
+from cifar_ray.tracking.study import HARDWARE_TAG, placement
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _GB = 1e9 / 2**20  # MiB
 # How their figures are called in papers.yaml -> ours, and by what theirs is multiplied to be in its unit.
 _PRINTED = {
-    "training_seconds": (measures.TRAINING_TIME, 1),
-    "seconds_per_iteration": (measures.ITERATION_TIME, 1000),
-    "images_per_second": (measures.IMAGES_PER_S, 1),
-    "accuracy": (measures.ACCURACY, 100),
-    "precision": (measures.PRECISION, 100),
-    "recall": (measures.RECALL, 100),
-    "f1": (measures.F1, 100),
-    "specificity": (measures.SPECIFICITY, 100),
-    "test_loss": (measures.LOSS, 1),
+    "training_seconds": (figures.TRAINING_TIME, 1),
+    "seconds_per_iteration": (figures.ITERATION_TIME, 1000),
+    "images_per_second": (figures.IMAGES_PER_S, 1),
+    "accuracy": (figures.ACCURACY, 100),
+    "precision": (figures.PRECISION, 100),
+    "recall": (figures.RECALL, 100),
+    "f1": (figures.F1, 100),
+    "specificity": (figures.SPECIFICITY, 100),
+    "test_loss": (figures.LOSS, 1),
     # Where the runs used no GPU, ours is that of the CPUs.
-    "gpu_utilisation": (replace(measures.utilisation("gpu"), title="Load (%)"), 100),
-    "memory_gb": (measures.MEMORY, _GB),
+    "gpu_utilisation": (replace(figures.load("gpu"), title="Load (%)"), 100),
+    "memory_gb": (figures.MEMORY, _GB),
 }
 _FOLDED = ("precision", "recall", "f1", "specificity")
 _OF_RANKS = "of every rank"
@@ -48,6 +48,26 @@ class _Row(NamedTuple):
 
     place: Mapping[str, Any]
     figures: Mapping[str, Sequence[float]]
+
+    @property
+    def label(self) -> str:
+        """``ddp, 4 workers, global batch 256``."""
+        return ", ".join(_told(name, value) for name, value in self.place.items() if name != "model")
+
+    def fits(self, config: Configuration) -> bool:
+        """Whether a run is one of theirs; a single worker of any strategy that then trains plainly will do."""
+        single = (
+            config.devices == 1 and config.strategy in scaling.PLAIN_ALONE and self.place.get("strategy") == _SINGLE
+        )
+        own = {
+            "topology": config.topology if config.devices == config.world_size else "",  # theirs has one GPU a worker
+            "batch_size": config.batch_size,
+            "global_batch_size": config.global_batch_size,
+            "workers": config.devices,
+            "strategy": _SINGLE if single else config.strategy,
+            "micro_batches": int(micro_batches(config.trials[0]) or 0),
+        }
+        return all(own[name] == value for name, value in self.place.items() if name in own)
 
 
 @cache
@@ -67,12 +87,8 @@ def check(key: str) -> None:
         raise ConfigError("baseline", f"must be {errors.one_of(known())}, got {key!r}{near}")
 
 
-def comparison(study: Study, key: str) -> Section:
-    """A published study beside this one, as far as the configurations are the same.
-
-    Args:
-        study: the runs.
-        key: which published study, by its key in ``papers.yaml``.
+def comparison(runs: Runs, key: str) -> Section:
+    """A published study, by its key in ``papers.yaml``, beside this one, as far as the configurations are the same.
 
     Raises:
         ConfigError: when there is no such key.
@@ -81,17 +97,16 @@ def comparison(study: Study, key: str) -> Section:
     paper = known()[key]
     title = f"Beside {paper['title']}"
     if "rows" not in paper:
-        said = f"{key} has printed no figures, so nothing of it can be laid beside these runs."
-        return Section(title, (), notes=(said,))
+        nothing = f"{key} has printed no figures, so nothing of it can be laid beside these runs."
+        return Section(title, (), notes=(nothing,))
     rows = [_row(paper["header"], values) for values in paper["rows"]]
     tables: list[Table] = []
     folded: list[Table] = []
-    for group in groups(study):
-        ours = [one for one in group.among if one.finished and one.dataset in paper["datasets"]]
-        theirs = [row for row in rows if _model(paper, row) in (None, group.among[0].model)]
-        if any(_fits(one, row) for one in ours for row in theirs):
-            group = group._replace(among=ours)
-            names = list(theirs[0].figures)
+    for part in parts(runs):
+        ours = [config for config in part.group.among if config.finished and config.dataset in paper["datasets"]]
+        theirs = [row for row in rows if _model(paper, row) in (None, part.group.among[0].model)]
+        if any(row.fits(config) for config in ours for row in theirs):
+            group, names = part.group._replace(among=ours), list(theirs[0].figures)
             tables.append(_table(paper, group, theirs, [name for name in names if name not in _FOLDED], ""))
             if rest := [name for name in names if name in _FOLDED]:
                 folded.append(_table(paper, group, theirs, rest, "test metrics"))
@@ -100,9 +115,9 @@ def comparison(study: Study, key: str) -> Section:
     if faults := _faults(paper, rows):
         folded.append(Table("baseline_faults", "Cannot be right, because", ["Configuration", "Theirs"], faults))
     if not tables:
-        said = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
-        return Section(title, (), folded, notes=(f"Theirs: {paper['hardware']}.", said))
-    hardware = {t.tags.get(HARDWARE_TAG, "not recorded") for t in study.trials if t.finished}
+        nothing = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
+        return Section(title, (), folded, notes=(f"Theirs: {paper['hardware']}.", nothing))
+    hardware = {trial.tags.get(HARDWARE_TAG, "not recorded") for trial in runs.study.trials if trial.finished}
     notes = (f"Theirs: {paper['hardware']}.", f"Ours: {'; '.join(sorted(hardware))}.", *paper["notes"])
     return Section(title, tables, folded, notes)
 
@@ -118,18 +133,9 @@ def _model(paper: Mapping[str, Any], row: _Row) -> str | None:
     return paper["ours"][row.place["model"]] if "model" in row.place else None
 
 
-def _fits(one: Configuration, row: _Row) -> bool:
-    """Whether a run is one of theirs; a single worker of any strategy that then trains plainly will do."""
-    single = one.devices == 1 and one.strategy in scaling.PLAIN_ALONE and row.place.get("strategy") == _SINGLE
-    own = {
-        "topology": one.topology if one.devices == one.world_size else "",  # theirs has one GPU a worker
-        "batch_size": one.batch_size,
-        "global_batch_size": one.global_batch_size,
-        "workers": one.devices,
-        "strategy": _SINGLE if single else one.strategy,
-        "micro_batches": int(micro_batches(one.trials[0]) or 0),
-    }
-    return all(own[name] == value for name, value in row.place.items() if name in own)
+def _told(name: str, value: Any) -> str:
+    words = {"topology": "{}", "strategy": "{}", "batch_size": "batch {}", "workers": "{} worker" + "s" * (value != 1)}
+    return words.get(name, f"{name.replace('_size', '').replace('_', ' ')} {{}}").format(value)
 
 
 def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names: Sequence[str], about: str) -> Table:
@@ -138,70 +144,46 @@ def _table(paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names
     ranks = about == _OF_RANKS
     rows = []
     for row in theirs:
-        fitting = [one for one in group.among if _fits(one, row)]
-        for one in fitting or (None,):
-            entries = [*_shares(paper, group, theirs, row, one)] if relative else []
+        fitting = [config for config in group.among if row.fits(config)]
+        for config in fitting or (None,):
+            entries = [*_shares(paper, group, theirs, row, config)] if relative else []
             for name in names:
-                entries += [_published(name, row, ranks), _own(one, name, ranks)]
-            label = _label(row)
-            label += f" (ours: {group.names.row(one)})" if one is not None and len(fitting) > 1 else ""
-            rows.append((label, entries))
-    base = " ".join(paper["base"].values())
-    titles = [f"{_name(relative)}, % of {base}"] if relative else []
-    titles += [_PRINTED[name][0].title for name in names]
+                entries += [_published(name, row, ranks), _own(config, name, ranks)]
+            ours = f" (ours: {group.names.row(config)})" if config is not None and len(fitting) > 1 else ""
+            rows.append((row.label + ours, entries))
+    titles = [_PRINTED[name][0].title for name in names]
+    if relative:
+        base = " ".join(paper["base"].values())
+        titles.insert(0, f"{_PRINTED[relative][0].title.split(' (')[0]}, % of {base}")
     first = group.among[0]
     title = f"{first.model} on {first.dataset}" + (f": {about}" if about else "")
-    columns = [f"{title}, {side}" for title in titles for side in ("theirs", "ours")]
+    columns = [f"{heading}, {side}" for heading in titles for side in ("theirs", "ours")]
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, ["Configuration", *columns], rows)
-
-
-def _computed(one: Configuration) -> Entry:
-    """Seconds of a whole training at the speed of the steps that were timed."""
-    learned = replace(one, trials=tuple(trial for trial in one.trials if trial.measure == "accuracy"))
-    images, speed = learned.statistic(aggregate.images_trained), one.statistic(measures.IMAGES_PER_S.measure)
-    if images is None or speed is None or speed.mean <= 0:
-        return Entry(note="no whole training has finished for which measured steps would make a time")
-    seconds = images.mean / speed.mean
-    ids, text = (*images.run_ids, *speed.run_ids), measures.TRAINING_TIME.number(seconds)
-    return Entry(text, seconds, None, speed.n, run_ids=ids, note="computed from measured steps for as many images")
 
 
 def _faults(paper: Mapping[str, Any], rows: Sequence[_Row]) -> list[tuple[str, Sequence[Entry]]]:
     """What of theirs cannot be right, a row for each reason."""
     datasets, name = paper["datasets"], paper["relative"]
-    found: list[tuple[str, Sequence[Entry]]] = []
+    faults: list[tuple[str, Sequence[Entry]]] = []
     for row in rows:
         base, places = _base(paper, rows, row), placement(row.place.get("topology", ""))
         times = row.figures[name][0] / base.figures[name][0]
         claim = audit.Claim(
-            label=", ".join(filter(None, (row.place.get("model"), _label(row)))),
+            label=", ".join(filter(None, (row.place.get("model"), row.label))),
             dataset=datasets[0] if len(datasets) == 1 else "",
             figures=row.figures,
             strategy=row.place.get("strategy", ""),
             workers=places[0] * places[1] if places else row.place.get("workers", 1),
             speed_up=None if row is base else 1 / times if _PRINTED[name][0].better == "low" else times,
         )
-        found += [(claim.label, [Entry(fault)]) for fault in audit.faults(claim)]
-    return found
+        faults += [(claim.label, [Entry(fault)]) for fault in audit.faults(claim)]
+    return faults
 
 
 def _base(paper: Mapping[str, Any], theirs: Sequence[_Row], row: _Row) -> _Row:
     """Their row that another one is told as a share of."""
     wanted = {**{key: row.place.get(key) for key in ("model", *paper["same"])}, **paper["base"]}
     return next(other for other in theirs if all(other.place.get(key) == value for key, value in wanted.items()))
-
-
-def _label(row: _Row) -> str:
-    return ", ".join(_told(name, value) for name, value in row.place.items() if name != "model")
-
-
-def _name(printed: str) -> str:
-    return _PRINTED[printed][0].title.split(" (")[0]
-
-
-def _told(name: str, value: Any) -> str:
-    words = {"topology": "{}", "strategy": "{}", "batch_size": "batch {}", "workers": "{} worker" + "s" * (value != 1)}
-    return words.get(name, f"{name.replace('_size', '').replace('_', ' ')} {{}}").format(value)
 
 
 def _published(name: str, row: _Row, ranks: bool) -> Entry:
@@ -214,56 +196,70 @@ def _published(name: str, row: _Row, ranks: bool) -> Entry:
     return Entry(figure.number(mean), mean, note="the mean of what they printed" if len(of_each) > 1 else "")
 
 
-def _own(one: Configuration | None, name: str, ranks: bool) -> Entry:
-    if one is None:
+def _own(config: Configuration | None, name: str, ranks: bool) -> Entry:
+    if config is None:
         return Entry(note=_NONE)
     figure, _ = _PRINTED[name]
     if ranks:
-        return _of_ranks(one, figure)
-    if figure is measures.TRAINING_TIME and any(trial.measure == "times" for trial in one.finished):
-        return _computed(one)
-    entry = measured(one, figure, unrecorded)
+        return _of_ranks(config, figure)
+    if figure is figures.TRAINING_TIME and any(trial.measure == "times" for trial in config.finished):
+        return _computed(config)
+    entry = measured(config, figure)
     if not entry.text and name == "gpu_utilisation":
-        entry = measured(one, measures.utilisation("cpu"), unrecorded)
+        entry = measured(config, figures.load("cpu"))
         return replace(entry, note="; ".join(filter(None, ("of CPUs", entry.note)))) if entry.text else entry
     return entry
 
 
-def _of_ranks(one: Configuration, figure: Figure) -> Entry:
+def _computed(config: Configuration) -> Entry:
+    """Seconds of a whole training at the speed of the steps that were timed."""
+    learned = [trial for trial in config.finished if trial.measure == "accuracy"]
+    images = {trial.run_id: count for trial in learned if (count := figures.images_trained(trial)) is not None}
+    speed = config.statistic(figures.IMAGES_PER_S)
+    if not images or speed is None or speed.mean <= 0:
+        return Entry(note="no whole training has finished for which measured steps would make a time")
+    seconds = statistics.fmean(images.values()) / speed.mean
+    note = "computed from measured steps for as many images"
+    return Entry(
+        figures.TRAINING_TIME.number(seconds), seconds, n=speed.n, run_ids=(*images, *speed.run_ids), note=note
+    )
+
+
+def _of_ranks(config: Configuration, figure: Figure) -> Entry:
     """Ours of every rank, of those that were recorded."""
-    each = measures.memory_of_rank if figure is measures.MEMORY else partial(measures.of_rank, figure)
-    found = [one.statistic(each(rank).measure) for rank in range(one.world_size)]
-    known = [statistic for statistic in found if statistic is not None]
+    ranks = [config.statistic(figures.of_rank(figure, rank)) for rank in range(config.world_size)]
+    known = [statistic for statistic in ranks if statistic is not None]
     if not known:
         return Entry(note="not recorded by rank (loss and accuracy: --per-rank-test)")
     text = " / ".join(figure.number(statistic.mean) for statistic in known)
-    return Entry(text, statistics.fmean(one.mean for one in known), n=known[0].n, run_ids=known[0].run_ids)
+    mean = statistics.fmean(statistic.mean for statistic in known)
+    return Entry(text, mean, n=known[0].n, run_ids=known[0].run_ids)
 
 
 def _shares(
-    paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], row: _Row, one: Configuration | None
+    paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], row: _Row, config: Configuration | None
 ) -> tuple[Entry, Entry]:
     """Their figure and ours as a share of the base's; a time is computed from images/s where the images differ."""
-    name = paper["relative"]
+    name, base = paper["relative"], _base(paper, theirs, row)
     figure, _ = _PRINTED[name]
-    base = _base(paper, theirs, row)
     percent = 100 * row.figures[name][0] / base.figures[name][0]
     published = Entry(f"{percent:.1f}", percent, note="computed here from the published figures")
-    if one is None:
+    if config is None:
         return published, Entry(note=_NONE)
-    alone = [other for other in group.among if _fits(other, base) and scaling.same_work(other, one)]
-    alone = [other for other in alone if scaling.may_be_base(other, one)]
-    equal = [other for other in alone if figure.alike != "work" or not peers.difference((other, one), figure)]
-    computed = not equal and figure is measures.TRAINING_TIME
+    alone = [
+        other
+        for other in sorted(group.among, key=lambda other: other.others != config.others)
+        if base.fits(other) and scaling.same_work(other, config) and scaling.may_be_base(other, config)
+    ]
+    equal = [other for other in alone if figure.alike != "work" or not chance.unequal_work((other, config), figure)]
+    computed = not equal and figure is figures.TRAINING_TIME
     if computed:
-        equal, figure = alone, measures.IMAGES_PER_S
-    equal.sort(key=lambda other: other.others != one.others)
-    both = scaling.pairs(one, equal[0], figure.measure) if equal else None
+        equal, figure = alone, figures.IMAGES_PER_S
+    both = scaling.pairs(config, equal[0], figure) if equal else None
     if both is None or min(*both.own, *both.base) <= 0:
-        lacking = "run on their base that trained on as many images"
-        reason = "no images/s of a run on their base with the same seeds"
-        return published, Entry(note=f"no finished {lacking}" if not alone else reason)
+        lacking = "no finished run on their base that trained on as many images"
+        return published, Entry(note="no images/s of a run on their base with the same seeds" if alone else lacking)
     ours = 100 / both.ratio.mean if computed else 100 * both.ratio.mean
     note = f"against {group.names.row(equal[0])}"
     note += ", computed from measured steps for as many images" if computed else ""
-    return published, Entry(f"{ours:.1f}", ours, None, len(both.own), run_ids=both.run_ids, note=note)
+    return published, Entry(f"{ours:.1f}", ours, n=len(both.own), run_ids=both.run_ids, note=note)

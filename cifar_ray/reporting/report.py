@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,17 +14,15 @@ from typing import Literal
 from cifar_ray import __version__, tracking
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import cautions, cost, data, exported, markdown, papers, tables, words
+from cifar_ray.reporting import cautions, charts, cost, data, draw, exported, pages, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
 """Lists the charts of the report in a folder, for the next one to remove; earlier ones listed tables, too."""
-
-Note = Callable[[str], None]
-"""Is told how far a report is."""
 
 
 @tracking.unchanged()
@@ -39,8 +38,8 @@ def report(
 ) -> Report:
     """Report on sweeps or runs of these names, or on .json files of ``cifar-ray export``.
 
-    The result's ``data["runs"]`` and ``data["figures"]`` are tidy rows. With ``out``, a folder, the report is written
-    there, too. The others are the options of ``cifar-ray report``.
+    The result's ``data["runs"]`` and ``data["figures"]`` are pandas frames. With ``out``, a folder, the report is
+    written there, too. The others are the options of ``cifar-ray report``.
 
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
@@ -58,7 +57,7 @@ def report(
         from cifar_ray.tracking import parent
 
         uri, csvs = stores.resolve_uri(tracking_uri), [file for file in made.files if file.suffix == ".csv"]
-        first = markdown.first_screen(made.findings, made.cautions)
+        first = pages.summary(made.findings, made.cautions)
         if refused := parent.attach(uri, study.run_id, made.files[0], csvs, first):
             flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
     return made
@@ -104,18 +103,17 @@ def build(
     Raises:
         ConfigError: when the baseline is not known.
     """
-    from cifar_ray.reporting import charts  # matplotlib takes seconds to import
-
-    study = replace(study.meant, name=title or study.name)
+    runs = Runs(replace(study.meant, name=title or study.name))
+    parts = tables.parts(runs, targets, price)
     return Report(
-        study=study,
-        findings=words.findings(study, price),
-        cautions=cautions.cautions(study, price),
-        sections=tables.sections(study, targets, price),
-        runs=tables.runs_table(study),
-        comparison=papers.comparison(study, baseline) if baseline is not None else None,
-        charts=charts.charts(study) if any(trial.finished for trial in study.trials) else (),
-        data={"runs": data.runs(study, targets, price), "figures": data.figures(study, targets, price)},
+        study=runs.study,
+        findings=words.findings(runs, price),
+        cautions=cautions.cautions(runs, price),
+        sections=[part.section for part in parts],
+        runs=tables.runs_table(runs.study),
+        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
+        charts=charts.charts(runs),
+        data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
         version=__version__,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -123,36 +121,38 @@ def build(
 
 def summary(study: Study) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
-    study = study.meant
-    return markdown.first_screen(words.findings(study, None), cautions.cautions(study, None))
+    runs = Runs(study.meant)
+    return pages.summary(words.findings(runs, None), cautions.cautions(runs))
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"must be a folder that can be written to, and {out} is not ({error.strerror or error})"
+        raise ConfigError("out", problem) from None
 
 
 def folder(given: str) -> Path:
-    """The folder that receives a report, made if it is not there, so that nothing is computed in vain.
+    """The folder that receives a report, made if it is missing, so that nothing is computed in vain.
 
     Raises:
         ConfigError: when it cannot be written to.
     """
     out = files.absolute("out", given)
-    try:
+    with _writing(out):
         (out / "charts").mkdir(parents=True, exist_ok=True)
         for probe in (out / ".probe", out / "charts" / ".probe"):
             files.write_whole(probe, "")
             probe.unlink()
-    except OSError as error:
-        raise _unwritable(out, error) from None
     return out
 
 
-def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
-    """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``.
+def write(report: Report, out: Path, note: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
 
     The charts of an earlier report in the same folder are removed first, and nothing else is.
-
-    Args:
-        report: what they say.
-        out: a folder as :func:`folder` makes it.
-        note: is told how far it is.
 
     Returns:
         The files, the page for a browser first.
@@ -160,23 +160,19 @@ def write(report: Report, out: Path, note: Note = lambda _: None) -> list[Path]:
     Raises:
         ConfigError: when the folder cannot be written to.
     """
-    from cifar_ray.reporting import html, pictures
-
-    try:
+    with _writing(out):
         _remove_earlier(out)
         listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in ("png", "svg")]
         files.write_whole(out / _MANIFEST, json.dumps({"files": listed}, indent=1) + "\n")
         drawn: list[Path] = []
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
-            drawn += pictures.save(chart, out / "charts")
+            drawn += draw.save(chart, out / "charts")
         note("pages")
-        texts = {out / "report.html": html.page(report), out / "report.md": markdown.text(report)}
+        texts = {out / "report.html": pages.html(report), out / "report.md": pages.markdown(report)}
         texts |= {out / f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}
         for path, content in texts.items():
             files.write_whole(path, content)
-    except OSError as error:
-        raise _unwritable(out, error) from None
     return [*texts, *drawn]
 
 
@@ -189,7 +185,3 @@ def _remove_earlier(out: Path) -> None:
     for name in listed if isinstance(listed, list) else ():
         if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg)|tables/\w+\.csv", name):
             (out / name).unlink(missing_ok=True)
-
-
-def _unwritable(out: Path, error: OSError) -> ConfigError:
-    return ConfigError("out", f"must be a folder that can be written to, and {out} is not ({error.strerror or error})")

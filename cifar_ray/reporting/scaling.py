@@ -1,20 +1,17 @@
-"""How much faster more workers are, and what one configuration may be held against."""
+"""How much faster more workers are, and what one configuration may be compared with."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cifar_ray.config import option, runfile
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.reporting import aggregate
-from cifar_ray.reporting.aggregate import RUN, Configuration, Measure, Statistic
+from cifar_ray.reporting.figures import IMAGES_PER_S, Figure, Statistic
+from cifar_ray.reporting.frame import RUN, Configuration
 from cifar_ray.reporting.names import STRATEGY
-from cifar_ray.tracking.study import Study
 
-_SPEED = aggregate.metric("images_per_s")
 PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
 """Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
 
@@ -23,13 +20,7 @@ _OPTIONS = {runfile.parameter(name) for name in option.names_for(TrainConfig, "s
 
 
 class Pairs(NamedTuple):
-    """A figure of two configurations, seed by seed, with the seeds that both have.
-
-    Attributes:
-        own: of the first, a value for every seed.
-        base: of the second, likewise.
-        run_ids: the runs, those of the first before those of the second.
-    """
+    """A figure of a configuration and of its base with the seeds that both have, and the runs of both."""
 
     own: Sequence[float]
     base: Sequence[float]
@@ -49,15 +40,11 @@ class Pairs(NamedTuple):
         return Statistic(mean, std, len(apart), self.run_ids)
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A configuration's speed against that of the smallest one like it.
+class Ratio(NamedTuple):
+    """A configuration's speed against that of the smallest one like it, its reference.
 
-    Attributes:
-        reference: what it is compared with.
-        pairs: images per second of both with the seeds that both have.
-        speed_up: images per second as a multiple of the reference's. That of the reference itself has no deviation.
-        efficiency: ``speed_up`` as a share of the multiple of workers, or of GPUs where a worker drives several.
+    The efficiency is the speed-up as a share of the multiple of workers, or of GPUs where a worker drives several. That
+    of the reference itself has no deviation.
     """
 
     reference: Configuration
@@ -66,65 +53,53 @@ class Ratio:
     efficiency: Statistic
 
 
-def ratio(study: Study, configuration: Configuration, among: Sequence[Configuration]) -> Ratio | None:
-    """Speed-up and scaling efficiency from the images per second in steady state.
+def ratio(config: Configuration, among: Sequence[Configuration]) -> Ratio | None:
+    """Speed-up and scaling efficiency from the images per second in steady state; None when these were not measured.
 
     The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
     device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
     worker that trains plainly, whatever its strategy and that one's options, and have a seed in common. It is its own
     reference.
-
-    Returns:
-        None when either speed was not measured.
     """
-    alike = [other for other in among if _comparable(study, configuration, other)]
-    alike = [other for other in alike if pairs(configuration, other, _SPEED) is not None]
+    alike = [
+        other
+        for other in among
+        if other.column == config.column and same_work(other, config) and may_be_base(other, config)
+        if pairs(config, other, IMAGES_PER_S) is not None
+    ]
     if not alike:
         return None
-    same = [other for other in alike if other.others == configuration.others]
     least = min(other.devices for other in alike)
-    first = [other for other in same if other.devices == least] or [o for o in alike if o.devices == least]
-    reference = min(first, key=lambda other: other.nodes)
-    both = pairs(configuration, reference, _SPEED)
+    alike.sort(key=lambda other: (other.devices != least, other.others != config.others, other.nodes))
+    reference = alike[0]
+    both = pairs(config, reference, IMAGES_PER_S)
     if both is None or statistics.fmean(both.base) <= 0:
         return None
-    speed_up, times = both.ratio, configuration.devices / reference.devices
-    if reference is configuration:
-        speed_up = replace(speed_up, std=None)
+    speed_up, times = both.ratio, config.devices / reference.devices
+    if reference is config:
+        speed_up = speed_up._replace(std=None)
     std = None if speed_up.std is None else 100 * speed_up.std / times
-    return Ratio(reference, both, speed_up, replace(speed_up, mean=100 * speed_up.mean / times, std=std))
+    return Ratio(reference, both, speed_up, speed_up._replace(mean=100 * speed_up.mean / times, std=std))
 
 
-def pairs(one: Configuration, base: Configuration, measure: Measure) -> Pairs | None:
+def pairs(config: Configuration, base: Configuration, figure: Figure) -> Pairs | None:
     """A figure of two configurations with the seeds that both have it with; None without one.
 
     Seeds differ in their figures, and those of one round were trained in turn, so that a ratio of means over
     different seeds would be one of the seeds, too.
     """
-    found = [by_seed(each, measure) for each in (one, base)]
-    seeds = [seed for seed in found[0] if seed in found[1]]
+    own, theirs = config.by_seed(figure), base.by_seed(figure)
+    seeds = [seed for seed in own if seed in theirs]
     if not seeds:
         return None
-    runs = (t.run_id for each in (one, base) for t in each.finished if t.seed in seeds and measure(t) is not None)
-    own, theirs = ([statistics.fmean(values[seed]) for seed in seeds] for values in found)
-    return Pairs(own, theirs, tuple(dict.fromkeys(runs)))
+    measured = (
+        t for each in (config, base) for t in each.finished if t.seed in seeds and figure.measure(t) is not None
+    )
+    run_ids = tuple(dict.fromkeys(trial.run_id for trial in measured))
+    return Pairs([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], run_ids)
 
 
-def by_seed(one: Configuration, measure: Measure) -> Mapping[int, Sequence[float]]:
-    """A figure of the finished runs with every seed; sweeps together may have several with one."""
-    found: dict[int, list[float]] = {}
-    for trial in one.finished:
-        if (value := measure(trial)) is not None:
-            found.setdefault(trial.seed, []).append(value)
-    return found
-
-
-def _comparable(study: Study, one: Configuration, other: Configuration) -> bool:
-    alike = aggregate.column(study, one) == aggregate.column(study, other)
-    return alike and same_work(other, one) and may_be_base(other, one)
-
-
-def single_worker(one: Configuration, among: Sequence[Configuration], measure: Measure) -> Configuration | None:
+def single_worker(config: Configuration, among: Sequence[Configuration], figure: Figure) -> Configuration | None:
     """The single worker on one device that a configuration is compared with; None when none was measured.
 
     It does the same work, a global batch of the same size, and has a seed in common. Where its own strategy has none,
@@ -133,40 +108,37 @@ def single_worker(one: Configuration, among: Sequence[Configuration], measure: M
     alike = [
         other
         for other in among
-        if other.devices == 1
-        and may_be_base(other, one)
-        and other.global_batch_size == one.global_batch_size
-        and same_work(other, one)
-        and pairs(one, other, measure) is not None
+        if other.devices == 1 and other.global_batch_size == config.global_batch_size
+        if may_be_base(other, config) and same_work(other, config) and pairs(config, other, figure) is not None
     ]
-    alike.sort(key=lambda other: (other.strategy != one.strategy, other.others != one.others))
+    alike.sort(key=lambda other: (other.strategy != config.strategy, other.others != config.others))
     return alike[0] if alike else None
 
 
-def may_be_base(other: Configuration, one: Configuration) -> bool:
-    """Whether ``one`` may be told as a multiple of ``other``, of the same strategy or a single worker like any."""
+def may_be_base(other: Configuration, config: Configuration) -> bool:
+    """Whether ``config`` may be told as a multiple of ``other``, of the same strategy or a single worker like any."""
     if other.devices == 1 and other.strategy in PLAIN_ALONE:
         return True
-    return other.strategy == one.strategy and _options(other) == _options(one)
+    return other.strategy == config.strategy and _options(other) == _options(config)
 
 
-def same_work(one: Configuration, other: Configuration) -> bool:
+def same_work(config: Configuration, other: Configuration) -> bool:
     """Whether they differ in the strategy, its options, the topology and the batch alone."""
-    return _essentials(one) == _essentials(other)
+    return _essentials(config) == _essentials(other)
 
 
-def _options(one: Configuration) -> list[tuple[str, str]]:
+def _options(config: Configuration) -> list[tuple[str, str]]:
     """How its strategy was told to work, but for the devices, which are counted."""
-    return [pair for pair in one.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
+    return [pair for pair in config.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
 
 
-def _essentials(one: Configuration) -> tuple[object, ...]:
-    others = (pair for pair in one.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS))
-    return (one.model, one.dataset, one.device, *others)
+def _essentials(config: Configuration) -> tuple[object, ...]:
+    others = (pair for pair in config.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS))
+    return (config.model, config.dataset, config.device, *others)
 
 
 def unit(among: Sequence[Configuration]) -> str:
     """What their number of devices counts: ``workers``, or ``GPUs`` where a worker drives several."""
-    if all(one.devices == one.world_size for one in among):
+    if all(config.devices == config.world_size for config in among):
         return "workers"
-    return "GPUs" if all(one.device == "cuda" for one in among) else "devices"
+    return "GPUs" if all(config.device == "cuda" for config in among) else "devices"

@@ -7,34 +7,35 @@ without columns, so that a spec may name whatever some study might have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, cells, measures, peers, scaling
-from cifar_ray.reporting.aggregate import Configuration, Statistic
-from cifar_ray.reporting.cells import Column, Group
+from cifar_ray.reporting import cells, chance, figures, frame, scaling
+from cifar_ray.reporting.cells import Column, Group, columns, setting
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.measures import ACCURACY, ITERATION_TIME, LOSS, Figure
+from cifar_ray.reporting.figures import (
+    ACCURACY,
+    EFFICIENCY,
+    F1,
+    ITERATION_TIME,
+    LOSS,
+    SPEED_UP,
+    TRAINING_TIME,
+    Figure,
+    Statistic,
+)
+from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One table.
-
-    Attributes:
-        key: short name.
-        title: heading.
-        columns: in their order.
-        notes: sentences below it, besides those of its figures.
-        every: whether configurations without any of its figures have a row, too.
-    """
+class Spec(NamedTuple):
+    """One table: its notes are besides those of its figures; with ``every``, configurations without any have a row."""
 
     key: str
     title: str
@@ -51,67 +52,66 @@ class Filled(NamedTuple):
     rows: Sequence[tuple[Configuration, Sequence[Entry]]]
 
 
-def groups(study: Study) -> list[Group]:
-    """The configurations by model and data set, in the order of the study."""
-    every = aggregate.configurations(study)
-    found = []
-    for kind in dict.fromkeys((one.model, one.dataset) for one in every):
-        among = [one for one in every if (one.model, one.dataset) == kind]
-        among.sort(key=lambda one: (one.device, one.devices, one.nodes, one.topology, aggregate.column(study, one)))
-        found.append(Group(study, among, Names.of(study, among)))
-    return found
+@dataclass(frozen=True)
+class Part:
+    """What a report shows of one model on one data set.
 
-
-def sections(study: Study, targets: Sequence[float], price: Price | None) -> list[Section]:
-    """All tables, one section for every model and data set.
-
-    Args:
-        study: the runs.
+    Attributes:
+        group: its configurations.
         targets: test accuracies, 0 to 1, for the times to them; none for the one that all runs of a model reach.
         price: of one node; None for no costs.
     """
-    found = []
-    for group in groups(study):
-        made = [_table(group, one) for one in filled(group, targets, price)]
-        notes = [*_settings(group), *_targets(group, targets), *_missing(group)]
-        first = group.among[0]
-        found.append(Section(f"{first.model} on {first.dataset}", made[:1], made[1:], notes))
-    return found
+
+    group: Group
+    targets: Sequence[float] = ()
+    price: Price | None = None
+
+    @property
+    def title(self) -> str:
+        """``resnet on cifar10``."""
+        return f"{self.group.among[0].model} on {self.group.among[0].dataset}"
+
+    @cached_property
+    def goals(self) -> Sequence[float]:
+        """The target accuracies."""
+        reached = None if self.targets else frame.default_target(self.group.among)
+        return list(dict.fromkeys(self.targets)) if reached is None else [reached]
+
+    @cached_property
+    def tables(self) -> Sequence[Filled]:
+        """Every table that these configurations have a figure for, the main one first."""
+        if not any(config.finished for config in self.group.among):
+            return ()
+        return [filled for spec in _specs(self) if (filled := _filled(self.group, spec)) is not None]
+
+    @property
+    def section(self) -> Section:
+        """The tables, with notes on what all runs share and what is missing."""
+        made = [_table(self, filled) for filled in self.tables]
+        notes = [*_settings(self.group.among), *_targets(self), *_missing(self.group)]
+        return Section(self.title, made[:1], made[1:], notes)
 
 
-def filled(group: Group, targets: Sequence[float], price: Price | None) -> Iterator[Filled]:
-    """Every table that these configurations have a figure for, the main one first.
-
-    Args:
-        group: the configurations.
-        targets: as for :func:`sections`.
-        price: of one node; None for no costs.
-    """
-    if not any(one.finished for one in group.among):
-        return
-    for spec in _specs(group, _goals(group, targets), price):
-        rows = [(one, [column.make(group, one) for column in spec.columns]) for one in group.among]
-        rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
-        shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
-        columns = [spec.columns[at] for at in shown]
-        if any(entries[at].n for _, entries in rows for at in shown):
-            yield Filled(spec, columns, _marked(columns, [(one, [row[at] for at in shown]) for one, row in rows]))
+def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> list[Part]:
+    """The configurations by model and data set, in the order of the study."""
+    sections: dict[tuple[str, str], list[Configuration]] = {}
+    for config in sorted(runs.configurations, key=lambda config: (config.device, *config.size)):
+        sections.setdefault((config.model, config.dataset), []).append(config)
+    among = [sections[section] for section in runs.sections]
+    return [Part(Group(configurations, Names.of(configurations)), targets, price) for configurations in among]
 
 
-def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Spec]:
-    ranks = range(max(one.world_size for one in group.among))
-    specs = [
+def _specs(part: Part) -> list[Spec]:
+    strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
+    return [
         Spec(
             "main",
             "Time, speed and accuracy",
             [
-                cells.count("Global batch", lambda one: one.global_batch_size),
-                *cells.columns(measures.TRAINING_TIME, measures.IMAGES_PER_S),
-                *(cells.columns(ITERATION_TIME) if group.names.strategies else ()),
-                Column(cells.SPEED_UP, partial(cells.ratio, cells.SPEED_UP)),
-                Column(cells.EFFICIENCY, partial(cells.ratio, cells.EFFICIENCY)),
-                *cells.columns(ACCURACY, measures.F1, measures.MEMORY),
-                *(cells.columns(_comparable(group, measures.cost_of_run(price), price)) if price is not None else ()),
+                cells.global_batch(),
+                *columns(TRAINING_TIME, figures.IMAGES_PER_S, *([ITERATION_TIME] if strategies else [])),
+                *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
+                *columns(ACCURACY, F1, figures.MEMORY, *_costs(part)),
             ],
             ("Accuracy and F1, a macro average, are those of the last epoch.",),
             every=True,
@@ -119,13 +119,13 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
         Spec(
             "quality",
             "Test metrics, precision to specificity as macro averages",
-            cells.columns(measures.PRECISION, measures.RECALL, measures.F1, measures.SPECIFICITY, LOSS),
+            columns(figures.PRECISION, figures.RECALL, F1, figures.SPECIFICITY, LOSS),
         ),
         *(
             Spec(
                 f"{figure.key}_by_rank",
                 f"{figure.title} of every rank's own replica",
-                cells.columns(measures.over_ranks(figure), *(measures.of_rank(figure, rank) for rank in ranks)),
+                columns(figures.over_ranks(figure), *(figures.of_rank(figure, rank) for rank in ranks)),
                 (
                     "A replica has its own batch-norm statistics where the strategy has them; where all ranks share "
                     "one model, its figure stands for each.",
@@ -133,15 +133,15 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
             )
             for figure in (LOSS, ACCURACY)
         ),
-        Spec("phases", "Where the time went", cells.columns(*measures.PHASES, measures.TOTAL, measures.EPOCH_TIME)),
+        Spec("phases", "Where the time went", columns(*figures.PHASES, figures.TOTAL, figures.EPOCH_TIME)),
         Spec(
             "steps",
             "Where a step's time goes",
             [
-                *cells.columns(*measures.STEP_PARTS, why=cells.unsplit),
-                *cells.columns(measures.NOT_SPLIT, why=cells.exceeded),
-                *cells.columns(replace(ITERATION_TIME, better=""), measures.ITERATION_P95),
-                Column(cells.SHARE, cells.share_of_single),
+                *columns(*figures.PARTS, why=cells.unsplit),
+                *columns(figures.NOT_SPLIT, why=cells.exceeded),
+                *columns(replace(ITERATION_TIME, better=""), figures.ITERATION_P95),
+                Column(figures.SHARE, cells.share_of_single),
             ],
             (
                 "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide.",
@@ -149,132 +149,139 @@ def _specs(group: Group, goals: Sequence[float], price: Price | None) -> list[Sp
                 "of it would be perfect.",
             ),
         ),
-    ]
-    for goal in goals:
-        figures = [*measures.to_target(goal)]
-        if price is not None:
-            figures.append(_comparable(group, measures.cost_to_target(price, goal), price))
-        key, title = measures.key_of_target(goal), f"To {goal * 100:.4g} % test accuracy"
-        specs.append(Spec(key, title, cells.columns(*figures, why=cells.unreached(goal)), every=True))
-    return [
-        *specs,
-        Spec(
-            "load", "Load", cells.columns(measures.utilisation("cpu"), measures.utilisation("gpu"), why=cells.unsampled)
+        *(
+            Spec(
+                figures.key_of_target(goal),
+                f"To {goal * 100:.4g} % test accuracy",
+                columns(*figures.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
+                every=True,
+            )
+            for goal in part.goals
         ),
-        Spec("memory", "Peak memory of every worker (MiB)", cells.columns(*map(measures.memory_of_rank, ranks))),
+        Spec("load", "Load", columns(figures.load("cpu"), figures.load("gpu"), why=cells.unsampled)),
+        Spec(
+            "memory",
+            "Peak memory of every worker (MiB)",
+            columns(*(figures.of_rank(figures.MEMORY, rank) for rank in ranks)),
+        ),
         Spec(
             "bubble",
             "Pipeline bubble: the share of the time in which a stage idles",
-            [cells.setting("Micro-batches", cells.micro_batches), *cells.columns(*measures.BUBBLE)],
+            [setting("Micro-batches", cells.micro_batches), *columns(*figures.BUBBLE)],
             ("Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long.",),
         ),
         Spec(
             "staleness",
             "Staleness: updates by other workers between reading the weights and applying the gradient",
             [
-                cells.setting("Push every", cells.parameter("push_every")),
-                cells.setting("Servers", cells.parameter("servers")),
-                cells.setting("Bound", cells.parameter("max_staleness")),
-                cells.setting("Weighting", cells.parameter("staleness_weighting")),
-                *cells.columns(measures.STALENESS),
-                Column(measures.MOST_STALE, cells.most_stale),
+                setting("Push every", lambda trial: trial.params.get("push_every")),
+                setting("Servers", lambda trial: trial.params.get("servers")),
+                setting("Bound", lambda trial: trial.params.get("max_staleness")),
+                setting("Weighting", lambda trial: trial.params.get("staleness_weighting")),
+                *columns(figures.STALENESS),
+                Column(figures.MOST_STALE, cells.most_stale),
             ],
         ),
     ]
 
 
-def _comparable(group: Group, cost: Figure, price: Price) -> Figure:
-    """A cost of which none is marked as the best where runs used another kind of device than the machine has."""
-    alike = all(one.device == price.device for one in group.among if one.finished)
-    return cost if alike else replace(cost, better="")
+def _costs(part: Part, goal: float | None = None) -> list[Figure]:
+    """What runs cost; none is marked as the best where runs used another kind of device than the machine has."""
+    if part.price is None:
+        return []
+    cost = figures.cost_of_run(part.price) if goal is None else figures.cost_to_target(part.price, goal)
+    alike = all(config.device == part.price.device for config in part.group.among if config.finished)
+    return [cost if alike else replace(cost, better="")]
 
 
-def _marked(
-    columns: Sequence[Column], rows: Sequence[tuple[Configuration, Sequence[Entry]]]
-) -> list[tuple[Configuration, list[Entry]]]:
-    """The rows with the best entry of every column marked, if it is told from all others by :func:`peers.distinct`.
+def _filled(group: Group, spec: Spec) -> Filled | None:
+    rows = [(config, [column.make(group, config) for column in spec.columns]) for config in group.among]
+    rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
+    shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
+    rows = [(config, [entries[at] for at in shown]) for config, entries in rows]
+    if not any(entry.n for _, entries in rows for entry in entries):
+        return None
+    for at, column in enumerate(spec.columns[number] for number in shown):
+        _mark(column.figure, at, rows)
+    return Filled(spec, [spec.columns[at] for at in shown], rows)
+
+
+def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entry]]]) -> None:
+    """Mark the best entry of a column, if chance does not explain by how much it exceeds all others.
 
     A mean over only some of the runs is no candidate.
     """
-    found = [(one, list(entries)) for one, entries in rows]
-    for at, column in enumerate(columns):
-        measured = [(one, entries) for one, entries in found if entries[at].value is not None]
-        better = peers.better(column.figure, [one for one, _ in measured])
-        ranked = [(entries[at].value or 0.0, entries) for _, entries in measured if not entries[at].partial]
-        if not better or len(ranked) < 2:
-            continue
-        images = peers.images(column.figure, [one for one, _ in measured])
-        ranked.sort(key=lambda pair: pair[0], reverse=better == "high")
-        (_, top), *others = ranked
-        if all(_better(column.figure, top[at], entries[at], images) for _, entries in others):
-            top[at] = replace(top[at], best=True)
-    return found
+    among = [config for config, entries in rows if entries[at].value is not None]
+    candidates = [entries for _, entries in rows if entries[at].value is not None and not entries[at].partial]
+    better = chance.better(figure, among)
+    if not better or len(candidates) < 2:
+        return
+    candidates.sort(key=lambda entries: entries[at].value or 0.0, reverse=better == "high")
+    top, *others = candidates
+    images = chance.images(figure, among)
+    if all(_exceeds(figure, top[at], entries[at], images) for entries in others):
+        top[at] = replace(top[at], best=True)
 
 
-def _better(figure: Figure, top: Entry, other: Entry, images: float | None) -> bool:
+def _exceeds(figure: Figure, top: Entry, other: Entry, images: float | None) -> bool:
     """Whether two entries differ, and as the table shows them."""
 
     def statistic(entry: Entry) -> Statistic:
         # The reference of a ratio has none; other ratios are also of the reference's runs.
         exact = entry.std is None and 1 < entry.n == len(entry.run_ids)
-        return Statistic(entry.value or 0.0, 0.0 if exact else entry.std, entry.n, ())
+        return Statistic(entry.value or 0.0, 0.0 if exact else entry.std, entry.n)
 
-    one, rival = statistic(top), statistic(other)
-    return figure.number(one.mean) != figure.number(rival.mean) and peers.distinct(one, rival, images) is True
+    best, rival = statistic(top), statistic(other)
+    return figure.number(best.mean) != figure.number(rival.mean) and chance.distinct(best, rival, images) is True
 
 
-def _table(group: Group, one: Filled) -> Table:
-    counts = {entry.n for _, entries in one.rows for entry in entries if entry.n}
+def _table(part: Part, filled: Filled) -> Table:
+    entries = [entry for _, row in filled.rows for entry in row]
+    counts = {entry.n for entry in entries if entry.n}
     runs = f"n = {min(counts)}" + (f" to {max(counts)}" if len(counts) > 1 else "")
-    several = any(entry.std is not None for _, entries in one.rows for entry in entries)
+    several = any(entry.std is not None for entry in entries)
     spread = ", means ± sample standard deviations over the seeds" if several else ""
-    notes = dict.fromkeys([column.figure.note for column in one.columns if column.figure.note])
-    first = group.among[0]
+    notes = dict.fromkeys(column.figure.note for column in filled.columns if column.figure.note)
+    first = part.group.among[0]
     return Table(
-        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{one.spec.key}"),
-        one.spec.title,
-        ["Configuration", *(column.figure.title for column in one.columns)],
-        [(_label(group, configuration), entries) for configuration, entries in one.rows],
-        (f"{runs}{spread}.", *one.spec.notes, *notes),
+        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{filled.spec.key}"),
+        filled.spec.title,
+        ["Configuration", *(column.figure.title for column in filled.columns)],
+        [(_label(part.group, config), row) for config, row in filled.rows],
+        (f"{runs}{spread}.", *filled.spec.notes, *notes),
     )
 
 
-def _label(group: Group, one: Configuration) -> str:
-    status = "" if one.finished else f" ({', '.join(dict.fromkeys(trial.status for trial in one.trials))})"
-    return group.names.row(one) + status
+def _label(group: Group, config: Configuration) -> str:
+    status = "" if config.finished else f" ({', '.join(dict.fromkeys(trial.status for trial in config.trials))})"
+    return group.names.row(config) + status
 
 
-def _goals(group: Group, targets: Sequence[float]) -> Sequence[float]:
-    reached = None if targets else aggregate.default_target(group.among)
-    return list(dict.fromkeys(targets)) if reached is None else [reached]
-
-
-def _targets(group: Group, targets: Sequence[float]) -> list[str]:
-    if goals := _goals(group, targets):
-        why = "as asked for" if targets else "the largest multiple of 5 % that the best epoch of all reaches"
-        return [f"Target accuracy: {', '.join(f'{goal * 100:.4g} %' for goal in goals)}; {why}."]
-    if any(one.finished for one in group.among):
+def _targets(part: Part) -> list[str]:
+    if part.goals:
+        why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
+        return [f"Target accuracy: {', '.join(f'{goal * 100:.4g} %' for goal in part.goals)}; {why}."]
+    if any(config.finished for config in part.group.among):
         return ["There is no target accuracy: not all runs reach 5 %, or --target names another."]
     return []
 
 
-def _settings(group: Group) -> list[str]:
+def _settings(among: Sequence[Configuration]) -> list[str]:
     """How all these runs were trained, where they agree."""
-    trials = [trial for one in group.among for trial in one.trials]
-    made_for = dict.fromkeys(trial.measure for trial in trials if trial.finished)
+    trials = [trial for config in among for trial in config.trials]
+    made_for = sorted({trial.measure for trial in trials if trial.finished})
     kinds = {"All of them": trials}
     if len(made_for) > 1:
-        kinds = {f"Made for {measure}": [t for t in trials if t.measure == measure] for measure in sorted(made_for)}
+        kinds = {f"Made for {measure}": [t for t in trials if t.measure == measure] for measure in made_for}
     notes = [f"{which}: {shared}." for which, those in kinds.items() if (shared := _shared(those))]
-    hardware = sorted({t.tags[HARDWARE_TAG] for t in trials if HARDWARE_TAG in t.tags})
-    if hardware:
+    if hardware := sorted({trial.tags[HARDWARE_TAG] for trial in trials if HARDWARE_TAG in trial.tags}):
         notes.append(f"Hardware: {'; '.join(hardware)}.")
-    if len({one.devices for one in group.among}) > 1:
-        held = group.study.hold == "global_batch"
+    if len({config.devices for config in among}) > 1:
+        held = among[0].runs.study.hold == "global_batch"
         kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
-        counted = "" if scaling.unit(group.among) == "workers" else ", GPUs counted where a worker drives several"
+        counted = "" if scaling.unit(among) == "workers" else ", GPUs counted where a worker drives several"
         notes.append(f"Scaling is {kind}; speed-up is in images/s, against the fewest workers{counted}.")
-    of_times, of_accuracy = (peers.difference(group.among, figure) for figure in (measures.TRAINING_TIME, ACCURACY))
+    of_times, of_accuracy = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, ACCURACY))
     if unequal := of_times or of_accuracy:
         lost = "seconds and costs" if of_times else "accuracies"
         lost = "seconds, costs and accuracies" if of_times and of_accuracy else lost
@@ -295,8 +302,8 @@ def _shared(trials: Sequence[Trial]) -> str:
 
 def _missing(group: Group) -> list[str]:
     """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
-    lost = [(one, [outcome(trial) for trial in one.trials if not trial.finished]) for one in group.among]
-    return [f"{group.names.row(one)}: {'; '.join(outcomes)}." for one, outcomes in lost if outcomes]
+    lost = [(config, [outcome(trial) for trial in config.trials if not trial.finished]) for config in group.among]
+    return [f"{group.names.row(config)}: {'; '.join(outcomes)}." for config, outcomes in lost if outcomes]
 
 
 def outcome(trial: Trial) -> str:
@@ -312,16 +319,7 @@ def runs_table(study: Study) -> Table:
 
 
 def _run_row(trial: Trial) -> list[Entry]:
-    ids = (trial.run_id,) if trial.run_id else ()
-    origin = {name: trial.tags.get(tag, "") for name, tag in aggregate.ORIGIN.items()}
-
-    def words(text: str, note: str = "", link: str = "") -> Entry:
-        return Entry(text, run_ids=ids if text else (), note=note, link=link)
-
-    return [
-        words(trial.status, trial.reason),
-        words(trial.run_id, link=trial.page or ""),
-        words(origin["commit"]),
-        words(", ".join(filter(None, (origin["machine"], origin["hardware"])))),
-        words(origin["command"]),
-    ]
+    commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
+    entries = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or "")]
+    entries += [Entry(text) for text in (commit, ", ".join(filter(None, (machine, hardware))), command)]
+    return [replace(entry, run_ids=(trial.run_id,) if trial.run_id and entry.text else ()) for entry in entries]

@@ -8,65 +8,33 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from cifar_ray.reporting import aggregate, cells, effects, measures, peers, scaling
-from cifar_ray.reporting.aggregate import Configuration, Statistic
+from cifar_ray.reporting import chance, figures, scaling
 from cifar_ray.reporting.contents import Finding, Highlight
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.measures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.effects import effects
+from cifar_ray.reporting.figures import (
+    ACCURACY,
+    EFFICIENCY,
+    IMAGES_PER_S,
+    ITERATION_TIME,
+    TRAINING_TIME,
+    Figure,
+    Statistic,
+)
+from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
-from cifar_ray.tracking.study import Study
 
-_PARTS = (*measures.STEP_PARTS, measures.NOT_SPLIT)
+_PARTS = (*figures.PARTS, figures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
 _MOST_NAMED = 3
 _ONCE = "In one run of each"
 
 
-class _Found(NamedTuple):
+class _Measured(NamedTuple):
     """A configuration and one of its figures."""
 
-    one: Configuration
+    config: Configuration
     value: Statistic
-
-
-class _Group(NamedTuple):
-    """Finished configurations of one model, data set and device, and what they are called."""
-
-    study: Study
-    among: Sequence[Configuration]
-    name: Callable[[Configuration], str]
-
-    def found(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[_Found]:
-        """Those that have a figure, the best first; of equal ones, in their order."""
-        known = [
-            _Found(one, value)
-            for one in (self.among if among is None else among)
-            if (value := one.statistic(figure.measure)) is not None
-        ]
-        return sorted(known, key=lambda found: found.value.mean, reverse=figure.better == "high")
-
-
-def findings(study: Study, price: Price | None) -> list[Finding]:
-    """What was found, by model, data set and device: what one device does faster than another is no finding.
-
-    Args:
-        study: the runs.
-        price: of one node; None leaves costs out.
-    """
-    every = aggregate.configurations(study)
-    title = title_of(every)
-    groups: dict[str, list[Configuration]] = {}
-    for one in every:
-        groups.setdefault(title(one), []).append(one)
-    found = []
-    for heading, among in groups.items():
-        names = Names.of(study, among)
-        finished = [one for one in among if one.finished]
-        if finished:
-            found.append(_finding(heading, _Group(study, finished, names.words), price))
-        elif not any(one.finished for one in every if (one.model, one.dataset) == (among[0].model, among[0].dataset)):
-            found.append(Finding(heading, (), ("No run has finished, so there is nothing to compare yet.",)))
-    return found
 
 
 class _Question(NamedTuple):
@@ -78,52 +46,9 @@ class _Question(NamedTuple):
     what: str
 
 
-class _Ranking(NamedTuple):
-    """Configurations by one figure, the best first.
-
-    Attributes:
-        figure: which one.
-        found: all of them.
-        ties: those that the test does not tell from the best.
-        untested: those that it cannot be applied to, as they and the best have one run each.
-        images: how many test images limit how exact the figure is.
-        level: whether the test tells no two apart, nor finds an effect of an axis.
-    """
-
-    figure: Figure
-    found: Sequence[_Found]
-    ties: Sequence[_Found]
-    untested: Sequence[_Found]
-    images: float | None
-    level: bool
-
-    @property
-    def single(self) -> bool:
-        """Whether there is no test, for want of a second run."""
-        return 0 < len(self.untested) == len(self.found) - 1
-
-    @property
-    def same(self) -> Sequence[_Found]:
-        """Those without a test whose figure reads as the best one's."""
-        best = self.figure.number(self.found[0].value.mean)
-        return [one for one in self.untested if self.figure.number(one.value.mean) == best]
-
-
-def _ranking(figure: Figure, found: Sequence[_Found], effect: bool = False) -> _Ranking:
-    images = peers.images(figure, [one.one for one in found])
-    distinct = [peers.distinct(found[0].value, other.value, images) for other in found[1:]]
-    ties, untested = ([other for other, are in zip(found[1:], distinct) if are is which] for which in (False, None))
-    level = len(ties) == len(found) - 1 and not (
-        effect or any(peers.distinct(one.value, other.value, images) for one, other in combinations(found[1:], 2))
-    )
-    if found and figure.unit == " s" and found[0].value.mean < 1:
-        figure = replace(figure, digits=None)
-    return _Ranking(figure, found, ties, untested, images, level)
-
-
 _SPEEDS = {
-    TRAINING_TIME: _Question("Fastest", "Shortest training", "Training time", "speed"),
-    IMAGES_PER_S: _Question("Fastest", "Most images/s", "Images per second", "speed"),
+    TRAINING_TIME.key: _Question("Fastest", "Shortest training", "Training time", "speed"),
+    IMAGES_PER_S.key: _Question("Fastest", "Most images/s", "Images per second", "speed"),
 }
 _HIGHEST = "Highest accuracy, unequal training"
 _ACCURACIES = _Question("Most accurate", "Highest accuracy", "Test accuracy", "accuracy")
@@ -131,64 +56,164 @@ _UNEQUAL = _Question(_HIGHEST, _HIGHEST, "Test accuracy, unequal training", "acc
 _GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
 
 
+class _Ranking(NamedTuple):
+    """Configurations by one figure, the best first.
+
+    Attributes:
+        figure: which one.
+        ranked: all of them.
+        ties: those that are not told from the best; of one run each there is no test.
+        images: how many test images limit how exact the figure is.
+        level: whether the test tells no two apart, nor finds an effect of an axis.
+        single: whether there is no test, for want of a second run.
+    """
+
+    figure: Figure
+    ranked: Sequence[_Measured]
+    ties: Sequence[_Measured]
+    images: float | None
+    level: bool
+    single: bool
+
+    @classmethod
+    def of(cls, figure: Figure, ranked: Sequence[_Measured], effect: bool = False) -> _Ranking:
+        """Rank by a figure; ``effect``: whether an axis is known to have one."""
+        images = chance.images(figure, [measured.config for measured in ranked])
+        distinct = [chance.distinct(ranked[0].value, other.value, images) for other in ranked[1:]]
+        ties = [other for other, are in zip(ranked[1:], distinct) if not are]
+        tested = [chance.distinct(first.value, other.value, images) for first, other in combinations(ranked, 2)]
+        single = bool(distinct) and set(distinct) == {None}
+        level = not effect and None not in distinct and not any(tested)
+        if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
+            figure = replace(figure, digits=None)
+        return cls(figure, ranked, ties, images, level, single)
+
+    @property
+    def span(self) -> str:
+        """The lowest figure and the highest."""
+        low, *_, high = sorted(measured.value.mean for measured in self.ranked)
+        least, most = self.figure.number(low), self.figure.text(high)
+        return most if self.figure.text(low) == most else f"{least} to {most}"
+
+    def none_better(self, claim: str) -> str:
+        """A claim that the test tells none from the others."""
+        best, *rest = self.ranked
+        return f"{claim}: {self.span} in {len(rest) + 1} configurations ({self.test(best, rest)})."
+
+    def test(self, best: _Measured, others: Sequence[_Measured]) -> str:
+        """The test that did not tell these apart, and how large a difference it would have seen."""
+        images = self.images is not None and math.isfinite(self.images)
+        against = "the seeds and the size of the test set" if images else "the seeds"
+        least = max((chance.visible(best.value, other.value, self.images) or 0.0 for other in others), default=0.0)
+        counts = sorted({best.value.n, *(other.value.n for other in others)})
+        runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
+        shown = f"{least:.1f} points" if self.figure.unit == " %" else self.figure.text(least)
+        return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
+
+
+class _Group(NamedTuple):
+    """Finished configurations of one model, data set and device, and what they are called."""
+
+    among: Sequence[Configuration]
+    name: Callable[[Configuration], str]
+
+    def ranked(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[_Measured]:
+        """Those that have a figure, the best first; of equal ones, in their order."""
+        pairs = [(config, config.statistic(figure)) for config in (self.among if among is None else among)]
+        known = [_Measured(config, value) for config, value in pairs if value is not None]
+        return sorted(known, key=lambda measured: measured.value.mean, reverse=figure.better == "high")
+
+    def tied(self, ranking: _Ranking, what: str) -> str:
+        """Names the configurations that are not told from the best."""
+        ties = ranking.ties
+        if not ties or ranking.single:
+            return ""
+        more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
+        listed = "; ".join(self.name(tie.config) for tie in ties[:_MOST_NAMED]) + more
+        return f"Its {what} is not distinguishable from that of {listed} ({ranking.test(ranking.ranked[0], ties)})."
+
+
+def findings(runs: Runs, price: Price | None) -> list[Finding]:
+    """What runs came to, by model, data set and device; ``price`` is that of one node, None leaves costs out."""
+    title = title_of(runs.configurations)
+    groups: dict[str, list[Configuration]] = {}
+    for config in runs.configurations:
+        groups.setdefault(title(config), []).append(config)
+    done = {(config.model, config.dataset) for config in runs.finished}
+    findings = []
+    for heading, among in groups.items():
+        finished = [config for config in among if config.finished]
+        if finished:
+            findings.append(_finding(heading, _Group(finished, Names.of(among).words), price))
+        elif (among[0].model, among[0].dataset) not in done:
+            findings.append(Finding(heading, (), ("No run has finished, so there is nothing to compare yet.",)))
+    return findings
+
+
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
-    unequal, apart = (peers.difference(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
+    unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
     speed = IMAGES_PER_S if unequal else TRAINING_TIME
-    known = list(effects.effects(group.study, group.among, speed))
-    moved = {effect.figure for effect in known if effect.measurable}
-    speeds = _ranking(speed, group.found(speed), speed in moved)
-    fastest = speeds.found[0].one if speeds.found else None
-    accuracies = _ranking(ACCURACY, _leading(group.found(ACCURACY), fastest), ACCURACY in moved)
-    if not speeds.found and not accuracies.found:
+    known = list(effects(group.among, speed))
+    moved = {effect.figure.key for effect in known if effect.measurable}
+    speeds = _Ranking.of(speed, group.ranked(speed), speed.key in moved)
+    fastest = speeds.ranked[0].config if speeds.ranked else None
+    accuracies = _Ranking.of(ACCURACY, _leading(group.ranked(ACCURACY), fastest), ACCURACY.key in moved)
+    if not speeds.ranked and not accuracies.ranked:
         return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
-    ratios = _ratios(group)
-    shown = [*_tile(group, speeds, _SPEEDS[speed])]
-    shown += _tile(group, accuracies, _UNEQUAL if apart else _ACCURACIES)
-    shown += _gain(group, ratios)
-    if price is not None and all(one.device == price.device for one in group.among):
-        cost = measures.cost_of_training(price) if unequal else measures.cost_of_run(price)
+    every = [(config, scaling.ratio(config, group.among)) for config in group.among]
+    ratios = [
+        (config, ratio) for config, ratio in every if ratio is not None and ratio.reference.devices < config.devices
+    ]
+    tiles = [*_tile(group, speeds, _SPEEDS[speed.key])]
+    tiles += _tile(group, accuracies, _UNEQUAL if apart else _ACCURACIES)
+    tiles += _gain(group, ratios)
+    if price is not None and all(config.device == price.device for config in group.among):
+        cost = figures.cost_of_training(price) if unequal else figures.cost_of_run(price)
         on = f"on {price.machine}"
         question = _Question(f"Cheapest {on}", f"Lowest cost {on}", f"Cost {on}", "cost")
-        shown += _tile(group, _ranking(cost, group.found(cost)), question)
-
-    said = []
+        tiles += _tile(group, _Ranking.of(cost, group.ranked(cost)), question)
+    sentences = []
     if unequal:
         cause = ", and a difference in accuracy may come from the amount of training" if apart else ""
-        said.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
-    if len(speeds.found) > 1:
-        said.append(_speed(group, speeds, _SPEEDS[speed]))
-    if len(accuracies.found) > 1 and not apart:
-        said += _accuracy(group, None if speeds.level else fastest, accuracies)
-    said += [effect.sentence for effect in known]
-    return Finding(title, shown, [*said, *_efficiencies(group, ratios), *_strategies(group)])
+        sentences.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
+    if len(speeds.ranked) > 1:
+        sentences.append(_speed(group, speeds, _SPEEDS[speed.key]))
+    if len(accuracies.ranked) > 1 and not apart:
+        sentences.append(_accuracy(group, None if speeds.level else fastest, accuracies))
+    sentences += [effect.sentence for effect in known]
+    return Finding(title, tiles, [*sentences, *_efficiencies(group, ratios), *_strategies(group)])
+
+
+def _leading(accuracies: Sequence[_Measured], fastest: Configuration | None) -> list[_Measured]:
+    """From the most accurate on; of several that are equal, the fastest first where it is one of them."""
+    top = accuracies[0].value.mean if accuracies else 0.0
+
+    def after(measured: _Measured) -> tuple[bool, bool]:
+        return not math.isclose(measured.value.mean, top, rel_tol=1e-9), measured.config is not fastest
+
+    return sorted(accuracies, key=after)
 
 
 def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = "") -> Iterator[Highlight]:
     """The best, called the best only where the test tells it from all others."""
-    if not ranking.found:
+    if not ranking.ranked:
         return
-    best, *rest = ranking.found
-    figure, name = shown or ranking.figure.text(best.value.mean), group.name(best.one)
-    every = f"{len(ranking.found)} configurations"
+    best, *rest = ranking.ranked
+    figure, name = shown or ranking.figure.text(best.value.mean), group.name(best.config)
+    every = f"{len(ranking.ranked)} configurations"
     if not rest:
         yield Highlight(question.alone, figure, name)
-    elif not ranking.ties and not ranking.untested:
+    elif not ranking.ties:
         yield Highlight(question.best, figure, name)
     elif ranking.level and not shown:
-        yield Highlight(f"No measurable difference in {question.what}", _span(ranking), every)
-    elif len(ranking.same) == len(rest) and not shown:
+        yield Highlight(f"No measurable difference in {question.what}", ranking.span, every)
+    elif ranking.single and ranking.span == figure:
         yield Highlight(f"Same {question.what} (n = 1)", figure, every)
+    elif ranking.single:
+        yield Highlight(f"{question.single} (n = 1)", figure, name)
     else:
-        of_one = len(ranking.untested) > len(ranking.same) or bool(shown and ranking.untested)
-        told = [f"not distinguishable from {_others(ranking.ties)}"] if ranking.ties else []
-        told += [f"the same as {_others(ranking.same)}"] if ranking.same and not shown else []
-        told += [f"not tested against {_others(ranking.untested)}"] if of_one and not ranking.single else []
-        title = f"{question.single} (n = 1)" if ranking.untested else f"{question.single}, not alone"
-        yield Highlight(title, figure, "; ".join([name, ", ".join(told)] if told else [name]))
-
-
-def _others(those: Sequence[_Found]) -> str:
-    return f"{len(those)} other{'s' if len(those) > 1 else ''}"
+        others = f"{len(ranking.ties)} other{'s' * (len(ranking.ties) > 1)}"
+        yield Highlight(f"{question.single}, not alone", figure, f"{name}; not distinguishable from {others}")
 
 
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
@@ -196,20 +221,19 @@ def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) 
 
     def gained(ratio: scaling.Ratio) -> bool:
         speed, base = (Statistic.of(values) for values in (ratio.pairs.own, ratio.pairs.base))
-        return ratio.speed_up.mean > 1 and peers.distinct(speed, base) is not False
+        return ratio.speed_up.mean > 1 and chance.distinct(speed, base) is not False
 
-    gains = [(one, ratio) for one, ratio in ratios if gained(ratio)]
+    gains = [(config, ratio) for config, ratio in ratios if gained(ratio)]
     if ratios and not gains:
-        one, ratio = max(ratios, key=lambda pair: pair[1].speed_up.mean)
+        config, ratio = max(ratios, key=lambda pair: pair[1].speed_up.mean)
         which = "second" if ratio.reference.devices == 1 else "further"
         title = f"No {which} {scaling.unit(group.among)[:-1]} paid off here"
         within = ", within chance" if ratio.speed_up.mean > 1 else ""
-        yield Highlight(title, f"{ratio.speed_up.mean:.2f} times{within}", f"{group.name(one)}, the highest")
+        yield Highlight(title, f"{ratio.speed_up.mean:.2f} times{within}", f"{group.name(config)}, the highest")
     elif gains:
-        found = [_Found(one, ratio.efficiency) for one, ratio in gains]
-        found.sort(key=lambda one: one.value.mean, reverse=True)
-        times = next(ratio.speed_up.mean for one, ratio in gains if one is found[0].one)
-        yield from _tile(group, _ranking(cells.EFFICIENCY, found), _GAIN, f"{times:.2f} times")
+        gains.sort(key=lambda pair: pair[1].efficiency.mean, reverse=True)
+        ranking = _Ranking.of(EFFICIENCY, [_Measured(config, ratio.efficiency) for config, ratio in gains])
+        yield from _tile(group, ranking, _GAIN, f"{gains[0][1].speed_up.mean:.2f} times")
 
 
 def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str]:
@@ -219,164 +243,93 @@ def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str
     yield from (f"caution: {caution}" for caution in cautions)
 
 
-def _leading(accuracies: Sequence[_Found], fastest: Configuration | None) -> list[_Found]:
-    """From the most accurate on; of several that are equal, the fastest first where it is one of them."""
-    if not accuracies:
-        return []
-    top = accuracies[0].value.mean
-    equal = [found for found in accuracies if math.isclose(found.value.mean, top, rel_tol=1e-9)]
-    return sorted(accuracies, key=lambda found: (found not in equal, found.one is not fastest))
-
-
 def _speed(group: _Group, speeds: _Ranking, question: _Question) -> str:
     """The fastest beside a single worker with the same batch, else beside the slowest that is told from it."""
-    figure, (best, *rest) = speeds.figure, speeds.found
-    column = aggregate.column(group.study, best.one)
-    alone = [
-        found
-        for found in rest
-        if found.one.devices == 1
-        and aggregate.column(group.study, found.one) == column
-        and scaling.same_work(found.one, best.one)
-        and scaling.may_be_base(found.one, best.one)
-    ]
-    alone.sort(key=lambda found: found.one.others != best.one.others)
-    others = [*alone, *reversed(rest)]
-    slower = [found for found in others if found not in speeds.ties and found not in speeds.untested]
+    figure, (best, *rest) = speeds.figure, speeds.ranked
     if speeds.level:
-        return _no_difference(speeds, "No configuration is measurably faster")
+        return speeds.none_better("No configuration is measurably faster")
+
+    def is_base(other: Configuration) -> bool:
+        alike = other.column == best.config.column and scaling.same_work(other, best.config)
+        return other.devices == 1 and alike and scaling.may_be_base(other, best.config)
+
+    alone = [other for other in rest if is_base(other.config)]
+    alone.sort(key=lambda other: other.config.others != best.config.others)
+    others = [*alone, *reversed(rest)]
+    slower = [other for other in others if other not in speeds.ties]
+    tied = group.tied(speeds, "speed")
     if not slower and not speeds.single:
-        value = figure.text(best.value.mean)
-        return f"{group.name(best.one)} has the {question.single.lower()}, {value}. {_tied(group, speeds, 'speed')}"
+        return f"{group.name(best.config)} has the {question.single.lower()}, {figure.text(best.value.mean)}. {tied}"
     other = (slower or others)[0]
-    figures = _both(figure, best, other)
-    verb = f"{group.name(best.one)} is" if slower else f"{_ONCE}, {group.name(best.one)} was"
-    sentence = f"{verb} {_times(best, other)} {group.name(other.one)} ({figures})."
-    return f"{sentence} {_tied(group, speeds, 'speed')}".rstrip()
+    verb = f"{group.name(best.config)} is" if slower else f"{_ONCE}, {group.name(best.config)} was"
+    sentence = f"{verb} {_times(best, other)} {group.name(other.config)} ({_both(figure, best, other)})."
+    return f"{sentence} {tied}".rstrip()
 
 
-def _span(ranking: _Ranking) -> str:
-    low, *_, high = sorted(found.value.mean for found in ranking.found)
-    least, most = ranking.figure.number(low), ranking.figure.text(high)
-    return most if ranking.figure.text(low) == most else f"{least} to {most}"
-
-
-def _no_difference(ranking: _Ranking, claim: str) -> str:
-    figure, (best, *rest) = ranking.figure, ranking.found
-    return f"{claim}: {_span(ranking)} in {len(rest) + 1} configurations ({_test(best, rest, figure, ranking.images)})."
-
-
-def _test(best: _Found, others: Sequence[_Found], figure: Figure, images: float | None = None) -> str:
-    """The test that did not tell these apart, and how large a difference it would have seen."""
-    against = "the seeds and the size of the test set" if images and math.isfinite(images) else "the seeds"
-    least = [peers.visible(best.value, other.value, images) for other in others]
-    chance = [peers.by_seeds(best.value, other.value) for other in others]
-    known, by_seeds = (max((one for one in found if one is not None), default=0.0) for found in (least, chance))
-    counts = sorted({best.value.n, *(other.value.n for other in others)})
-    runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
-    if images is None and known > by_seeds:
-        return f"Student's t-test over {against}, 5 %, {runs}; differences below 1 % count as none"
-    shown = f"{known:.1f} points" if figure.unit == " %" else figure.text(known)
-    return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
-
-
-def _both(figure: Figure, one: _Found, other: _Found) -> str:
+def _both(figure: Figure, fast: _Measured, other: _Measured) -> str:
     """Two figures, with the counts of their runs where those differ."""
-    first, second = figure.number(one.value.mean), figure.text(other.value.mean)
-    if one.value.n == other.value.n:
+    first, second = figure.number(fast.value.mean), figure.text(other.value.mean)
+    if fast.value.n == other.value.n:
         return f"{first} against {second}"
-    return f"{first}, n = {one.value.n}, against {second}, n = {other.value.n}"
+    return f"{first}, n = {fast.value.n}, against {second}, n = {other.value.n}"
 
 
-def _times(fast: _Found, slow: _Found) -> str:
+def _times(fast: _Measured, slow: _Measured) -> str:
     low, high = sorted((fast.value.mean, slow.value.mean))
     times = f"{high / low:.2f}" if low > 0 else "many"
     return "as fast as" if times == "1.00" else f"{times} times as fast as"
 
 
-def _tied(group: _Group, ranking: _Ranking, what: str) -> str:
-    """Names the configurations that the test does not tell from the best, and those without one."""
-
-    def listed(those: Sequence[_Found]) -> str:
-        more = f" and {len(those) - _MOST_NAMED} more" if len(those) > _MOST_NAMED else ""
-        return "; ".join(group.name(found.one) for found in those[:_MOST_NAMED]) + more
-
-    ties, said = ranking.ties, []
-    if ties:
-        test = _test(ranking.found[0], ties, ranking.figure, ranking.images)
-        said.append(f"Its {what} is not distinguishable from that of {listed(ties)} ({test}).")
-    if ranking.untested and not ranking.single:
-        said.append(f"One run of each (n = 1) cannot tell it from {listed(ranking.untested)}.")
-    return " ".join(said)
-
-
-def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> list[str]:
+def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> str:
     """How accurate the fastest is beside the most accurate; without times, what the most accurate is told from."""
-    top, images = accuracies.found[0], accuracies.images
-    own = next((found for found in accuracies.found if found.one is fastest), None)
+    top = accuracies.ranked[0]
+    own = next((measured for measured in accuracies.ranked if measured.config is fastest), None)
     if own is None:
-        return [_most_accurate(group, accuracies)]
+        return _most_accurate(group, accuracies)
     if own is top:
-        if accuracies.single:
-            every = len(accuracies.same) == len(accuracies.untested)
-            equal = f"{_ONCE}, all had an accuracy of {ACCURACY.text(top.value.mean)}."
-            return [equal if every else f"{_ONCE}, no other was more accurate than {group.name(top.one)}."]
-        return ["No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."]
-    figures = _both(ACCURACY, own, top)
-    distinct = peers.distinct(own.value, top.value, images)
+        return "No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."
+    both = _both(ACCURACY, own, top)
+    distinct = chance.distinct(own.value, top.value, accuracies.images)
     if distinct is False:
-        return [
-            f"Its accuracy is not distinguishable from the highest, that of {group.name(top.one)}: {figures} "
-            f"({_test(top, [own], ACCURACY, images)})."
-        ]
-    if own in accuracies.same:
-        return [f"{_ONCE}, its accuracy was the highest, {ACCURACY.text(own.value.mean)}."]
-    lost = top.value.mean - own.value.mean
-    chance = "" if distinct else " One run of each (n = 1) cannot tell that from chance."
-    sizes = ""
-    if own.one.global_batch_size != top.one.global_batch_size:
-        sizes = f" Its global batch is {own.one.global_batch_size}, against {top.one.global_batch_size}."
-    verb = "It loses" if distinct else "Its run had"
-    what = f"{lost:.1f} points of accuracy" if distinct else f"{lost:.1f} points less accuracy"
-    return [f"{verb} {what} {'against' if distinct else 'than'} {group.name(top.one)}: {figures}.{chance}{sizes}"]
+        return (
+            f"Its accuracy is not distinguishable from the highest, that of {group.name(top.config)}: {both} "
+            f"({accuracies.test(top, [own])})."
+        )
+    lost, sizes = f"{top.value.mean - own.value.mean:.1f} points", ""
+    if own.config.global_batch_size != top.config.global_batch_size:
+        sizes = f" Its global batch is {own.config.global_batch_size}, against {top.config.global_batch_size}."
+    if distinct:
+        return f"It loses {lost} of accuracy against {group.name(top.config)}: {both}.{sizes}"
+    doubt = "One run of each (n = 1) cannot tell that from chance."
+    return f"Its run had {lost} less accuracy than {group.name(top.config)}: {both}. {doubt}{sizes}"
 
 
 def _most_accurate(group: _Group, accuracies: _Ranking) -> str:
-    top, *rest = accuracies.found
-    value = ACCURACY.text(top.value.mean)
+    name, value = group.name(accuracies.ranked[0].config), ACCURACY.text(accuracies.ranked[0].value.mean)
     if accuracies.single:
-        if len(accuracies.same) == len(rest):
-            return f"{_ONCE}, all had an accuracy of {value}."
-        return f"{_ONCE}, {group.name(top.one)} had the highest accuracy, {value}."
+        return f"{_ONCE}, {name} had the highest accuracy, {value}."
     if accuracies.level:
-        return _no_difference(accuracies, "No configuration is measurably more accurate")
-    if not accuracies.ties and not accuracies.untested:
-        return f"{group.name(top.one)} is the most accurate, {value}."
-    return f"{group.name(top.one)} has an accuracy of {value}. {_tied(group, accuracies, 'accuracy')}"
-
-
-def _ratios(group: _Group) -> list[tuple[Configuration, scaling.Ratio]]:
-    """Those that scale over several workers, by how well."""
-    found = [(one, scaling.ratio(group.study, one, group.among)) for one in group.among]
-    return [(one, ratio) for one, ratio in found if ratio is not None and ratio.reference.devices < one.devices]
+        return accuracies.none_better("No configuration is measurably more accurate")
+    if not accuracies.ties:
+        return f"{name} is the most accurate, {value}."
+    return f"{name} has an accuracy of {value}. {group.tied(accuracies, 'accuracy')}"
 
 
 def _efficiencies(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> list[str]:
     """The range of the efficiency with the fewest and the most workers, over all batches and strategies."""
     by_count: dict[int, list[float]] = {}
-    for one, ratio in ratios:
-        by_count.setdefault(one.devices, []).append(ratio.efficiency.mean)
+    for config, ratio in ratios:
+        by_count.setdefault(config.devices, []).append(ratio.efficiency.mean)
     if not by_count:
         return []
 
-    def told(count: int) -> str:
+    def span(count: int) -> str:
         low, high = (f"{value:.0f}" for value in (min(by_count[count]), max(by_count[count])))
         return f"{low} %" if low == high else f"{low} to {high} %"
 
     least, most = min(by_count), max(by_count)
-    word = scaling.unit(group.among)
-    sentence = f"With {least} {word} the efficiency is {told(least)}"
-    return [f"{sentence}, with {most} it is {told(most)}." if most != least else f"{sentence}."]
+    sentence = f"With {least} {scaling.unit(group.among)} the efficiency is {span(least)}"
+    return [f"{sentence}, with {most} it is {span(most)}." if most != least else f"{sentence}."]
 
 
 def _strategies(group: _Group) -> list[str]:
@@ -384,61 +337,54 @@ def _strategies(group: _Group) -> list[str]:
     if not compared(group.among):
         return []
     rivals: dict[tuple[int, int], list[Configuration]] = {}
-    for one in sorted(group.among, key=lambda one: (one.devices, one.global_batch_size)):
-        if one.devices > 1:
-            rivals.setdefault((one.devices, one.global_batch_size), []).append(one)
-    said = []
+    for config in sorted(group.among, key=lambda config: (config.devices, config.global_batch_size)):
+        if config.devices > 1:
+            rivals.setdefault((config.devices, config.global_batch_size), []).append(config)
     several = len({batch for _, batch in rivals}) > 1
+    sentences = []
     for (count, batch), among in rivals.items():
-        times = [found for found in group.found(ITERATION_TIME, among) if found.value.mean > 0]
-        if compared([found.one for found in times]):
+        times = [measured for measured in group.ranked(ITERATION_TIME, among) if measured.value.mean > 0]
+        if compared([measured.config for measured in times]):
             place = f"With {count} {scaling.unit(among)}" + (f" and global batch {batch}" if several else "")
-            said.append(f"{place}, {_rivals(group, times)}")
-    return said
+            sentences.append(f"{place}, {_rivals(group, times)}")
+    return sentences
 
 
-def _rivals(group: _Group, times: Sequence[_Found]) -> str:
+def _rivals(group: _Group, times: Sequence[_Measured]) -> str:
     best, after, slowest = times[0], times[1], times[-1]
-
-    def told(found: _Found) -> str:
-        remark = ITERATION_TIME.remarks(found.one.finished)
-        return f"{ITERATION_TIME.text(found.value.mean)}{f', {remark}' if remark else ''}"
-
-    ranking = _ranking(ITERATION_TIME, times)
-    ties, single = ranking.ties, after in ranking.untested
+    ranking = _Ranking.of(ITERATION_TIME, times)
     if ranking.level:
-        return _no_difference(ranking, "no strategy is measurably faster")
-    name = f"{group.name(best.one)} {'had, in one run of each,' if single else 'has'}"
-    if after in ties:
-        sentence = f"{name} an iteration of {told(best)}"
-        sentence += f", {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
-        if slowest in ties:
-            sentence = f"{name} an iteration of {told(best)}"
+        return ranking.none_better("no strategy is measurably faster")
+
+    def told(measured: _Measured) -> str:
+        remark = ITERATION_TIME.remarks(measured.config.finished)
+        return ITERATION_TIME.text(measured.value.mean) + (f", {remark}" if remark else "")
+
+    tested = chance.distinct(best.value, after.value)
+    name = f"{group.name(best.config)} {'had, in one run of each,' if tested is None else 'has'}"
+    last = f"{_times(best, slowest)} the slowest, {group.name(slowest.config)} ({told(slowest)})"
+    if tested is False:
+        sentence = f"{name} an iteration of {told(best)}" + (f", {last}" if slowest not in ranking.ties else "")
     else:
-        sentence = f"{name} the shortest iteration ({told(best)}), "
-        sentence += f"{_times(best, after)} {group.name(after.one)} ({told(after)})"
-        if slowest is not after:
-            sentence += f" and {_times(best, slowest)} the slowest, {group.name(slowest.one)} ({told(slowest)})"
-    tied = _tied(group, ranking, "time")
-    why = "" if slowest in ties else _why(group, best.one, slowest.one)
-    return " ".join(filter(None, (f"{sentence}.", tied, why)))
+        sentence = f"{name} the shortest iteration ({told(best)}), {_times(best, after)} {group.name(after.config)} "
+        sentence += f"({told(after)})" + (f" and {last}" if slowest is not after else "")
+    certain = ranking.single or slowest not in ranking.ties
+    why = _why(group, best.config, slowest.config) if certain else ""
+    return " ".join(filter(None, (f"{sentence}.", group.tied(ranking, "time"), why)))
 
 
 def _why(group: _Group, best: Configuration, slowest: Configuration) -> str:
     """Where most of the time goes that the slowest takes longer, where the split of the steps tells."""
     whole = _gap(ITERATION_TIME, best, slowest) or 0.0
     gaps = [(gap, part) for part in _PARTS if (gap := _gap(part, best, slowest)) is not None]
-    if not gaps or whole <= 0:
+    most, part = max(gaps, key=lambda pair: pair[0], default=(0.0, figures.NOT_SPLIT))
+    if whole <= 0 or part is figures.NOT_SPLIT or most < _MOSTLY * whole:
         return ""
-    most, part = max(gaps, key=lambda pair: pair[0])
-    if part is measures.NOT_SPLIT or most < _MOSTLY * whole:
-        return ""
-    name = part.title.removesuffix(" (ms)").lower()
-    longer = ITERATION_TIME.number(most)
-    return f"{name.capitalize()} takes {longer} ms longer with {group.name(slowest)} than with {group.name(best)}."
+    name, longer = part.title.removesuffix(" (ms)").lower().capitalize(), ITERATION_TIME.number(most)
+    return f"{name} takes {longer} ms longer with {group.name(slowest)} than with {group.name(best)}."
 
 
 def _gap(figure: Figure, best: Configuration, other: Configuration) -> float | None:
     """By how much the other's figure is larger."""
-    low, high = best.statistic(figure.measure), other.statistic(figure.measure)
+    low, high = best.statistic(figure), other.statistic(figure)
     return None if low is None or high is None else high.mean - low.mean

@@ -15,8 +15,9 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from cifar_ray.reporting import charts, pictures
+from cifar_ray.reporting import charts, draw
 from cifar_ray.reporting.contents import Chart
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import studies
 
@@ -65,7 +66,7 @@ def full(models: tuple[str, ...] = ("simple_cnn", "resnet", "vit")) -> Study:
 
 
 def made(of: Study) -> dict[str, Chart]:
-    return {chart.key: chart for chart in charts.charts(of)}
+    return {chart.key: chart for chart in charts.charts(Runs(of))}
 
 
 def heights(axes: Any) -> list[float]:
@@ -91,7 +92,7 @@ def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
 def test_charts_of_unequal_work_say_so() -> None:
     def cautioned(of: Study) -> set[str]:
         told = " The runs trained on different numbers of images ("
-        return {chart.key for chart in charts.charts(of) if told in chart.caption}
+        return {chart.key for chart in charts.charts(Runs(of)) if told in chart.caption}
 
     assert cautioned(studies.grid()) == set()
     less = replace(studies.grid(), trials=[*studies.grid().trials, studies.trial("1x4", images=20000)])
@@ -246,7 +247,7 @@ def servers() -> Study:
     ids=["grid", "one", "many", "strategies", "long names"],
 )
 def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
-    for chart in charts.charts(make()):
+    for chart in charts.charts(Runs(make())):
         figure = chart.draw("light")
         figure.draw_without_rendering()
         boxes = [axes.get_tightbbox() for axes in figure.axes]
@@ -276,14 +277,14 @@ def test_text_has_the_colour_of_the_theme_and_the_page_shines_through() -> None:
 
 def test_save_writes_the_same_two_files_every_time(tmp_path: Path) -> None:
     chart = made(full(("vit",)))["scaling"]
-    paths = pictures.save(chart, tmp_path)
+    paths = draw.save(chart, tmp_path)
     assert [path.name for path in paths] == ["scaling.png", "scaling.svg"]
     with Image.open(paths[0]) as picture:
         assert picture.info["dpi"] == pytest.approx((160, 160), abs=0.1)
     text = paths[1].read_text()
     assert "<text" in text
     assert "<dc:date>" not in text
-    pictures.save(chart, tmp_path)
+    draw.save(chart, tmp_path)
     assert paths[1].read_text() == text
 
 
@@ -291,7 +292,7 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
     chart = made(full(("vit",)))["phases"]
     ids: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
-        text = pictures.svg(chart, theme)  # type: ignore[arg-type]
+        text = draw.svg(chart, theme)  # type: ignore[arg-type]
         tree = ElementTree.fromstring(text)
         ids[theme] = [found for element in tree.iter() if (found := element.get("id"))]
         wanted = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text)
@@ -299,17 +300,17 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
         assert {"".join(one) for one in wanted} <= set(ids[theme])
         assert len(set(ids[theme])) == len(ids[theme])
         assert "<style" not in text
-        assert text == pictures.svg(chart, theme)  # type: ignore[arg-type]
+        assert text == draw.svg(chart, theme)  # type: ignore[arg-type]
     assert not set(ids["light"]) & set(ids["dark"])
 
 
 def test_names_are_no_formulas(tmp_path: Path) -> None:
     strange = dataclasses.replace(trial(), class_names=("$a^$", "_y $z$ \udce9\n"))
     chart = made(study(strange))["confusion"]
-    text = pictures.svg(chart, "light")
+    text = draw.svg(chart, "light")
     assert "$a^$" in text
     assert "_y $z$ \ufffd\ufffd" in text
-    pictures.save(chart, tmp_path)
+    draw.save(chart, tmp_path)
 
 
 CHANGED = {"text.usetex": True, "figure.facecolor": "red", "lines.linewidth": 9, "savefig.bbox": "tight"}
@@ -317,7 +318,7 @@ CHANGED = {"text.usetex": True, "figure.facecolor": "red", "lines.linewidth": 9,
 
 def drawn(folder: Path) -> list[bytes]:
     folder.mkdir(exist_ok=True)
-    return [path.read_bytes() for chart in charts.charts(full(("vit",))) for path in pictures.save(chart, folder)]
+    return [path.read_bytes() for chart in charts.charts(Runs(full(("vit",)))) for path in draw.save(chart, folder)]
 
 
 def test_what_a_user_has_set_of_matplotlib_changes_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
-from cifar_ray.reporting import exported, report
+from cifar_ray.reporting import data, exported, report
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
 from tests.support.studies import trial, without_run
@@ -148,7 +148,7 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert repr(made) == "<report scaling: 5 runs>"
     capsys.readouterr()
     assert main.main(["report", "scaling", "--format", "json", "--tracking-uri", uri]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == list(made.data["runs"])
+    assert json.loads(capsys.readouterr().out)["runs"] == data.records(made.data["runs"])
     assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
     compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
     assert capsys.readouterr().out == f"{compared}\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.reporting import cost, html
+from cifar_ray.reporting import cost, pages
 from cifar_ray.reporting import report as reports
 from cifar_ray.reporting.contents import Entry, Report, Section, Table
 from tests.integration.test_charts import full
@@ -74,7 +74,7 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("page")
-    (found / "page.html").write_text(html.page(report()), encoding="utf-8")
+    (found / "page.html").write_text(pages.html(report()), encoding="utf-8")
     return found
 
 
@@ -164,7 +164,7 @@ def test_a_whole_report_fits_the_page_and_begins_with_a_chart(
     tmp_path: Path, width: int, flags: tuple[str, ...]
 ) -> None:
     whole = reports.build(grid(), "rangoju_katneni_2025", cost.find("g4dn.xlarge"))
-    (tmp_path / "page.html").write_text(html.page(whole), encoding="utf-8")
+    (tmp_path / "page.html").write_text(pages.html(whole), encoding="utf-8")
     wide, scrolling, top, drawn, whole_width = ask(tmp_path, FITS, *flags, width=width)
     assert wide == []
     assert whole_width <= width

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
-from cifar_ray.reporting import aggregate
+from cifar_ray.reporting import data, figures
 from cifar_ray.reporting import report as reports
 from cifar_ray.tracking import reading
 from cifar_ray.training import hardware
@@ -118,7 +118,7 @@ def test_a_report_has_the_figures_of_the_store(runs: object, resident: Person) -
         "peak_memory_mib": ("peak_memory_mib", 1.0),
     }
     checked = 0
-    for row in built.data["figures"]:
+    for row in data.records(built.data["figures"]):
         if row["figure"] in sources:
             metric, scale = sources[row["figure"]]
             values = [resident.mlflow.get_run(run_id).data.metrics[metric] for run_id in row["run_ids"].split()]
@@ -152,7 +152,7 @@ def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> 
         assert metrics["time/training_s"] == pytest.approx(sum(spent))
         assert metrics["time/epoch_mean_s"] == pytest.approx(sum(spent) / len(spent))
         assert metrics["epoch_images_per_s"] * spent[-1] == pytest.approx(1437 // batch * batch)
-        assert aggregate.images_trained(trial) == 1437 // batch * batch * len(spent)
+        assert figures.images_trained(trial) == 1437 // batch * batch * len(spent)
         assert metrics["images_per_s"] * metrics["time/iteration_mean_s"] == pytest.approx(batch)
 
 

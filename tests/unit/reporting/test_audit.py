@@ -8,6 +8,7 @@ import pytest
 
 from cifar_ray.reporting import cautions, papers
 from cifar_ray.reporting.audit import Claim, faults
+from cifar_ray.reporting.frame import Runs
 from tests.support.studies import study, trial
 
 RIGHT = {"accuracy": [0.55], "precision": [0.6], "recall": [0.55], "f1": [0.57], "specificity": [0.95]}
@@ -40,7 +41,7 @@ def test_what_may_be_is_not_told() -> None:
 
 
 def test_what_published_figures_cannot_be() -> None:
-    found = papers.comparison(study(trial()), "rangoju_katneni_2025").folded[-1]
+    found = papers.comparison(Runs(study(trial())), "rangoju_katneni_2025").folded[-1]
     assert found.title == "Cannot be right, because"
     told = [(label, entries[0].text.split(":")[0]) for label, entries in found.rows]
     assert told == [
@@ -54,15 +55,15 @@ def test_what_published_figures_cannot_be() -> None:
 
 def test_our_own_figures_are_looked_at_as_well() -> None:
     right = trial(accuracies=(0.55,))
-    assert not [line for line in cautions.cautions(study(right)) if "cannot be right" in line]
+    assert not [line for line in cautions.cautions(Runs(study(right))) if "cannot be right" in line]
     some = replace(right, params={**right.params, "test_images": "500"}, metrics={**right.metrics, "test/recall": 0.56})
-    assert not [line for line in cautions.cautions(study(some)) if "cannot be right" in line]
+    assert not [line for line in cautions.cautions(Runs(study(some))) if "cannot be right" in line]
     wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5, "test/f1": 0.5})
-    (told,) = (line for line in cautions.cautions(study(wrong)) if "cannot be right" in line)
+    (told,) = (line for line in cautions.cautions(Runs(study(wrong))) if "cannot be right" in line)
     impossible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=900.0))
-    (fast,) = (line for line in cautions.cautions(impossible) if "cannot be right" in line)
+    (fast,) = (line for line in cautions.cautions(Runs(impossible)) if "cannot be right" in line)
     chance = study(*(trial(of, images_per_s=s, seed=n) for n, s in enumerate((98.0, 102.0)) for of in ("1x1",)))
     lucky = [trial("1x2", images_per_s=speed, seed=n) for n, speed in enumerate((199.0, 209.0))]
-    assert not [line for line in cautions.cautions(study(*chance.trials, *lucky)) if "cannot be right" in line]
+    assert not [line for line in cautions.cautions(Runs(study(*chance.trials, *lucky))) if "cannot be right" in line]
     assert fast.startswith("bs16 1x2 seed0 cannot be right: 9.00 times as fast with 2 workers")
     assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")

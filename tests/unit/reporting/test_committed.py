@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.reporting import data, exported, markdown, papers, report
+from cifar_ray.reporting import data, exported, pages, papers, report
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
 FOLDERS = sorted(path.parent for path in STUDIES.glob("*/report.md"))
@@ -32,6 +32,6 @@ def test_its_files_make_the_report_again(folder: Path) -> None:
     hold = "global_batch" if "- Scaling is strong" in committed else None
     study = exported.together([exported.read(EXPORTED[name]) for name in files], hold)
     made = replace(report.build(study, baseline, targets=targets), written=written[1], version=written[2])
-    assert markdown.text(made) == committed
+    assert pages.markdown(made) == committed
     assert data.csv_text(made.data["figures"]) == (folder / "figures.csv").read_text()
     assert data.csv_text(made.data["runs"]) == (folder / "runs.csv").read_text()

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import cost, tables
+from cifar_ray.reporting import cost, figures
 from tests.support.studies import grid, study, trial
+from tests.unit.reporting.test_tables import sections
 
 CLUSTER = Path(__file__).parents[3] / "cluster.yaml"
 
@@ -115,22 +116,22 @@ def test_a_cluster_file_without_a_price_is_refused(text: str, problem: str, tmp_
 
 def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
     run = trial("2x2", training_s=3560.0)  # and 4 x 10 s
-    assert cost.of_run(priced(3.0))(run) == pytest.approx(6.0)
+    assert figures.cost_of_run(priced(3.0)).measure(run) == pytest.approx(6.0)
     timed = replace(run, metrics={**run.metrics, "time/wall_s": 5400.0})
-    assert cost.of_run(priced(3.0))(timed) == pytest.approx(9.0)
+    assert figures.cost_of_run(priced(3.0)).measure(timed) == pytest.approx(9.0)
     partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/startup_s"})
-    assert cost.of_run(priced(3.0))(partly) is None
+    assert figures.cost_of_run(priced(3.0)).measure(partly) is None
 
 
 def test_images_on_the_way_to_a_target() -> None:
     run = trial("2x1", training_s=3600.0, accuracies=(0.3, 0.6))  # 1800 s and 50,000 images an epoch
-    assert cost.per_thousand_images(priced(10.0), 0.6)(run) == pytest.approx(2 * 10 / 100)
-    assert cost.per_thousand_images(priced(10.0), 0.7)(run) is None
+    assert figures.cost_to_target(priced(10.0), 0.6).measure(run) == pytest.approx(2 * 10 / 100)
+    assert figures.cost_to_target(priced(10.0), 0.7).measure(run) is None
 
 
 def test_there_are_no_costs_without_a_price() -> None:
     def costs(price: cost.Price | None) -> set[str]:
-        (section,) = tables.sections(grid(), None, price)
+        (section,) = sections(grid(), (), price)
         headings = {title for table in (*section.tables, *section.folded) for title in table.columns}
         return {title for title in headings if "USD" in title}
 
@@ -139,7 +140,7 @@ def test_there_are_no_costs_without_a_price() -> None:
 
 
 def test_a_cost_says_what_it_assumes() -> None:
-    (section,) = tables.sections(study(trial()), None, priced(36.0))
+    (section,) = sections(study(trial()), (), priced(36.0))
     (main,) = section.tables
     assert dict(zip(main.columns[1:], main.rows[0][1]))["Cost (USD)"].text == "1.40"  # 140 s
     assert any("at 36 USD per hour" in note and "paid by the second" in note for note in main.notes)

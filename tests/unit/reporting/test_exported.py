@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import aggregate, cautions, exported, markdown, report, scaling
+from cifar_ray.reporting import cautions, exported, pages, report, scaling
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Study
 from tests.support.studies import grid, study, trial, without_run
 
@@ -22,7 +23,7 @@ def round_trip(of: Study, folder: Path) -> Study:
 
 def plain(of: Study) -> str:
     """Its report, but for the moment and the place that it comes from."""
-    return markdown.text(replace(report.build(replace(of, store="", page=None)), written=""))
+    return pages.markdown(replace(report.build(replace(of, store="", page=None)), written=""))
 
 
 def test_a_file_makes_the_report_that_the_store_makes(tmp_path: Path) -> None:
@@ -93,10 +94,10 @@ def test_a_run_without_what_reports_need_is_refused(where: tuple[str, ...], valu
 
 def test_seeds_of_two_files_are_one_configuration_and_machines_are_not() -> None:
     first, second = study(trial(seed=0)), study(trial(seed=1))
-    (one,) = aggregate.configurations(exported.together([first, second]))
+    (one,) = Runs(exported.together([first, second])).configurations
     assert [run.seed for run in one.trials] == [0, 1]
     elsewhere = study(trial(seed=1, tags={"cifar_ray.hardware": "NVIDIA H200"}))
-    apart = aggregate.configurations(exported.together([first, elsewhere]))
+    apart = Runs(exported.together([first, elsewhere])).configurations
     assert [len(one.trials) for one in apart] == [1, 1]
     assert exported.together([first]) is first
 
@@ -113,14 +114,14 @@ def test_accuracies_of_two_machines_are_one_configuration_where_runs_were_made_f
         for seed, (machine, cpus) in enumerate((("AMD EPYC", "2"), ("Xeon", "16")))
     )
     for other in (first, replace(first, axes=(), run_id="")):  # of sweeps, and of runs named one by one
-        (one,) = aggregate.configurations(exported.together([other, second]))
+        (one,) = Runs(exported.together([other, second])).configurations
         assert [run.seed for run in one.trials] == [0, 1]
 
 
 def test_times_of_two_machines_never_share_a_mean() -> None:
     everything = study(trial(seed=0, tags={"cifar_ray.hardware": "AMD EPYC"}))
     times = study(trial(seed=1, tags={"cifar_ray.hardware": "Xeon", "cifar_ray.measure": "times"}))
-    apart = aggregate.configurations(exported.together([everything, times]))
+    apart = Runs(exported.together([everything, times])).configurations
     assert [len(one.trials) for one in apart] == [1, 1]
 
 
@@ -131,7 +132,7 @@ def test_an_axis_of_one_file_alone_is_one_of_all() -> None:
     one_cell = study(trial(seed=2), axes=(), run_id="sweep of one cell")
     merged = exported.together([grid, part, one_cell])
     assert merged.axes == ("lr", "batch_size", "topology")
-    assert [[run.seed for run in one.trials] for one in aggregate.configurations(merged)] == [[0, 1, 2], [0]]
+    assert [[run.seed for run in one.trials] for one in Runs(merged).configurations] == [[0, 1, 2], [0]]
 
 
 def test_a_run_that_two_files_have_counts_once() -> None:
@@ -141,7 +142,7 @@ def test_a_run_that_two_files_have_counts_once() -> None:
     early = replace(early, trials=[*early.trials[:2], replace(early.trials[2], name="bs16 1x2 seed0")])
     merged = exported.together([early, late])
     assert [(one.name, one.status) for one in merged.trials] == [(one.name, one.status) for one in late.trials]
-    assert [len(one.trials) for one in aggregate.configurations(merged)] == [2, 1]
+    assert [len(one.trials) for one in Runs(merged).configurations] == [2, 1]
 
 
 def test_two_exports_of_a_sweep_are_the_later_one_of_it() -> None:
@@ -150,7 +151,7 @@ def test_two_exports_of_a_sweep_are_the_later_one_of_it() -> None:
     for files in ([early, late], [late, early]):
         merged = exported.together(files)
         assert (merged.status, len(merged.trials)) == ("FINISHED", 2)
-        assert not any("still runs" in line for line in cautions.cautions(merged))
+        assert not any("still runs" in line for line in cautions.cautions(Runs(merged)))
 
 
 def test_a_skipped_cell_stays_where_another_study_trained_one_with_other_settings() -> None:
@@ -170,18 +171,19 @@ def test_a_report_of_its_parts_is_that_of_the_whole() -> None:
     ]
     whole, parts = study(*runs), [study(*runs[:2]), study(*runs[2:])]
     merged = exported.together(parts)
-    assert aggregate.configurations(merged) == aggregate.configurations(whole)
-    among = aggregate.configurations(merged)
-    assert scaling.ratio(merged, among[1], among) == scaling.ratio(whole, among[1], among)
+    assert [one.trials for one in Runs(merged).configurations] == [one.trials for one in Runs(whole).configurations]
+    among = Runs(merged).configurations
+    again = Runs(whole).configurations
+    assert scaling.ratio(among[1], among)[1:] == scaling.ratio(again[1], again)[1:]  # type: ignore[index]
     slower = study(*(replace(run, params={**run.params, "lr": "0.2"}) for run in runs[2:]))
-    assert len(aggregate.configurations(exported.together([parts[0], slower]))) == 4
+    assert len(Runs(exported.together([parts[0], slower])).configurations) == 4
 
 
 def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
     busy = study(trial(seed=0), metrics={"sweep/concurrency": 2.0})
     killed = study(trial(seed=1), name="other", status="KILLED")
     running = study(trial(seed=2), name="third", status="RUNNING")
-    said = cautions.cautions(exported.together([busy, killed, running]))
+    said = cautions.cautions(Runs(exported.together([busy, killed, running])))
     assert "The sweep third still runs." in said
     assert "The sweep other has ended as KILLED." in said
     assert any(line.startswith("Up to 2 runs trained at the same time") for line in said)
@@ -193,8 +195,8 @@ def test_sweeps_that_held_different_batches_need_to_be_told_which_one_a_column_s
     with pytest.raises(ConfigError, match=r"^hold must be .* not held the same: grown: batch; held: global_batch$"):
         exported.together([grown, held])
     both = exported.together([grown, held], "global_batch")
-    found = {(one.topology, one.batch_size): one for one in aggregate.configurations(both)}
-    ratio = scaling.ratio(both, found["1x2", 16], list(found.values()))
+    found = {(one.topology, one.batch_size): one for one in Runs(both).configurations}
+    ratio = scaling.ratio(found["1x2", 16], list(found.values()))
     assert ratio is not None
     assert ratio.reference is found["1x1", 32]  # no 1x1 has held the global batch: a single worker holds both
     assert exported.together([grown], "global_batch").hold == "global_batch"

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import aggregate, cells, measures, pace, peers, scaling
-from cifar_ray.reporting.aggregate import Statistic
+from cifar_ray.reporting import cautions, cells, chance, figures, frame, scaling
+from cifar_ray.reporting.figures import Statistic
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import of_strategies, of_strategy, study, trial
@@ -17,23 +18,23 @@ def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
     runs = [trial(seed=n, training_s=10.0 * n) for n in (1, 2, 3)]
     failed = replace(trial(seed=4, training_s=1.0), status="FAILED")
     bare = replace(trial(seed=5), metrics={})
-    (one,) = aggregate.configurations(study(*runs, failed, bare))
+    (one,) = Runs(study(*runs, failed, bare)).configurations
     ids = tuple(f"id-bs16-1x1-seed{n}" for n in (1, 2, 3))
-    assert one.statistic(measures.TRAINING_TIME.measure) == Statistic(20.0, 10.0, 3, ids)  # the sample's: n - 1
-    assert one.statistic(aggregate.metric("bubble/measured")) is None
-    (alone,) = aggregate.configurations(study(runs[0]))
-    assert alone.statistic(aggregate.metric("time/training_s", 1000)) == Statistic(10000.0, None, 1, ids[:1])
+    assert one.statistic(figures.TRAINING_TIME) == Statistic(20.0, 10.0, 3, ids)  # the sample's: n - 1
+    assert one.statistic(figures.BUBBLE[0]) is None
+    (alone,) = Runs(study(runs[0])).configurations
+    assert alone.statistic(figures.TRAINING_TIME) == Statistic(10.0, None, 1, ids[:1])
 
 
 def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
     shares = [images / 10000 for images in range(10001)]
-    percent = [measures.ACCURACY.measure(trial(accuracies=(share,))) for share in shares]
+    percent = [figures.ACCURACY.measure(trial(accuracies=(share,))) for share in shares]
     assert percent == [images / 100 for images in range(10001)]
-    assert aggregate.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
+    assert figures.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
 
 
 def others(of: Study) -> list[tuple[tuple[str, str], ...]]:
-    return [one.others for one in aggregate.configurations(of)]
+    return [one.others for one in Runs(of).configurations]
 
 
 def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_are_kept() -> None:
@@ -76,38 +77,37 @@ def test_compared_runs_that_are_alike_in_everything_stay_apart() -> None:
 
 def test_a_device_that_is_not_known_is_that_of_the_runs_beside_it() -> None:
     unknown = replace(trial("1x2"), params={**trial("1x2").params, "device": "auto"})
-    found = aggregate.configurations(study(trial("1x1", params={"device": "cuda"}), unknown))
+    found = Runs(study(trial("1x1", params={"device": "cuda"}), unknown)).configurations
     assert [(one.device, one.devices) for one in found] == [("cuda", 1), ("cuda", 2)]
     mixed = study(trial("1x1", params={"device": "cuda"}), trial("1x1", 64), unknown)
-    assert [one.device for one in aggregate.configurations(mixed)] == ["cuda", "cpu", ""]
+    assert [one.device for one in Runs(mixed).configurations] == ["cuda", "cpu", ""]
     many = trial("1x2", params={"device": "cuda", "gpus_per_worker": "4"})
-    assert aggregate.configurations(study(many))[0].devices == 8
+    assert Runs(study(many)).configurations[0].devices == 8
 
 
 def test_the_way_to_a_target_ends_with_the_first_epoch_that_has_it() -> None:
     run = trial(training_s=90.0, accuracies=(0.3, 0.5999999, 0.5))  # a store keeps 0.6 in 32 bits
-    assert aggregate.epochs_to(0.6)(run) == 2
-    assert aggregate.seconds_to(0.6)(run) == pytest.approx(60.0)
-    assert aggregate.images_to(0.6)(run) == pytest.approx(100000)
-    assert aggregate.images_trained(run) == 150000
-    assert aggregate.seconds_to(0.7)(run) is aggregate.images_to(0.7)(run) is None
+    assert figures.epochs_to(run, 0.6) == 2
+    assert figures.seconds_to(run, 0.6) == pytest.approx(60.0)
+    assert figures.images_trained(run) == 150000
+    assert figures.seconds_to(run, 0.7) is None
 
 
 def test_an_epoch_recorded_twice_counts_once_and_one_that_was_lost_leaves_no_time() -> None:
     run = trial(training_s=90.0)
     epochs = [*run.history["epoch_s"][:1], *run.history["epoch_s"]]
-    assert aggregate.seconds_to(0.5)(replace(run, history={**run.history, "epoch_s": epochs})) == pytest.approx(60.0)
+    assert figures.seconds_to(replace(run, history={**run.history, "epoch_s": epochs}), 0.5) == pytest.approx(60.0)
     lost = replace(run, history={**run.history, "epoch_s": run.history["epoch_s"][1:]})
-    assert aggregate.seconds_to(0.5)(lost) is None
+    assert figures.seconds_to(lost, 0.5) is None
 
 
 @pytest.mark.parametrize(("bests", "target"), [((0.8, 0.649), 0.6), ((0.65, 0.7), 0.65), ((0.9, 0.04), None)])
 def test_the_default_target_is_one_that_all_reach(bests: tuple[float, float], target: float | None) -> None:
     runs = study(trial(accuracies=(bests[0], 0.1)), trial("1x2", accuracies=(bests[1],)))
     lost = replace(trial(accuracies=(0.5,)), metrics={"best/accuracy": 0.9, "test/accuracy": 0.4})
-    assert aggregate.best_accuracy(lost) == 0.9
+    assert figures.best_accuracy(lost) == 0.9
     nan = trial("2x2", accuracies=(float("nan"),))
-    assert aggregate.default_target(aggregate.configurations(replace(runs, trials=[*runs.trials, nan]))) == target
+    assert frame.default_target(Runs(replace(runs, trials=[*runs.trials, nan])).configurations) == target
 
 
 def test_utilisation_is_the_mean_of_the_samples_within_the_training() -> None:
@@ -115,19 +115,19 @@ def test_utilisation_is_the_mean_of_the_samples_within_the_training() -> None:
     samples = [Point(0, 500, 1.0), Point(1, 1000, 40.0), Point(2, 2500, 60.0), Point(3, 3000, 50.0), Point(4, 9000, 2)]
     of_gpus = {f"system/0123abcd/gpu_{n}_utilization_percentage": [Point(1, 1500, 10.0 + n)] for n in (0, 1)}
     history = {**run.history, "system/0123abcd/cpu_utilization_percentage": samples, **of_gpus}
-    assert aggregate.utilisation("cpu")(replace(run, history=history)) == pytest.approx(50.0)
-    assert aggregate.utilisation("gpu")(replace(run, history=history)) == pytest.approx(10.5)
-    assert aggregate.utilisation("gpu")(run) is None
+    assert figures.load("cpu").measure(replace(run, history=history)) == pytest.approx(50.0)
+    assert figures.load("gpu").measure(replace(run, history=history)) == pytest.approx(10.5)
+    assert figures.load("gpu").measure(run) is None
     without = {name: points for name, points in history.items() if name != "epoch_s"}
-    assert aggregate.utilisation("cpu")(replace(run, history=without)) is None
+    assert figures.load("cpu").measure(replace(run, history=without)) is None
 
 
 def test_the_total_is_the_wall_time_or_the_sum_of_all_phases() -> None:
     run = trial()
-    assert aggregate.total_seconds(run) == 140.0
-    assert aggregate.total_seconds(replace(run, metrics={**run.metrics, "time/wall_s": 143.5})) == 143.5
+    assert figures.total_seconds(run) == 140.0
+    assert figures.total_seconds(replace(run, metrics={**run.metrics, "time/wall_s": 143.5})) == 143.5
     partly = {name: value for name, value in run.metrics.items() if name != "time/data_s"}
-    assert aggregate.total_seconds(replace(run, metrics=partly)) is None
+    assert figures.total_seconds(replace(run, metrics=partly)) is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_total_is_the_wall_time_or_the_sum_of_all_phases() -> None:
     ],
 )
 def test_what_is_not_split_is_the_iteration_without_its_parts(parts: tuple[float, ...], rest: float | None) -> None:
-    found = pace.unsplit_ms(of_strategy("ddp", "1x2", 0.5, parts=parts))
+    found = figures.NOT_SPLIT.measure(of_strategy("ddp", "1x2", 0.5, parts=parts))
     assert found == (None if rest is None else pytest.approx(rest, abs=1e-9))
 
 
@@ -152,15 +152,15 @@ def test_what_is_not_split_is_the_iteration_without_its_parts(parts: tuple[float
 )
 def test_ranks_with_a_pace_each_have_the_iteration_of_all(strategy: str, topology: str, own: bool) -> None:
     run = of_strategy(strategy, topology, 0.5, parts=(0.4,), images_per_s=1024.0)
-    assert pace.own_paces(run) is own
-    assert pace.iteration(1000)(run) == (250.0 if own else 500.0)  # 256 images at 1,024 a second
-    assert pace.iteration_p95_ms(run) == (None if own else 250.0)
-    assert (pace.unsplit_ms(run) is None) is own
+    assert figures.own_paces(run) is own
+    assert figures.iteration_ms(run) == (250.0 if own else 500.0)  # 256 images at 1,024 a second
+    assert figures.ITERATION_P95.measure(run) == (None if own else 250.0)
+    assert (figures.NOT_SPLIT.measure(run) is None) is own
 
 
 def ratios(of: Study) -> dict[str, tuple[str, float, float]]:
-    every = aggregate.configurations(of)
-    found = {f"{one.strategy} {one.topology}": scaling.ratio(of, one, every) for one in every}
+    every = Runs(of).configurations
+    found = {f"{one.strategy} {one.topology}": scaling.ratio(one, every) for one in every}
     return {
         name: (ratio.reference.topology, round(ratio.speed_up.mean, 6), round(ratio.efficiency.mean, 6))
         for name, ratio in found.items()
@@ -181,10 +181,8 @@ def test_a_speed_up_is_held_against_the_fewest_workers_on_the_fewest_nodes() -> 
     }
     gpus = [trial(top, images_per_s=s, params={"device": "cuda", "gpus_per_worker": n}) for top, s, n in (("1x1", 100, "1"), ("1x1", 300, "4"))]  # fmt: skip
     held = study(*gpus, axes=("gpus_per_worker",))
-    assert [
-        scaling.ratio(held, one, aggregate.configurations(held)) is not None for one in aggregate.configurations(held)
-    ]
-    several = scaling.ratio(held, aggregate.configurations(held)[1], aggregate.configurations(held))
+    among = Runs(held).configurations
+    several = scaling.ratio(among[1], among)
     assert several is not None
     assert (several.speed_up.mean, several.efficiency.mean) == (3.0, 75.0)
 
@@ -224,11 +222,11 @@ def test_speed_ups_over_seeds_have_a_spread() -> None:
     slow = [trial("1x1", seed=n, images_per_s=100.0 + n) for n in (-1, 0, 1)]
     fast = [trial("1x2", seed=n, images_per_s=150.0 + 3 * n) for n in (-1, 0, 1)]
     runs = study(*slow, *fast)
-    first, second = aggregate.configurations(runs)
-    ratio, base = (scaling.ratio(runs, one, (first, second)) for one in (second, first))
+    first, second = Runs(runs).configurations
+    ratio, base = (scaling.ratio(one, (first, second)) for one in (second, first))
     assert ratio is not None
     assert base is not None
-    ids = (*second.statistic(measures.IMAGES_PER_S.measure).run_ids, *(one.run_id for one in slow))  # type: ignore[union-attr]
+    ids = (*second.statistic(figures.IMAGES_PER_S).run_ids, *(one.run_id for one in slow))  # type: ignore[union-attr]
     assert ratio.speed_up == Statistic(1.5, pytest.approx(spread), 3, ids)
     assert ratio.efficiency == Statistic(75.0, pytest.approx(50 * spread), 3, ids)
     assert (base.speed_up.std, base.speed_up.n) == (None, 3)
@@ -243,22 +241,22 @@ def test_a_speed_up_is_of_the_seeds_that_both_have() -> None:
         "ddp 1x2": ("1x1", 0.81, 40.5),
         "ddp 1x4": ("1x4", 1.0, 100.0),  # no seed in common
     }
-    one, two, _ = aggregate.configurations(runs)
-    ratio = scaling.ratio(runs, two, (one, two))
+    one, two, _ = Runs(runs).configurations
+    ratio = scaling.ratio(two, (one, two))
     assert ratio is not None
     assert ratio.speed_up == Statistic(0.81, None, 1, ("id-bs16-1x2-seed0", "id-bs16-1x1-seed0"))
-    entry = cells.ratio(cells.SPEED_UP, cells.Group(runs, (one, two), Names.of(runs, (one, two))), two)
+    entry = cells.ratio(figures.SPEED_UP).make(cells.Group((one, two), Names.of((one, two))), two)
     assert (entry.text, entry.note) == ("0.81 (n=1 of 2)", "over the seeds that both have")
 
 
 def test_a_share_of_a_single_worker_is_of_the_seeds_that_both_have() -> None:
     runs = [of_strategy("ddp", top, s, seed=n) for top, s, n in (("1x1", 0.4, 0), ("1x2", 0.3, 0), ("1x2", 0.1, 1))]
     of = of_strategies(*runs)
-    among = aggregate.configurations(of)
-    entry = cells.share_of_single(cells.Group(of, among, Names.of(of, among)), among[1])
+    among = Runs(of).configurations
+    entry = cells.share_of_single(cells.Group(among, Names.of(among)), among[1])
     assert (entry.text, entry.note) == ("75.0 (n=1 of 2)", "against 1x1; over the seeds that both have")
-    apart = aggregate.configurations(of_strategies(runs[0], runs[2]))
-    assert not cells.share_of_single(cells.Group(of, apart, Names.of(of, apart)), apart[1]).text
+    apart = Runs(of_strategies(runs[0], runs[2])).configurations
+    assert not cells.share_of_single(cells.Group(apart, Names.of(apart)), apart[1]).text
 
 
 @pytest.mark.parametrize(
@@ -266,11 +264,11 @@ def test_a_share_of_a_single_worker_is_of_the_seeds_that_both_have() -> None:
 )
 def test_gpus_are_counted_where_a_worker_drives_several(devices: tuple[str, str], unit: str) -> None:
     runs = [trial(top, params={"device": d, "gpus_per_worker": "2"}) for top, d in zip(("1x1", "1x2"), devices)]
-    assert scaling.unit(aggregate.configurations(study(*runs))) == unit
+    assert scaling.unit(Runs(study(*runs)).configurations) == unit
 
 
 def test_a_single_worker_does_the_same_work() -> None:
-    every = aggregate.configurations(
+    every = Runs(
         of_strategies(
             of_strategy("ddp", "1x1"),
             of_strategy("all_reduce", "1x1"),
@@ -278,12 +276,11 @@ def test_a_single_worker_does_the_same_work() -> None:
             of_strategy("gpipe", "1x2"),
             trial("1x1", 64, params={"model": "vgg11", "strategy": "ddp"}),
         )
-    )
+    ).configurations
     ddp, all_reduce, wide, pipeline, _ = every
-    measure = measures.ITERATION_TIME.measure
-    assert scaling.single_worker(wide, every, measure) is all_reduce
-    assert scaling.single_worker(pipeline, every, measure) is ddp
-    assert scaling.single_worker(pipeline, every[3:], measure) is None
+    assert scaling.single_worker(wide, every, figures.ITERATION_TIME) is all_reduce
+    assert scaling.single_worker(pipeline, every, figures.ITERATION_TIME) is ddp
+    assert scaling.single_worker(pipeline, every[3:], figures.ITERATION_TIME) is None
 
 
 STATISTIC = Statistic(50.0, 1.0, 3, ())
@@ -303,34 +300,34 @@ STATISTIC = Statistic(50.0, 1.0, 3, ())
     ],
 )
 def test_a_difference_is_told_from_chance(other: Statistic, images: int | None, distinct: bool | None) -> None:
-    assert peers.distinct(STATISTIC, other, images) is distinct
-    assert peers.distinct(other, STATISTIC, images) is distinct
+    assert chance.distinct(STATISTIC, other, images) is distinct
+    assert chance.distinct(other, STATISTIC, images) is distinct
 
 
 def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     """Two of 360 images, twice."""
     one, other = (Statistic(value, 0.0, 2, ()) for value in (98.0, 99.17))
-    assert peers.distinct(one, other, 360) is False
-    assert peers.distinct(one, other) is True
-    assert peers.distinct(one, one) is False
+    assert chance.distinct(one, other, 360) is False
+    assert chance.distinct(one, other) is True
+    assert chance.distinct(one, one) is False
     two = [Statistic(98.61, 0.2, 2, ()), Statistic(91.39, 1.57, 2, ())]
-    assert peers.distinct(*two, 360) is True  # t = 6.45 with 2 degrees of freedom: p = 0.023; Welch's has p = 0.09
+    assert chance.distinct(*two, 360) is True  # t = 6.45 with 2 degrees of freedom: p = 0.023; Welch's has p = 0.09
     middle, near = (Statistic(value, 0.1, 3, ()) for value in (50.0, 52.0))
-    assert peers.distinct(middle, near, 10000) is True  # two standard errors are 1.41 points
-    assert peers.distinct(middle, near, 4990) is False  # 2.0016 points
+    assert chance.distinct(middle, near, 10000) is True  # two standard errors are 1.41 points
+    assert chance.distinct(middle, near, 4990) is False  # 2.0016 points
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.00012345, "0.000123"), (0.5, "0.500"), (12.345, "12.3"), (1234.5, "1,234"), (0.0, "0.00")]
 )
 def test_amounts_show_three_digits(value: float, text: str) -> None:
-    figure = measures.Figure("k", "K", lambda _: None, " USD", None, "low")
+    figure = figures.Figure("k", "K", lambda _: None, " USD", None, "low")
     assert figure.number(value) == text
     assert figure.text(value) == f"{text} USD"
 
 
 def test_cells_have_the_spread_in_the_means_digits_and_the_count_where_runs_lack_it() -> None:
-    figure = measures.Figure("k", "K", lambda _: None, "", None)
+    figure = figures.Figure("k", "K", lambda _: None, "", None)
     assert figure.cell(Statistic(12.345, 0.0123, 3, ())) == "12.3 ± 0.0"
     assert figure.cell(Statistic(12.345, None, 1, ()), 3) == "12.3 (n=1 of 3)"
     assert figure.cell(Statistic(12.345, None, 1, ()), 1) == "12.3"
@@ -338,14 +335,14 @@ def test_cells_have_the_spread_in_the_means_digits_and_the_count_where_runs_lack
 
 def outliers(*accuracies: float, images: int = 50000) -> list[str]:
     runs = [trial(seed=seed, accuracies=(one,), images=images) for seed, one in enumerate(accuracies)]
-    return [one.trial.name for one in peers.outliers(aggregate.configurations(study(*runs)))]
+    return [one.name for one in cautions.outliers(Runs(study(*runs))).itertuples()]
 
 
 def test_an_outlier_is_far_below_a_group_that_is_close_together() -> None:
     runs = study(*(trial(seed=n, accuracies=(a,)) for n, a in enumerate((0.6, 0.59, 0.58, 0.4))))
-    (found,) = peers.outliers(aggregate.configurations(runs))
-    assert (found.trial.seed, found.peers) == (3, 4)
-    assert (found.accuracy, found.below) == (pytest.approx(40.0), pytest.approx(18.5))
+    (found,) = cautions.outliers(Runs(runs)).itertuples()
+    assert (found.seed, found.peers) == (3, 4)
+    assert (found.value, found.below) == (pytest.approx(40.0), pytest.approx(18.5))
     assert outliers(0.6, 0.59, 0.58, 0.56) == []
     assert outliers(0.6, 0.5) == []  # of two none is one
     assert outliers(0.6, 0.6, 0.6, 0.56) == []  # fewer than 5 points
@@ -360,7 +357,7 @@ def test_an_outlier_is_one_of_the_seeds_of_its_configuration() -> None:
         trial("1x2", seed=1, accuracies=(0.3,), params={"model": "vit"}),
         replace(trial("1x2", seed=2, accuracies=(0.3,)), status="FAILED"),
     ]
-    assert peers.outliers(aggregate.configurations(study(*alike, *strange))) == []
+    assert cautions.outliers(Runs(study(*alike, *strange))).empty
 
 
 @pytest.mark.parametrize(
@@ -377,4 +374,4 @@ def test_work_is_equal_but_for_two_percent(images: tuple[int, int | None], told:
         one if count else replace(one, metrics={k: v for k, v in one.metrics.items() if k != "epoch_images_per_s"})
         for one, count in zip(runs, images)
     ]
-    assert peers.difference(aggregate.configurations(study(*runs)), measures.TRAINING_TIME) == told
+    assert chance.unequal_work(Runs(study(*runs)).configurations, figures.TRAINING_TIME) == told

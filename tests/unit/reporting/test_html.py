@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from cifar_ray.reporting import html
+from cifar_ray.reporting import pages
 from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Report, Section, Table
 from cifar_ray.tracking.study import Study
 
@@ -78,7 +78,7 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return html.page(report())
+    return pages.html(report())
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_headings_are_buttons(page: Page) -> None:
 def test_only_web_addresses_become_links(address: str) -> None:
     entry = Entry("page", link=address)
     runs = Table("runs", "Runs", ["Run", "Page"], [("one", [entry])])
-    assert address not in html.page(dataclasses.replace(report(), runs=runs, charts=[]))
+    assert address not in pages.html(dataclasses.replace(report(), runs=runs, charts=[]))
 
 
 def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
@@ -180,7 +180,7 @@ def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
 
 def test_a_report_without_charts_cautions_and_comparison_has_no_empty_parts() -> None:
     bare = dataclasses.replace(report(), charts=[], cautions=[], comparison=None, sections=[])
-    ids = {found.get("id") for _, found in Page(html.page(bare)).elements}
+    ids = {found.get("id") for _, found in Page(pages.html(bare)).elements}
     assert ids & {"cautions", "charts", "section-1"} == set()
     assert {"findings", "runs"} <= ids
 

@@ -9,6 +9,7 @@ import pytest
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import papers
 from cifar_ray.reporting.contents import Entry, Table
+from cifar_ray.reporting.frame import Runs
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial
 
 ALONE = "no finished run on their base that trained on as many images"
@@ -19,7 +20,7 @@ def row(table: Table, label: str) -> dict[str, Entry]:
 
 
 def test_topologies_beside_ours() -> None:
-    found = papers.comparison(grid(), "rangoju_katneni_2025")
+    found = papers.comparison(Runs(grid()), "rangoju_katneni_2025")
     (main,), (quality, _) = found.tables, found.folded
     assert [label for label, _ in main.rows] == [f"{t}, batch {b}" for t in ("1x1", "1x2", "2x2") for b in (16, 64)]
     assert main.columns[0] == "Configuration"
@@ -54,14 +55,14 @@ def test_shares_of_runs_that_did_less_are_computed_from_their_pace() -> None:
     """A quarter of the images, at twice as many a second: for as many, half the time."""
     alone = trial("1x1", training_s=400.0, images=50000, images_per_s=125.0)
     four = trial("2x2", training_s=50.0, images=12500, images_per_s=250.0)
-    (table,) = papers.comparison(study(alone, four), "rangoju_katneni_2025").tables
+    (table,) = papers.comparison(Runs(study(alone, four)), "rangoju_katneni_2025").tables
     ours = row(table, "2x2, batch 16")["Training, % of 1x1, ours"]
     assert (ours.text, ours.value) == ("50.0", pytest.approx(50))
     assert ours.note.endswith(", computed from measured steps for as many images")
 
 
 def test_what_we_have_not_run_stays_empty() -> None:
-    (table,) = papers.comparison(study(trial("1x2", 16)), "rangoju_katneni_2025").tables
+    (table,) = papers.comparison(Runs(study(trial("1x2", 16))), "rangoju_katneni_2025").tables
     assert row(table, "1x2, batch 16")["Training, % of 1x1, ours"] == Entry(note=ALONE)
     missing = row(table, "1x2, batch 64")
     assert missing["Training (s), ours"] == Entry(note="no finished run of the same kind")
@@ -72,7 +73,7 @@ def test_what_we_have_not_run_stays_empty() -> None:
 
 def test_hardware_that_was_not_recorded_is_said() -> None:
     bare = replace(trial(), tags={})
-    assert papers.comparison(study(bare), "rangoju_katneni_2025").notes[1] == "Ours: not recorded."
+    assert papers.comparison(Runs(study(bare)), "rangoju_katneni_2025").notes[1] == "Ours: not recorded."
 
 
 def test_strategies_of_vgg11_by_time_per_iteration() -> None:
@@ -81,7 +82,7 @@ def test_strategies_of_vgg11_by_time_per_iteration() -> None:
         of_strategy("ddp", "4x1", 0.2, losses=(2.0, 2.1, 2.2, 2.3)),
         of_strategy("ddp", "2x1", 0.3),
     )
-    found = papers.comparison(runs, "vgg11_group_report")
+    found = papers.comparison(Runs(runs), "vgg11_group_report")
     (table,), (ranks, _) = found.tables, found.folded
     ddp = row(table, "ddp, 4 workers, global batch 256")
     assert {title: entry.text for title, entry in ddp.items()} == {
@@ -113,7 +114,7 @@ def test_strategies_by_images_per_second() -> None:
         trial("1x2", 128, images_per_s=140.0, params={"strategy": "gpipe", "micro_batches": "8"}),
         axes=("topology", "strategy"),
     )
-    found = papers.comparison(runs, "comparative_analysis_asu")
+    found = papers.comparison(Runs(runs), "comparative_analysis_asu")
     parallel = row(found.tables[0], "data_parallel, 2 workers, global batch 256")
     assert (parallel["Images/s, % of single, theirs"].text, parallel["Images/s, % of single, ours"].text) == (
         "130.5",
@@ -131,18 +132,18 @@ def test_shares_are_of_runs_of_the_same_kind() -> None:
     gpu = {"device": "cuda"}
     runs = [trial(top, training_s=s) for top, s in (("1x1", 400.0), ("2x2", 100.0))]
     runs += [trial(top, training_s=s, params=gpu) for top, s in (("1x1", 40.0), ("2x2", 20.0))]
-    (table,) = papers.comparison(study(*runs), "rangoju_katneni_2025").tables
+    (table,) = papers.comparison(Runs(study(*runs)), "rangoju_katneni_2025").tables
     ours = "Training, % of 1x1, ours"
     assert row(table, "2x2, batch 16 (ours: 2x2, cpu)")[ours].text == "25.0"
     assert row(table, "2x2, batch 16 (ours: 2x2, cuda)")[ours].text == "50.0"
     assert row(table, "2x2, batch 16 (ours: 2x2, cuda)")[ours].note == "against 1x1, cuda"
-    (table,) = papers.comparison(study(trial("1x1"), trial("2x2", params=gpu)), "rangoju_katneni_2025").tables
+    (table,) = papers.comparison(Runs(study(trial("1x1"), trial("2x2", params=gpu))), "rangoju_katneni_2025").tables
     assert row(table, "2x2, batch 16")[ours] == Entry(note=ALONE)
 
 
 @pytest.mark.parametrize("key", ["rangoju_katneni_2025", "vgg11_group_report", "comparative_analysis_asu"])
 def test_nothing_in_common_is_said(key: str) -> None:
-    found = papers.comparison(study(trial("3x1", 7)), key)
+    found = papers.comparison(Runs(study(trial("3x1", 7))), key)
     assert found.tables == ()
     assert {table.title for table in found.folded} <= {"Cannot be right, because"}
     assert found.title == f"Beside {papers.known()[key]['title']}"
@@ -153,14 +154,14 @@ def test_nothing_in_common_is_said(key: str) -> None:
 
 
 def test_a_study_without_figures_is_one_sentence() -> None:
-    assert papers.comparison(grid(), "resnet50_multi_gpu").notes == (
+    assert papers.comparison(Runs(grid()), "resnet50_multi_gpu").notes == (
         "resnet50_multi_gpu has printed no figures, so nothing of it can be laid beside these runs.",
     )
 
 
 def test_an_unknown_study_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        papers.comparison(grid(), "rangoju")
+        papers.comparison(Runs(grid()), "rangoju")
     assert caught.value.as_flag().startswith(
         "--baseline must be rangoju_katneni_2025, vgg11_group_report, comparative_analysis_asu or resnet50_multi_gpu"
     )

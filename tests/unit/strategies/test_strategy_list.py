@@ -10,7 +10,7 @@ from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import DataShard
-from cifar_ray.reporting import pace
+from cifar_ray.reporting import figures
 from cifar_ray.reporting import scaling as reported
 from cifar_ray.strategies import reproducible
 from cifar_ray.strategies.worker import Worker, seed
@@ -85,9 +85,9 @@ def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_reports_lists_are_those_of_the_program() -> None:
     """Reports know no torch, and so have lists of their own."""
     classes = {name: importlib.import_module(f"cifar_ray.strategies.{name}").STRATEGY for name in strategies.NAMES}
-    assert {name for name, one in classes.items() if not one.synchronous} == set(pace.ASYNCHRONOUS)
+    assert {name for name, one in classes.items() if not one.synchronous} == set(figures.ASYNCHRONOUS)
     assert set(reported.PLAIN_ALONE) < set(strategies.NAMES)
-    assert pace.STEP_PARTS == clock.PARTS
+    assert figures.STEP_PARTS == clock.PARTS
 
 
 REFUSED = [

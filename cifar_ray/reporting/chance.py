@@ -1,0 +1,107 @@
+"""Which runs can be compared: those of equal work; and which differences are more than chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from cifar_ray.reporting.figures import ACCURACY, F1, PRECISION, RECALL, SPECIFICITY, TEST_IMAGES, Figure, Statistic
+from cifar_ray.reporting.frame import Configuration
+
+_SAME = 0.02
+"""Share by which equal work may differ: an epoch leaves out the images that do not fill a global batch."""
+
+CHANCE = 0.05
+"""Probability of a difference by chance below which two means are called distinct."""
+
+_LEAST = 0.01
+"""Share of the larger mean from which a difference counts as one, besides chance; that of shares of the test images
+has the size of the test set."""
+
+
+def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
+    """How the work of the finished runs that have a figure differs, as a sentence begins; empty where it is equal.
+
+    Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
+    """
+    images = [images for config in among for images in config.runs.work(figure).get(config.number, ())]
+    if any(map(math.isnan, images)):
+        return "not every run has recorded how many images it trained on" if len(images) > 1 else ""
+    if not images or max(images) <= (1 + _SAME) * min(images):
+        return ""
+    return f"the runs trained on different numbers of images ({min(images):,.0f} to {max(images):,.0f})"
+
+
+def better(figure: Figure, among: Sequence[Configuration]) -> str:
+    """Which way a figure of these configurations is better; empty where they cannot be compared by it."""
+    finished = [config for config in among if config.finished]
+    alike = {
+        "step": lambda: len({(config.global_batch_size, config.device) for config in finished}) < 2,
+        "device": lambda: len({config.device for config in finished}) < 2,
+        "work": lambda: not unequal_work(finished, figure),
+    }
+    return figure.better if figure.alike == "" or alike[figure.alike]() else ""
+
+
+def visible(first: Statistic, other: Statistic, images: float | None = None) -> float | None:
+    """The smallest difference of two means that counts; None with one run of each.
+
+    It is more than chance, see :func:`by_seeds`, and at least 1 %. Shares of so many test ``images``, in percent, must
+    instead differ by more than two standard errors of the difference between two such shares: seeds that agree do not
+    make the test larger.
+    """
+    chance = by_seeds(first, other)
+    if chance is None:
+        return None
+    least = _LEAST * max(abs(first.mean), abs(other.mean))
+    return max(chance, least if images is None else of_images((first.mean + other.mean) / 2, images))
+
+
+def by_seeds(first: Statistic, other: Statistic) -> float | None:
+    """The smallest difference of two means that is more than chance; None with one run of each.
+
+    By Student's t-test over the seeds, at 5 %. It takes one deviation for both: of two or three seeds, Welch's with one
+    for each hardly tells anything apart, and a single run has none.
+    """
+    spread = [(each.n - 1, each.std) for each in (first, other) if each.std is not None]
+    freedom = sum(count for count, _ in spread)
+    if not freedom:
+        return None
+    variance = sum(count * std**2 for count, std in spread) / freedom
+    return quantile(freedom) * math.sqrt(variance * (1 / first.n + 1 / other.n))
+
+
+@lru_cache
+def quantile(freedom: int) -> float:
+    """Standard errors from which a difference is more than chance, with so many degrees of freedom (Student's t)."""
+    from scipy import stats  # takes long to import
+
+    return float(stats.t.ppf(1 - CHANCE / 2, freedom))
+
+
+def of_images(percent: float, images: float | None) -> float:
+    """Two standard errors of the difference between two shares, in percent, of so many test images."""
+    share = min(max(percent / 100, 0.0), 1.0)
+    return 200 * math.sqrt(2 * share * (1 - share) / images) if images else 0.0
+
+
+def test_images(among: Iterable[Configuration]) -> float | None:
+    """The fewest test images that any of the finished runs was evaluated on."""
+    known = [
+        images for config in among for trial in config.finished if (images := TEST_IMAGES.measure(trial)) is not None
+    ]
+    return min(known, default=None)
+
+
+def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
+    """How many test images limit how exact a share is, infinitely many where they set no limit; None for all else."""
+    if figure.key in (ACCURACY.key, PRECISION.key, RECALL.key, F1.key):
+        return test_images(among) or math.inf
+    return math.inf if figure.key == SPECIFICITY.key else None
+
+
+def distinct(first: Statistic, other: Statistic, images: float | None = None) -> bool | None:
+    """Whether the means of a figure differ, see :func:`visible`; None with one run of each: that is not tested."""
+    least = visible(first, other, images)
+    return None if least is None else abs(first.mean - other.mean) > least

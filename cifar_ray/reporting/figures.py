@@ -1,0 +1,345 @@
+"""The figures that reports show: how each is read from a run, which way is better, and how it is written."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Literal, NamedTuple
+
+from cifar_ray.reporting import cost
+from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking.study import Trial
+
+Measure = Callable[[Trial], "float | None"]
+"""One figure of one run; None when it was not measured."""
+
+STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
+"""Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
+
+ASYNCHRONOUS = ("parameter_server", "hogwild")
+"""Strategies whose workers do not wait for each other: each has a pace of its own."""
+
+_PHASES = {
+    **{"startup": "Start-up", "data": "Data", "training": "Training", "evaluation": "Evaluation"},
+    **{"checkpoint": "Checkpoints", "other": "Other"},
+}
+_ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits; seconds by which parts may exceed their sum
+
+
+class Statistic(NamedTuple):
+    """A figure of one configuration over its seeds: mean, sample standard deviation (None for one run), count."""
+
+    mean: float
+    std: float | None
+    n: int
+    run_ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: Sequence[float], run_ids: tuple[str, ...] = ()) -> Statistic:
+        """Of one value or more."""
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), std, len(values), run_ids)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a run.
+
+    Attributes:
+        key: short name with its unit at the end, as in ``figures.csv``.
+        measure: reads it from a run, in the unit of the title.
+        unit: what follows the number in a sentence, such as `` s``.
+        digits: decimals; None for three significant digits.
+        better: which way is better; empty when neither is.
+        alike: what runs must share for one to be the best of them: the images trained on (``work``), the global batch
+            of a step (``step``), or the device.
+        note: what a reader must know of it, ``remark`` in one run.
+    """
+
+    key: str
+    title: str
+    measure: Measure = lambda _: None
+    unit: str = ""
+    digits: int | None = 0
+    better: Literal["low", "high", ""] = ""
+    alike: Literal["", "work", "step", "device"] = ""
+    note: str = ""
+    remark: Callable[[Trial], str] = lambda _: ""
+
+    def remarks(self, trials: Sequence[Trial]) -> str:
+        """What a reader must know of it in these runs."""
+        return "; ".join(dict.fromkeys(filter(None, map(self.remark, trials))))
+
+    def text(self, value: float) -> str:
+        """A value with its unit, for a sentence: ``61.1 %``."""
+        return f"{self.number(value)}{self.unit}"
+
+    def cell(self, statistic: Statistic, runs: int = 0) -> str:
+        """``61.12``, or over several seeds ``61.12 ± 0.31``; ``(n=1 of 3)`` when not all ``runs`` have it."""
+        shown = self.number(statistic.mean)
+        if statistic.std is not None:
+            shown += f" ± {self.number(statistic.std, like=statistic.mean)}"
+        return shown + (f" (n={statistic.n} of {runs})" if runs > statistic.n else "")
+
+    def number(self, value: float, like: float | None = None) -> str:
+        """A value without its unit, with as many decimals as ``like`` would have."""
+        digits, shown = self.digits, value if like is None else like
+        if digits is None:
+            digits = 2 if shown == 0 else max(2 - math.floor(math.log10(abs(shown))), 0)
+        return f"{value:,.{digits}f}"
+
+
+def metric(name: str, scale: float = 1.0) -> Measure:
+    """The last recorded value of a metric, times ``scale``."""
+
+    def read(trial: Trial) -> float | None:
+        value = trial.metrics.get(name)
+        # In decimal: 0.57 is 57 %, and 0.57 * 100 is 56.99999999999999.
+        return None if value is None else float(Decimal(str(value)) * Decimal(str(scale)))
+
+    return read
+
+
+def by_step(trial: Trial, name: str) -> dict[int, float]:
+    """A history with one value per step; a continued run may have recorded an epoch twice."""
+    return {point.step: point.value for point in trial.history.get(name, ())}
+
+
+def best_accuracy(trial: Trial) -> float | None:
+    """Highest test accuracy of any epoch, 0 to 1."""
+    recorded = [trial.metrics[name] for name in ("best/accuracy", "test/accuracy") if name in trial.metrics]
+    return max([*by_step(trial, "test/accuracy").values(), *recorded], default=None)
+
+
+def reaches(accuracy: float, target: float) -> bool:
+    """Whether an accuracy is at least the target, but for rounding."""
+    return accuracy >= target - _ROUNDING
+
+
+def epochs_to(trial: Trial, target: float) -> float | None:
+    """Epochs until the test accuracy is at least ``target``; None when it never was."""
+    reached = [epoch for epoch, accuracy in by_step(trial, "test/accuracy").items() if reaches(accuracy, target)]
+    return float(min(reached)) if reached else None
+
+
+def seconds_to(trial: Trial, target: float) -> float | None:
+    """Seconds of training until the test accuracy is at least ``target``, without evaluation and start-up."""
+    epochs, seconds = epochs_to(trial, target), by_step(trial, "epoch_s")
+    until = range(1, int(epochs or 0) + 1)
+    return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
+
+
+def images_per_epoch(trial: Trial) -> float | None:
+    """Images in the steps of one epoch."""
+    rate, last = trial.metrics.get("epoch_images_per_s"), trial.metrics.get("epoch_s")
+    return None if rate is None or last is None else round(rate * last)
+
+
+def images_trained(trial: Trial) -> float | None:
+    """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
+    epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, "test/accuracy")}, default=0)
+    images = images_per_epoch(trial)
+    return epochs * images if epochs and images is not None else None
+
+
+def total_seconds(trial: Trial) -> float | None:
+    """Wall time of a run; where it was not recorded, seconds of all phases together; None unless all were recorded."""
+    seconds = [trial.metrics.get(f"time/{phase}_s") for phase in _PHASES if phase != "other"]
+    known = [second for second in seconds if second is not None]
+    return trial.metrics.get("time/wall_s", sum(known) if len(known) == len(seconds) else None)
+
+
+def own_paces(trial: Trial) -> bool:
+    """Whether its ranks have a pace each, so that none of them is the run's."""
+    return trial.strategy in ASYNCHRONOUS and trial.world_size > 1
+
+
+def iteration_ms(trial: Trial) -> float | None:
+    """Mean milliseconds of an optimizer step in steady state.
+
+    The recorded time is rank 0's. Where every rank has its own pace, it is what a global batch takes all of them, the
+    wait for the slowest included.
+    """
+    if not own_paces(trial):
+        return metric("time/iteration_mean_s", 1000.0)(trial)
+    images_per_s = trial.metrics.get("images_per_s")
+    return trial.global_batch_size / images_per_s * 1000.0 if images_per_s else None
+
+
+def _not_split_ms(trial: Trial) -> float | None:
+    """Milliseconds of a mean iteration that none of its parts accounts for; None where these exceed it."""
+    whole = trial.metrics.get("time/iteration_mean_s")
+    if whole is None or own_paces(trial):
+        return None
+    rest = whole - sum(trial.metrics.get(f"time/step_{part}_s", 0.0) for part in STEP_PARTS)
+    return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
+
+
+def _load(trial: Trial, device: str) -> float | None:
+    """Mean load in percent of the samples between the first and the last record of the training."""
+    times = [point.timestamp_ms for name in ("train/loss", "epoch_s") for point in trial.history.get(name, ())]
+    pattern = re.compile(rf"system/[^/]+/{device}(_\d+)?_utilization_percentage")
+    samples = [point for name, points in trial.history.items() if pattern.fullmatch(name) for point in points]
+    loads = [sample.value for sample in samples if times and min(times) <= sample.timestamp_ms <= max(times)]
+    return statistics.fmean(loads) if loads else None
+
+
+def _percent(key: str, title: str) -> Figure:
+    """A share of 1 in the store, shown in percent."""
+    return Figure(f"{key}_percent", f"{title} (%)", metric(f"test/{key}", 100.0), " %", 2, "high", "work")
+
+
+def _first_gpu(trial: Trial) -> str:
+    return f"of the first of a worker's {trial.gpus_per_worker} GPUs" if trial.gpus_per_worker > 1 else ""
+
+
+TRAINING_TIME = Figure(
+    "training_s",
+    "Training (s)",
+    metric("time/training_s"),
+    " s",
+    2,
+    "low",
+    "work",
+    "Training is without start-up, data, evaluation and checkpoints.",
+)
+IMAGES_PER_S = Figure(
+    "images_per_s", "Images/s", metric("images_per_s"), " images/s", 1, "high", "", "Images/s are in steady state."
+)
+ACCURACY, PRECISION, RECALL = (
+    _percent("accuracy", "Accuracy"),
+    _percent("precision", "Precision"),
+    _percent("recall", "Recall"),
+)
+F1, SPECIFICITY = _percent("f1", "F1"), _percent("specificity", "Specificity")
+LOSS = Figure("test_loss", "Test loss", metric("test/loss"), "", 4, "low", "work")
+MEMORY = Figure(
+    "peak_memory_mib",
+    "Peak memory (MiB)",
+    metric("peak_memory_mib"),
+    " MiB",
+    0,
+    "low",
+    "device",
+    "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
+    _first_gpu,
+)
+EPOCH_TIME = Figure("epoch_s", "Epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", "work")
+ITERATION_TIME = Figure(
+    "iteration_ms",
+    "Iteration (ms)",
+    iteration_ms,
+    " ms",
+    None,
+    "low",
+    "step",
+    "An iteration is one optimizer step, a mean in steady state.",
+    lambda trial: "by images/s of all ranks, waits included" if own_paces(trial) else "",
+)
+ITERATION_P95 = Figure(
+    "iteration_p95_ms",
+    "95th percentile (ms)",
+    lambda trial: None if own_paces(trial) else metric("time/iteration_p95_s", 1000.0)(trial),
+    " ms",
+    None,
+    "low",
+    "step",
+)
+PARTS = tuple(
+    Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
+    for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
+)
+NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
+PHASES = tuple(Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2) for key, title in _PHASES.items())
+TOTAL = Figure("wall_s", "Total (s)", total_seconds, " s", 2)
+BUBBLE = (
+    Figure("bubble_percent", "Measured (%)", metric("bubble/measured", 100.0), " %", 1),
+    Figure("bubble_theory_percent", "Theory (%)", metric("bubble/theory", 100.0), " %", 1),
+)
+STALENESS = Figure("staleness_mean_updates", "Mean (updates)", metric("staleness/mean"), "", 2)
+MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"))
+IMAGES = Figure("images_trained", "Images", images_trained)
+TEST_IMAGES = Figure("test_images_used", "Test images", metric("test/images"))
+# These are read from two configurations; here is how they are called and written.
+SPEED_UP = Figure("speed_up", "Speed-up (times)", unit=" times", digits=2, better="high")
+EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", unit=" %", digits=1)
+SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", unit=" %", digits=1)
+
+
+def of_rank(figure: Figure, rank: int) -> Figure:
+    """What one rank has of a figure: the loss or the accuracy of its own replica, or its memory."""
+    name, scale = {LOSS.key: ("test/loss", 1.0), ACCURACY.key: ("test/accuracy", 100.0)}.get(
+        figure.key, (figure.key, 1.0)
+    )
+    measure = metric(f"{name}_rank{rank}", scale)
+    return replace(figure, key=f"{figure.key}_rank{rank}", title=f"Rank {rank}", measure=measure, better="")
+
+
+def over_ranks(figure: Figure) -> Figure:
+    """The mean over all ranks of a figure of the test, of runs that have it of every rank."""
+
+    def read(trial: Trial) -> float | None:
+        values = [of_rank(figure, rank).measure(trial) for rank in range(trial.world_size)]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    return replace(figure, key=f"{figure.key}_ranks_mean", title="Mean over ranks", measure=read, better="")
+
+
+def load(device: Literal["cpu", "gpu"]) -> Figure:
+    """Load of the nodes' CPUs or of the GPUs while a run trained."""
+    name = device.upper()
+    note = f"{name} load is the mean of the samples while it trained, of whole machines, with whatever else ran there."
+    key, title = f"{device}_utilisation_percent", f"{name} load (%)"
+    return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
+
+
+def key_of_target(target: float) -> str:
+    """What names of figures and tables begin with that tell the way to a test accuracy, 0 to 1: ``to_60_percent``."""
+    return f"to_{target * 100:.4g}_percent"
+
+
+def to_target(target: float) -> tuple[Figure, Figure]:
+    """Seconds and epochs to a test accuracy, 0 to 1."""
+    note = "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone."
+    way = key_of_target(target)
+    return (
+        Figure(f"{way}_s", "Training (s)", lambda trial: seconds_to(trial, target), " s", 2, "low", note=note),
+        Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work"),
+    )
+
+
+def cost_of_run(price: Price) -> Figure:
+    """What a run costs: all its nodes for its wall time."""
+    note = f"{cost.assumption(price)} Cost uses wall time, counted in a sweep from the start of each run."
+
+    def paid(trial: Trial) -> float | None:
+        return price.paid(trial.nodes, total_seconds(trial))
+
+    return Figure("cost_usd", "Cost (USD)", paid, " USD a run", None, "low", "work", note)
+
+
+def cost_of_training(price: Price) -> Figure:
+    """What a run costs by images, for runs of unequal work."""
+
+    def paid(trial: Trial) -> float | None:
+        return price.paid(trial.nodes, total_seconds(trial), images_trained(trial))
+
+    unit = " USD per 1,000 images"
+    return Figure("cost_per_1000_images_usd", "Cost per 1,000 images (USD)", paid, unit, None, "low")
+
+
+def cost_to_target(price: Price, target: float) -> Figure:
+    """What the way to a test accuracy costs, by images."""
+
+    def paid(trial: Trial) -> float | None:
+        images = (epochs_to(trial, target) or 0.0) * (images_per_epoch(trial) or 0.0)
+        return price.paid(trial.nodes, seconds_to(trial, target), images)
+
+    note = "Cost is that of the training until then, by the images trained on until then."
+    key = f"{key_of_target(target)}_usd_per_1000_images"
+    return Figure(key, "Cost per 1,000 images (USD)", paid, " USD", None, "low", note=note)

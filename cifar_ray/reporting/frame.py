@@ -1,0 +1,261 @@
+"""A study's runs as one frame, and their figures by configuration: whatever runs share but the seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from cifar_ray.config import runfile, schema
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.reporting import figures
+from cifar_ray.reporting.figures import Figure, Statistic
+from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+
+ORIGIN = {
+    "commit": "mlflow.source.git.commit",
+    "machine": "cifar_ray.machine",
+    "hardware": HARDWARE_TAG,
+    "command": "cifar_ray.command",
+}
+"""Tags that say where a run's figures come from, by short names."""
+
+HARDWARE = "hardware"
+"""Name under which compared runs differ in their hardware; a tag, not a parameter."""
+
+PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
+"""Parameters that have a place in a table of their own."""
+
+RUN = "run"
+"""Name under which compared runs differ that are alike in everything, even the seed."""
+
+OPTIONAL = {runfile.parameter(name) for name, field in schema.flat_fields(TrainConfig) if field.default is None}
+"""Parameters that are not recorded where they are not set."""
+
+_SECTION = ["model", "dataset"]
+_TOLD = {*PLACED, "seed", "device"}
+# Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
+_ASIDE = {
+    *_TOLD,
+    *runfile.UPKEEP,  # older runs have it as parameters
+    *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
+    *("keep_checkpoints", "max_failures", "log_models"),
+}
+_STEP = 0.05
+_ROUNDING = 1e-6
+_ID_SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """Everything but the seed, and the runs that have it.
+
+    ``others`` are names and values of whatever else varies in the study; ``device`` is ``cpu`` or ``cuda``, or empty
+    when no run came so far as to tell.
+    """
+
+    runs: Runs
+    number: int
+    device: str
+    others: tuple[tuple[str, str], ...]
+    trials: tuple[Trial, ...]
+    model: str
+    dataset: str
+    topology: str
+    batch_size: int
+    global_batch_size: int
+
+    @cached_property
+    def finished(self) -> tuple[Trial, ...]:
+        """The runs whose figures count."""
+        return tuple(trial for trial in self.trials if trial.finished)
+
+    @property
+    def counts(self) -> Collection[int]:
+        """How many finished runs there are of each kind that was made for figures of its own."""
+        return Counter(trial.measure for trial in self.finished).values()
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return self.trials[0].nodes
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.trials[0].world_size
+
+    @property
+    def devices(self) -> int:
+        """GPUs in all, of which a worker may drive several; without GPUs, workers."""
+        return self.world_size * (self.trials[0].gpus_per_worker if self.device == "cuda" else 1)
+
+    @property
+    def strategy(self) -> str:
+        """Its strategy; empty when the run ended before logging it."""
+        return self.trials[0].strategy
+
+    @property
+    def column(self) -> int:
+        """The batch size that stays the same along a column: the global one, or the one per worker."""
+        return self.global_batch_size if self.runs.study.hold == "global_batch" else self.batch_size
+
+    @property
+    def size(self) -> tuple[object, ...]:
+        """By this, configurations stand in order from few devices to many."""
+        return self.devices, self.nodes, self.topology, self.column
+
+    def statistic(self, figure: Figure) -> Statistic | None:
+        """A figure over the finished runs that have it; None when none has."""
+        return self.runs.statistics(figure).get(self.number)
+
+    def by_seed(self, figure: Figure) -> dict[int, float]:
+        """A figure with every seed that has it; sweeps together may have several runs with one."""
+        return self.runs.seeds(figure).get(self.number, {})
+
+
+class Runs:
+    """The runs of a study.
+
+    The frame has a row for each run: what identifies it, and the number of its configuration; configurations stand in
+    the order of their first runs.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        trials = list(study.trials)
+        frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
+        for name in ("run_id", "name", "finished", "seed", *PLACED):
+            frame[name] = [getattr(trial, name) for trial in trials]
+        frame["device"] = [trial.params.get("device") for trial in trials]
+        frame["device"] = frame.device.where(frame.device.isin(("cpu", "cuda")))
+        known = frame.groupby(_SECTION).device.transform(lambda of: of.dropna().iloc[0] if of.nunique() == 1 else "")
+        frame["device"] = frame.device.fillna(known)
+        frame["others"] = [_others(trial, self.varied[trial.model, trial.dataset]) for trial in trials]
+        self._identity = [*_SECTION, "device", *PLACED[2:], "others"]
+        if not study.axes:
+            frame["others"] = self._told_apart(frame)
+        groups = frame.groupby(self._identity, sort=False)
+        frame["configuration"] = groups.ngroup()
+        self.frame = frame
+        self.configurations = [
+            Configuration(
+                self, number, device, others, tuple(rows.trial), *(getattr(rows.trial.iloc[0], n) for n in PLACED)
+            )
+            for number, ((_, _, device, *_, others), rows) in enumerate(groups)
+        ]
+        self._run_ids = [trial.run_id for trial in trials]
+        self._values: dict[str, Any] = {}
+        self._statistics: dict[str, dict[int, Statistic]] = {}
+        self._work: dict[str, dict[int, list[float]]] = {}
+        self._seeds: dict[str, dict[int, dict[int, float]]] = {}
+
+    def _told_apart(self, frame: Any) -> list[tuple[tuple[str, str], ...]]:
+        """The others, with a label for each run where two of a configuration have the same seed."""
+        twins = frame.groupby(self._identity).seed.transform(lambda seeds: seeds.duplicated().any())
+        same_name = frame.duplicated([*self._identity, "name"], keep=False)
+        names = frame.name.where(~same_name, frame.name + " " + frame.run_id.str[:_ID_SHOWN])
+        return [(*others, (RUN, name)) if twin else others for others, twin, name in zip(frame.others, twins, names)]
+
+    @cached_property
+    def sections(self) -> dict[tuple[str, str], list[Trial]]:
+        """The runs by model and data set."""
+        sections: dict[tuple[str, str], list[Trial]] = {}
+        for trial in self.study.trials:
+            sections.setdefault((trial.model, trial.dataset), []).append(trial)
+        return sections
+
+    @cached_property
+    def varied(self) -> dict[tuple[str, str], list[str]]:
+        """By model and data set, what else tells runs apart: a sweep's other axes, or all that differs."""
+        return {section: self._differing(trials) for section, trials in self.sections.items()}
+
+    def _differing(self, trials: Sequence[Trial]) -> list[str]:
+        values = _settings(trials)
+        known = {name: {"" if value == "None" else value for value in values[name]} for name in values}
+        differing = [name for name, of in known.items() if len(of if name in OPTIONAL else of - {""}) > 1]
+        if not self.study.axes:
+            return differing
+        axes = [name for name in self.study.axes if name not in _TOLD]
+        # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
+        return [*axes, *(name for name in differing if name not in axes and name.startswith(f"{trials[0].model}."))]
+
+    @property
+    def settings(self) -> dict[tuple[str, str], dict[str, set[str]]]:
+        """Model and data set -> name -> the values that its runs have of what may tell configurations apart."""
+        return {
+            section: {name: set(values) - {""} for name, values in _settings(trials).items()}
+            for section, trials in self.sections.items()
+        }
+
+    @property
+    def finished(self) -> list[Configuration]:
+        """The configurations with a finished run."""
+        return [config for config in self.configurations if config.finished]
+
+    def values(self, figure: Figure) -> Any:
+        """A figure of every run, whatever became of it, as a column; NaN where there is none."""
+        if figure.key not in self._values:
+            self._values[figure.key] = pd.Series([figure.measure(trial) for trial in self.study.trials], dtype=float)
+        return self._values[figure.key]
+
+    def measured(self, figure: Figure) -> Any:
+        """A figure of the finished runs that have it."""
+        return self.values(figure)[self.frame.finished].dropna()
+
+    def statistics(self, figure: Figure) -> dict[int, Statistic]:
+        """Configuration's number -> mean, standard deviation and count of a figure."""
+        if figure.key not in self._statistics:
+            groups = self.measured(figure).groupby(self.frame.configuration)
+            self._statistics[figure.key] = {
+                config: Statistic.of(list(values), tuple(self._run_ids[number] for number in values.index))
+                for config, values in groups
+            }
+        return self._statistics[figure.key]
+
+    def work(self, figure: Figure) -> dict[int, list[float]]:
+        """Configuration's number -> images that each run trained on which has a figure; NaN where not recorded."""
+        if figure.key not in self._work:
+            images = self.values(figures.IMAGES)[self.measured(figure).index]
+            self._work[figure.key] = images.groupby(self.frame.configuration).agg(list).to_dict()
+        return self._work[figure.key]
+
+    def seeds(self, figure: Figure) -> dict[int, dict[int, float]]:
+        """Configuration's number -> seed -> mean of a figure."""
+        if figure.key not in self._seeds:
+            groups = self.measured(figure).groupby([self.frame.configuration, self.frame.seed])
+            self._seeds[figure.key] = {}
+            for (config, seed), mean in groups.agg(statistics.fmean).items():
+                self._seeds[figure.key].setdefault(config, {})[seed] = mean
+        return self._seeds[figure.key]
+
+
+def setting(trial: Trial, name: str) -> str:
+    """What may tell configurations apart: a parameter, or the hardware, of which accuracies do not depend."""
+    if trial.measure == "accuracy" and name in (HARDWARE, "cpus_per_worker"):
+        return ""
+    return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
+
+
+def _settings(trials: Sequence[Trial]) -> dict[str, list[str]]:
+    """What may tell configurations apart -> its value in each run."""
+    names = sorted({name for trial in trials for name in trial.params} - _ASIDE)
+    return {name: [setting(trial, name) for trial in trials] for name in (*names, HARDWARE)}
+
+
+def _others(trial: Trial, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name in names if (value := setting(trial, name)))
+
+
+def default_target(among: Iterable[Configuration]) -> float | None:
+    """The largest multiple of 5 % that the best epoch of every finished run reaches; None below 5 %."""
+    bests = [figures.best_accuracy(trial) for config in among for trial in config.finished]
+    known = [best for best in bests if best is not None and math.isfinite(best)]
+    steps = math.floor((min(known, default=0.0) + _ROUNDING) / _STEP)
+    return round(steps * _STEP, 2) if steps else None
