@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cifar_ray.config.commands import OfModel
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.sections import WhichCheckpoint
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,18 @@ class StopCommand(_JobServerCommand):
     """The job's name."""
 
 
-@dataclass(frozen=True)
-class ServeCommand:
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(OfModel):
     """Classify images sent over HTTP with a run's model, until Ctrl-C.
 
     curl --data-binary @IMAGE http://127.0.0.1:8000/predict
     """
-
-    run: Positional[str]
-    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
-
-    checkpoint: WhichCheckpoint = "last"
-    """The newest checkpoint, or the one with the highest test accuracy."""
 
     host: str = "127.0.0.1"
     """Address to listen on. 0.0.0.0 admits other machines; there is no password."""
 
     port: int = 8000
     """Port to listen on."""
-
-    tracking_uri: str | None = None
 
 
 @dataclass(frozen=True)

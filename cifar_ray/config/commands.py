@@ -21,6 +21,19 @@ class ResultAsJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfModel:
+    """The options of commands that use a run's model."""
+
+    run: Positional[str]
+    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
+
+    checkpoint: WhichCheckpoint = "last"
+    """The newest checkpoint, or the one with the highest test accuracy."""
+
+    tracking_uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainCommand(ResultAsJson, TrainConfig):
     """Train one image classifier on one topology, and record it in MLflow."""
 
@@ -72,7 +85,6 @@ class ResumeCommand:
     start_timeout_s: float | None = None
     hang_timeout_s: float | None = None
     tracking_uri: str | None = None
-
     verbose: bool = False
 
 
@@ -212,37 +224,22 @@ class CompareCommand(ResultAsJson):
     tracking_uri: str | None = None
 
 
-@dataclass(frozen=True)
-class EvaluateCommand(ResultAsJson):
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(ResultAsJson, OfModel):
     """Evaluate a run's model on every test image."""
 
-    run: Positional[str]
-    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
-
-    checkpoint: WhichCheckpoint = "last"
-    """The newest checkpoint, or the one with the highest test accuracy."""
-
     data_dir: str | None = None
-    tracking_uri: str | None = None
 
 
-@dataclass(frozen=True)
-class PredictCommand(ResultAsJson):
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand(ResultAsJson, OfModel):
     """Classify image files with a run's model."""
-
-    run: Positional[str]
-    """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     images: Positional[tuple[Path, ...]]
     """Image files of any size and common format."""
 
-    checkpoint: WhichCheckpoint = "last"
-    """The newest checkpoint, or the one with the highest test accuracy."""
-
     top: Count = 3
     """Classes to show per image, most likely first."""
-
-    tracking_uri: str | None = None
 
 
 @dataclass(frozen=True)
@@ -269,10 +266,7 @@ class DoctorCommand(ResultAsJson):
 
     data_dir: str | None = None
     storage: str | None = None
-    """Where runs and their checkpoints are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
-
     tracking_uri: str | None = None
-
     address: str | None = None
 
 
