@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray.config import flags, runfile
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.training import recipe
 from tests.support import stores
+from tests.support.helpers import train_on_ranks
 from tests.support.person import Person
 from tests.support.ports import free_port
 
@@ -36,7 +40,7 @@ LONG = [
     "--precision",
     "fp32",
 ]
-LONG += ["--batch-size", "32", "--topology", "1x2"]
+LONG += ["--batch-size", "32", "--topology", "1x2", "--cpus-per-worker", "1"]
 LONG += ["--checkpoint-every", "7", "--log-every", "5", "--log-models", "none", "--run-name", "victim"]
 EPOCHS = list(range(1, 31))
 ITERATIONS = list(range(5, 30 * 22 + 1, 5))
@@ -69,11 +73,13 @@ def wait_for_nothing_left(person: Person) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(resident: Person) -> str:
-    """SHA-256 of the weights of a run that nothing has happened to."""
-    resident.succeeds(*LONG[:-1], "calm")
-    assert_complete(resident, "calm")
-    return digest(resident, "calm")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """SHA-256 of the weights of a run that nothing has happened to, without Ray."""
+    given = flags.given(TrainConfig, LONG[1:], "cifar-ray train")
+    config = recipe.resolve(runfile.merge(TrainConfig(), given))
+    (outcome, _), _ = train_on_ranks(config, tmp_path_factory.mktemp("calm"))
+    assert outcome is not None
+    return outcome.weights_sha256
 
 
 @pytest.mark.parametrize(
