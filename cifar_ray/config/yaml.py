@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is a SafeLoader
+        json.dumps(values, default=str, skipkeys=True)  # refuses a mapping that contains itself
     except OSError as error:
         raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:

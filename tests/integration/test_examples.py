@@ -131,14 +131,15 @@ def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(EXAMPLES / "ray_serve.py"), "first", str(port)]
     with stores.serving(command, f"{url}/healthz", person.environment) as server:
-        answers = [requests.get(url, timeout=60).json() for _ in range(10)]
+        answers = [requests.get(url, timeout=60) for _ in range(10)]
+        assert [answer.status_code for answer in answers] == [200] * 10, answers[0].text
         while len(list(replicas(person))) < 2:
             time.sleep(0.2)
         image = png(data.load("digits").test.images[0])
         predicted = requests.post(f"{url}/predict?top=3", data=image, timeout=60).json()
         server.send_signal(signal.SIGINT)
         server.wait(60)
-    assert {answer["run"] for answer in answers} == {"first"}
+    assert {answer.json()["run"] for answer in answers} == {"first"}
     assert len(predicted["classes"]) == 3
 
 

@@ -17,6 +17,7 @@ from cifar_ray.config.errors import ConfigError
         ("lr: !!float abc", "could not convert string to float: 'abc'"),
         ('epochs: !!int ""', "string index out of range"),
         ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
+        ("options: &a {b: *a}", "Circular reference detected"),
         ("name: 1\nname: 2", "it has the key 'name' twice"),
         ("name: {1: 1, '1': 2}", "it has the key '1' twice"),
         ("epochs: 4\nbatch_size: 010", "YAML reads 010 as 8 (write 8 or '010') in line 2"),
