@@ -59,7 +59,7 @@ def load(path: str | Path) -> TrainConfig:
     """
     values = read(path)
     try:
-        return _built(values)
+        return _built(current(values))
     except ConfigError as error:
         raise ConfigError("", f"{path}: {error}") from None
 
@@ -70,7 +70,7 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type, an impossible value, or another version.
     """
-    return _built(_of_this_version(values))
+    return _built(current(_of_this_version(values)))
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
@@ -79,7 +79,7 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         ConfigError: as :func:`from_mapping`, and when it was not resolved.
     """
-    values = _of_this_version(values)
+    values = current(_of_this_version(values))
     if values.get("global_batch_size") is None and values.get("batch_size") is not None:  # of an earlier version
         share, accumulate, where = (
             schema.field(TrainConfig, name, values.get(name, getattr(TrainConfig, name)))
@@ -99,14 +99,31 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
             "version",
             f"must be {VERSION}, got {errors.brief(version)}: the file was written by another version of cifar_ray",
         )
-    return current(values)
+    return values
 
 
 def current(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names that they have now, for names of any version."""
-    names = schema.renamed(TrainConfig)
-    moved = schema.nest({names[name]: value for name, value in values.items() if name in names})
-    return schema.overlay({name: value for name, value in values.items() if name not in names}, moved)
+    """Options of a run by the names that they have now, nested or dotted, for names of any version.
+
+    Raises:
+        ConfigError: when an option is given twice.
+    """
+    return schema.nest(present(schema.flatten(values, is_leaf=lambda group: not group)))
+
+
+def present(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the dotted names that they have now.
+
+    Raises:
+        ConfigError: when an option is given by its former name and by its present one.
+    """
+    values: dict[str, Any] = {}
+    for given, value in flat.items():
+        name = present_name(given)
+        if name in values:
+            raise ConfigError(name, "must be given once, and is given twice")
+        values[name] = value
+    return values
 
 
 def present_name(name: str) -> str:

@@ -353,12 +353,20 @@ def flatten(
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of :func:`flatten`."""
+    """The reverse of :func:`flatten`.
+
+    Raises:
+        ConfigError: when a key has a value as well as options.
+    """
     values: dict[str, Any] = {}
     for key, value in flat.items():
         *outer, last = key.split(".")
         inner = values
-        for name in outer:
+        for depth, name in enumerate(outer, 1):
             inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(".".join(outer[:depth]), f"must be a mapping of its options, got {brief(inner)}")
+        if last in inner:
+            raise ConfigError(key, f"must be a mapping of its options, got {brief(value)}")
         inner[last] = value
     return values

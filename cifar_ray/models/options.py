@@ -76,7 +76,7 @@ class ViTOptions:
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
-            raise ConfigError("dim", f"must be a multiple of heads ({self.heads}), got {self.dim}")
+            raise ConfigError("dim", f"must be a multiple of vit.heads ({self.heads}), got {self.dim}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -239,7 +239,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
         ({"vit": ViTOptions(depth=3)}, "vit.depth is for --model vit only, and the model is resnet"),
         ({"model": "vit", "resnet": ResNetOptions(width=8)}, "resnet.width is for --model resnet only, and the model is vit"),
-        ({"model": "vit", "vit": {"dim": 10, "heads": 3}}, "vit.dim must be a multiple of heads (3), got 10"),
+        ({"model": "vit", "vit": {"dim": 10, "heads": 3}}, "vit.dim must be a multiple of vit.heads (3), got 10"),
         ({"model": "vit", "vit": {"depth": "3"}}, "vit.depth must be a whole number, got '3'"),
         ({"vit": None}, "vit must be a ViTOptions, got None"),
         ({"pipeline": {"micro_batches": 2}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
@@ -333,6 +333,11 @@ def test_a_former_name_is_read_and_its_flag_is_told(former: str, tmp_path: Path)
         ("epochs: 3\nmodle: vit\n", "{}: unknown key 'modle'; did you mean 'model'?"),
         ("epochs: many\n", "{}: epochs must be a whole number, got 'many'"),
         ("resnet: {{blocks: [1, 0]}}", "{}: resnet.blocks must be at least 1, got 0"),
+        ("resnet: {{width: 8}}\nresnet.width: 16\n", "{}: resnet.width must be given once, and is given twice"),
+        ("shards: 8\nreproducible: {{shards: 2}}\n", "{}: reproducible.shards must be given once, and is given twice"),
+        ("ddp: 3\nbucket_cap_mb: 5\n", "{}: ddp must be a mapping of its options, got 3"),
+        ("bucket_cap_mb: 5\nddp: 3\n", "{}: ddp must be a mapping of its options, got 3"),
+        ("resnets: {{}}\n", "{}: unknown key 'resnets'; did you mean 'resnet'?"),
         ("- epochs\n", "{} must be a mapping of keys to values"),
         ("version: 99\n", "{}: version must be 2, got 99: the file was written by another version of cifar_ray"),
     ],
@@ -351,6 +356,8 @@ def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
     config = runfile.load(path)
     assert config == TrainConfig(lr=1e-3, weight_decay=0, resnet=ResNetOptions((2, 2)), global_batch_size=64)
     # Of the two ways to give the batch, the one given last counts.
+    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nresnet.blocks: [2, 2]\nglobal_batch_size: 64\n")
+    assert runfile.load(path) == config
     small = runfile.merge(config, {"batch_size": "8", "resnet": {"width": "4"}})
     assert small == replace(config, batch_size=8, global_batch_size=None, resnet=ResNetOptions((2, 2), 4))
     assert runfile.merge(small, {"global_batch_size": 64, "resnet": {"width": 16}}) == config

@@ -230,6 +230,8 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"epochs": [1]}, "train": {"seed": "x"}}, "--seed must be a whole number, got 'x'"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"resnet.width": [8], "resnet": {"width": [16]}}}, "--resnet.width must be given once, and is given twice"),
+        ({"grid": {"shards": [8], "reproducible": {"shards": [2]}}}, "--reproducible.shards must be given once, and is given twice"),
+        ({"grid": {"lr": [0.1]}, "train": {"shards": 8, "reproducible": {"shards": 2}}}, "--reproducible.shards must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"vit": {"depth": 2}, "vit.depth": 3}}, "--vit.depth must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options.a": 1, "model_options": {"a": 1}}}, "--model-options.a must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),
@@ -387,6 +389,12 @@ OF_SWEEP = {
         ),
         ({"train": {"global_batch_size": 9}}, {"batch_size": "3"}, None, {"train": {"batch_size": "3"}}),
         (
+            {"train": {"ddp": {"comm_hook": "fp16"}, "bucket_cap_mb": 5}},
+            {"ddp": {"bucket_cap_mb": "10"}},
+            None,
+            {"train": {"ddp": {"comm_hook": "fp16", "bucket_cap_mb": "10"}}},
+        ),
+        (
             {"train": {"global_batch_size": 9}},
             {"batch_size": "3", "global_batch_size": "3"},
             None,
@@ -405,6 +413,8 @@ def test_flags_lie_on_top_of_a_file(
 def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^train must be a mapping of fields to values, got 'fast'$"):
         sweepfile.merge({"train": "fast"}, {}, None)
+    with pytest.raises(ConfigError, match=r"^ddp must be a mapping of its options, got 3$"):
+        sweepfile.merge({"train": {"ddp": 3}}, {"ddp": {"bucket_cap_mb": "10"}}, None)
     (tmp_path / "s.yaml").write_text("version: 3\nname: s\n")
     with pytest.raises(ConfigError) as caught:
         sweepfile.load(tmp_path / "s.yaml")
