@@ -42,7 +42,7 @@ def cluster(words: Sequence[str]) -> int:
     """``cifar-ray cluster``, which has commands of its own."""
     if words and words[0] in CLUSTER_COMMANDS:
         return call(CLUSTER_COMMANDS, words[0], words[1:], "cluster ")
-    if words and words[0] in ("-h", "--help"):
+    if words and words[0] in flags.HELP:
         print("usage: cifar-ray cluster COMMAND [OPTIONS]\n")
         for name, (_, _, summary) in CLUSTER_COMMANDS.items():
             print(f"  {name:<10} {summary}")
@@ -78,7 +78,7 @@ def submit(words: Sequence[str]) -> int:
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     own, job = words[:end], words[end + 1 :]
-    if not job and not {"-h", "--help"} & set(own):
+    if not job and not set(flags.HELP) & set(own):
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
     command = flags.read(SubmitCommand, own, "submit")
     from cifar_ray.orchestration.jobs import submission

@@ -311,7 +311,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     if list(words[:1]) == ["help"]:
         words = [*words[1:], "--help"]
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in flags.HELP:
         print(_overview())
         return 0
     if words[0] in ("-V", "--version"):
@@ -349,7 +349,8 @@ def _overview() -> str:
     lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
     lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
     lines += [f"  {name:<10} {summary}" for name, (_, _, summary) in COMMANDS.items()]
-    lines += ["", "`cifar-ray help COMMAND` lists a command's options; `cifar-ray -V` the version."]
+    lines += ["", "`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;"]
+    lines += ["`cifar-ray -V` shows the version."]
     return "\n".join(lines)
 
 

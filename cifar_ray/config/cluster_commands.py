@@ -89,3 +89,4 @@ class RegisterCommand:
     """Alias for this version, such as champion; it moves here from the version that had it."""
 
     tracking_uri: str | None = None
+    """MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else ~/.cifar_ray/mlflow.db)."""

@@ -29,6 +29,9 @@ _SWITCH = "switch"
 Switch = Annotated[bool, _SWITCH]
 """The type of a field that no config file has, so that nothing needs a ``--no-`` flag to be undone."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
+HELP = ("-h", "--help", "--help-all")
+"""The flags that print the help of a command."""
+
 _WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where every explanation starts
 
 
@@ -97,7 +100,7 @@ def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     Raises:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
-    if {"-h", "--help", "--help-all"} & set(words):
+    if set(HELP) & set(words):
         usual = () if "--help-all" in words else getattr(kind, "USUAL", ())
         docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **schema.docstrings(kind)}
         parser(kind, program, docs, usual).print_help()
@@ -161,7 +164,7 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
     )
     of_run = schema.field_types(TrainConfig) if issubclass(kind, TrainConfig) else {}
     section: Any = made
-    if usual:
+    if hasattr(kind, "USUAL"):
         made.add_argument("--help-all", action="help", help="Describe all options.")
     fields = {field.name: field for field in dataclasses.fields(kind) if not field.metadata.get("recorded")}
     for field in [fields[name] for name in usual] or fields.values():

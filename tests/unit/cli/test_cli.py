@@ -227,8 +227,19 @@ def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[
     assert "YAML file with any of these options; flags override it." in " ".join(text.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("word", ["-h", "--help", "--help-all"])
+def test_commands_that_read_their_own_words_have_a_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["cluster", word]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["submit", word])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert "usage: cifar-ray cluster COMMAND" in shown
+    assert "usage: cifar-ray submit [OPTIONS]" in shown
+
+
 def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--help"], ["help"]):
+    for words in ([], ["--help"], ["help"], ["--help-all"]):
         assert main.main(words) == 0
         text = capsys.readouterr().out
         assert all(f"\n  {name} " in text for name in main.COMMANDS)

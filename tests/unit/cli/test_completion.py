@@ -32,6 +32,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (["cluster", ""], {"check"}),
         (["train", "--model", "v"], {"vgg11", "vit"}),
         (["train", "--vit.d"], {"--vit.dim", "--vit.depth", "--vit.dropout"}),
+        (["train", "--help"], {"--help", "--help-all"}),
         (["train", "--epochs", ""], {""}),
         (["sweep", "cells"], {"cells.yaml"}),
         (["completion", ""], {"bash", "zsh"}),
