@@ -37,6 +37,7 @@ INTRODUCTION = """# Performance
 Each table is one claim: what it was meant to reach, what was measured, how often, and why it falls short where it
 does. Times on shared machines are noisy: what is compared was measured in turn in one run, and a ratio is that of the
 medians. `python benchmarks/record.py` makes this page from `benchmarks/results/`, which has every raw figure.
+Flags in a table and in its command are those of the commit that the command's line names.
 """
 
 

@@ -56,7 +56,11 @@ class DataParallel(Replicas):
         if gpus < 2:
             raise ConfigError("data_parallel.gpus_per_worker", "must be at least 2, got 1; for one GPU, use ddp")
         if config.images_per_worker % gpus:
-            raise ConfigError("batch_size", f"must be a multiple of the GPUs ({gpus}), got {config.images_per_worker}")
+            raise ConfigError(
+                "global_batch_size",
+                f"must be a multiple of GPUs x accumulation ({gpus} x {config.accumulate}), "
+                f"got {config.global_batch_size}",
+            )
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:

@@ -27,12 +27,18 @@ StrategyName = Literal[
 ]
 NAMES: tuple[str, ...] = get_args(StrategyName)
 EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
-"""Strategies of replicas that exchange gradients in every step."""
+"""Strategies of replicas that exchange gradients in every step: they take ``--sync-batchnorm``, too."""
 
 WHOLE_GRADIENT = (*EXCHANGING, "local_sgd", "data_parallel", "reproducible")
-"""Strategies in which the whole gradient is on every rank before its step."""
+"""Strategies in which the whole gradient is on every rank before its step, so that they take ``--clip-norm``."""
 
 PIPELINES = ("gpipe", "one_f_one_b")
+
+ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild")
+"""Strategies that take ``--accumulate``."""
+
+AVERAGING = (*WHOLE_GRADIENT, *PIPELINES, "model_parallel")
+"""Strategies that take ``--ema``."""
 
 
 @plainly

@@ -40,7 +40,7 @@ class Start:
         state: what it goes on from; None for a new one.
         world_size: workers that will push.
         max_staleness: pushes that a worker may be ahead of the slowest when it goes on; None for any number.
-        weighting: ``none`` or ``inverse``, as in ``TrainConfig.staleness_weighting``.
+        weighting: ``none`` or ``inverse``, as in ``parameter_server.staleness_weighting``.
     """
 
     weights: Vector

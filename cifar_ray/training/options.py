@@ -8,14 +8,12 @@ from typing import Annotated, Literal, get_args
 from cifar_ray.config.option import OWN, option, or_own
 from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Whole
 from cifar_ray.models.options import Options
-from cifar_ray.strategies.options import EXCHANGING, PIPELINES, WHOLE_GRADIENT
+from cifar_ray.strategies.options import ACCUMULATING, AVERAGING, WHOLE_GRADIENT
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "constant", "triangle"]
 OptimizerText = Annotated[str, or_own(get_args(OptimizerName)), OptimizerName]
 ScheduleText = Annotated[str, or_own(get_args(ScheduleName)), ScheduleName]
-_ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild")
-_AVERAGING = (*WHOLE_GRADIENT, *PIPELINES, "model_parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Optimisation:
     clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True)
     """Clip the global gradient norm to this value. Default: no clipping."""
 
-    ema: Share | None = option(None, weights=True, only={"strategy": _AVERAGING}, shared=True)
+    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True)
     """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
     exported. Default: no average."""
 
@@ -100,5 +98,5 @@ class Batch:
     """Images per optimizer step over all workers; --batch-size says it per worker. Default without either: 128; 1,024
     for speednet."""
 
-    accumulate: Count = option(1, weights=False, only={"strategy": _ACCUMULATING}, shared=True)
+    accumulate: Count = option(1, weights=False, only={"strategy": ACCUMULATING}, shared=True)
     """Micro-batches per optimizer step on each worker (gradient accumulation)."""

@@ -266,7 +266,10 @@ def _check_single_image(config: ResolvedConfig) -> None:
             batch_norm = f"for this {config.model}, whose batch norm needs several values"
             cut = strategies.of(config).cut
             if cut is None:
-                raise ConfigError("batch_size", f"must be at least 2 {batch_norm}, got 1") from None
+                raise ConfigError(
+                    "global_batch_size",
+                    f"must leave at least 2 images in each forward pass {batch_norm}, got {config.global_batch_size}",
+                ) from None
             raise ConfigError(
                 cut,
                 f"must leave at least 2 images in each {batch_norm}; "

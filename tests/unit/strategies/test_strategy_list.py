@@ -113,7 +113,7 @@ REFUSED = [
     ({"strategy": "gpipe", "topology": "1x2", "accumulate": 2}, "accumulate is for --strategy "),
     ({"strategy": "model_parallel", "topology": "1x2", "pipeline": {"micro_batches": 2}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only"),
     ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "pipeline": {"micro_batches": 8}}, "pipeline.micro_batches must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 8 cut 8 images into single ones"),
-    ({"strategy": "data_parallel", "data_parallel": {"gpus_per_worker": 3}, "batch_size": 50}, "batch_size must be a multiple of the GPUs (3), got 50"),
+    ({"strategy": "data_parallel", "data_parallel": {"gpus_per_worker": 3}, "batch_size": 50, "accumulate": 2}, "global_batch_size must be a multiple of GPUs x accumulation (3 x 2), got 100"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
