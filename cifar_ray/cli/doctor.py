@@ -14,15 +14,15 @@ from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.display.run import Finding
+from cifar_ray.display.run import Check
 
 _LEAST_FREE_GB = 2.0
 
 
-def examine(config: TrainConfig) -> Iterator[Finding]:
+def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    yield Finding("cifar_ray", metadata.version("cifar-ray"))
-    yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
+    yield Check("cifar_ray", metadata.version("cifar-ray"))
+    yield Check("python", f"{platform.python_version()} on {platform.platform()}")
     for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]
     yield _guarded("processor", _processor)
@@ -35,15 +35,15 @@ def examine(config: TrainConfig) -> Iterator[Finding]:
     yield _guarded("Ray", lambda: _ray(config))
 
 
-def _guarded(subject: str, look: Callable[[], str]) -> Finding:
+def _guarded(subject: str, look: Callable[[], str]) -> Check:
     try:
-        return Finding(subject, look())
+        return Check(subject, look())
     except ConfigError as error:
-        return Finding(subject, "not usable", error.as_flag())
+        return Check(subject, "not usable", error.as_flag())
     except (ImportError, metadata.PackageNotFoundError) as error:
-        return Finding(subject, "not usable", f"{error}; install it")
+        return Check(subject, "not usable", f"{error}; install it")
     except OSError as error:
-        return Finding(subject, "not usable", str(error))
+        return Check(subject, "not usable", str(error))
 
 
 def _dataset(name: str, config: TrainConfig) -> str:
@@ -72,7 +72,7 @@ def _gpus() -> str:
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     import psutil
 
     memory = psutil.virtual_memory()
@@ -80,33 +80,33 @@ def _memory() -> Finding:
     shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
     if shared.is_dir():
         state += f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free"
-    return Finding("memory", state)
+    return Check("memory", state)
 
 
-def _storage(config: TrainConfig) -> Finding:
+def _storage(config: TrainConfig) -> Check:
     try:
         folder = storage.at(config.storage)
         if folder.local:
             return _folder(folder.disk)
         folder.names()
     except ConfigError as error:
-        return Finding("storage", str(config.storage), error.as_flag())
+        return Check("storage", str(config.storage), error.as_flag())
     except OSError as error:
-        return Finding("storage", str(config.storage), storage.refusal(folder, error).as_flag())
-    return Finding("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
+        return Check("storage", str(config.storage), storage.refusal(folder, error).as_flag())
+    return Check("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
 
 
-def _folder(path: Path) -> Finding:
+def _folder(path: Path) -> Check:
     there = path
     while not os.path.lexists(there):
         there = there.parent
     free = shutil.disk_usage(there).free / 1e9
     state = f"{path}, {free:.1f} GB free"
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return Finding("storage", state, f"{there} cannot be written; choose another --storage")
+        return Check("storage", state, f"{there} cannot be written; choose another --storage")
     if free < _LEAST_FREE_GB:
-        return Finding("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
-    return Finding("storage", state)
+        return Check("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
+    return Check("storage", state)
 
 
 def _store(config: TrainConfig) -> str:

@@ -270,9 +270,9 @@ def doctor(command: DoctorCommand) -> int:
 
     where = {name: value for name, value in vars(command).items() if name != "json"}
     with output.progress(command.json):
-        found = Console().findings(examine(TrainConfig(**where)))
-    output.show(found, command.json)
-    return 1 if any(finding.problem for finding in found) else 0
+        checks = Console().checks(examine(TrainConfig(**where)))
+    output.show(checks, command.json)
+    return 1 if any(check.problem for check in checks) else 0
 
 
 def completion(command: CompletionCommand) -> int:

@@ -25,8 +25,8 @@ _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was checked; ``problem`` says what to do when it is wrong."""
+class Check:
+    """What the doctor has checked; ``problem`` says what to do when it is wrong."""
 
     subject: str
     state: str
@@ -223,17 +223,17 @@ class Console(Display):
             self.line("")
         self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
 
-    def findings(self, findings: Iterable[Finding]) -> list[Finding]:
-        """The doctor's findings, each as it comes; return them."""
-        found = []
-        for finding in findings:
-            found.append(finding)
-            self.line(f"{'!!' if finding.problem else 'ok'}  {finding.subject:<18} {finding.state}")
-            if finding.problem:
-                self.line(f"    {'':<18} {finding.problem}")
-        healthy = not any(finding.problem for finding in found)
+    def checks(self, checks: Iterable[Check]) -> list[Check]:
+        """The doctor's checks, each as it comes; return them."""
+        shown = []
+        for check in checks:
+            shown.append(check)
+            self.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<18} {check.state}")
+            if check.problem:
+                self.line(f"    {'':<18} {check.problem}")
+        healthy = not any(check.problem for check in shown)
         self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
-        return found
+        return shown
 
     def sweep_summary(
         self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str, way: str

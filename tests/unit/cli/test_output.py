@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.cli import doctor, main
-from cifar_ray.display.run import Console, Finding
+from cifar_ray.display.run import Check, Console
 from cifar_ray.orchestration.run import driver, results
 from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
@@ -126,10 +126,10 @@ def test_a_number_that_is_none_is_null(trained: TrainResult, capsys: pytest.Capt
 
 
 def test_what_the_doctor_finds_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Finding("python", "3.11"), Finding("storage", "/full", "choose another --storage")]
+    found = [Check("python", "3.11"), Check("storage", "/full", "choose another --storage")]
     monkeypatch.setattr(doctor, "examine", lambda _: iter(found))
     out, err = printed("doctor --json", capsys, status=1)
-    assert [Finding(**one) for one in json.loads(out)] == found
+    assert [Check(**one) for one in json.loads(out)] == found
     assert err.startswith("ok  python ")
     assert printed("doctor", capsys, status=1) == (err, "")
     found.pop()
