@@ -45,7 +45,7 @@ def charts(runs: Runs) -> list[Chart]:
         iterations,
         _accuracy_by_time(runs, names),
         _losses(runs, names),
-        _stacked(runs, names, "phases", figures.PHASES, "time (s)"),
+        _stacked(runs, names, "phases", figures.PHASE_TIMES, "time (s)"),
         _stacked(runs, names, "step", (*figures.PARTS, figures.NOT_SPLIT), "time of an iteration (ms)"),
         _confusion(runs),
     ]

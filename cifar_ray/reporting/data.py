@@ -14,6 +14,10 @@ from cifar_ray.reporting.tables import Part
 
 Row = dict[str, Any]
 _TOLD = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
+_RUN = ("run_id", "name", "status", "reason")
+_PLACE = ("model", "dataset", "device", "strategy", "topology")
+_SIZES = {"workers": "world_size", "batch_size": "batch_size", "global_batch_size": "global_batch_size"}
+_STATISTIC = ("figure", "mean", "std", "n", "run_ids")
 
 
 def runs(of: Runs, parts: Sequence[Part]) -> Any:
@@ -27,18 +31,23 @@ def runs(of: Runs, parts: Sequence[Part]) -> Any:
     shown = dict.fromkeys(column.figure for part in parts for table in part.tables for column in table.columns)
     rows = []
     for number, trial in enumerate(trials):
-        row: Row = {"run_id": trial.run_id, "name": trial.name, "status": trial.status, "reason": trial.reason}
+        row: Row = {name: getattr(trial, name) for name in _RUN}
         row |= {name: trial.params.get(name, "") for name in (*_TOLD, *sorted(varied))}
         row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
         measured = {figure.key: of.values(figure)[number] for figure in shown}
         rows.append(row | {key: value for key, value in measured.items() if pd.notna(value)})
-    return pd.DataFrame(rows)
+    return _frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN))
 
 
 def figures(parts: Sequence[Part]) -> Any:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
-    rows = pd.DataFrame([row for part in parts for row in _of_part(part)])
-    return rows.drop_duplicates(rows.columns.difference(["mean", "std", "n", "run_ids"]))
+    rows = _frame([row for part in parts for row in _of_part(part)], (*_PLACE, *_SIZES, *_STATISTIC))
+    return rows.drop_duplicates(rows.columns.difference(_STATISTIC[1:]), ignore_index=True)
+
+
+def _frame(rows: Sequence[Row], columns: Sequence[str]) -> Any:
+    """A frame of rows; without any, an empty one with these columns."""
+    return pd.DataFrame(rows, columns=None if rows else list(columns))
 
 
 def _of_part(part: Part) -> Iterator[Row]:
@@ -51,13 +60,9 @@ def _of_part(part: Part) -> Iterator[Row]:
 
 
 def _place(config: Configuration) -> Row:
-    place = {name: getattr(config, name) for name in ("model", "dataset", "device", "strategy", "topology")}
-    sizes = {
-        "workers": config.world_size,
-        "batch_size": config.batch_size,
-        "global_batch_size": config.global_batch_size,
-    }
-    return {**place, **{name: str(size) for name, size in sizes.items()}, **dict(config.others)}
+    place = {name: getattr(config, name) for name in _PLACE}
+    sizes = {name: str(getattr(config, attribute)) for name, attribute in _SIZES.items()}
+    return {**place, **sizes, **dict(config.others)}
 
 
 def csv_text(rows: Any) -> str:

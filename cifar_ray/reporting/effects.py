@@ -29,7 +29,7 @@ class _Cell(NamedTuple):
 
 
 class _Matched(NamedTuple):
-    """The cells with two values of an axis, and the other settings that both of a pair have."""
+    """The cells with two values of an axis; ``rest`` is what else both of a pair have set, in words."""
 
     rest: Sequence[tuple[str, ...]]
     pairs: Sequence[tuple[_Cell, _Cell]]
@@ -94,9 +94,10 @@ class Effect(NamedTuple):
                 words = f"no measurable effect on {what} ({size}, {interval})"
         if self.differing:
             shared = set.intersection(*map(set, self.matched.rest))
-            places = [", ".join(word.lower() for word in rest if word not in shared) for rest in self.matched.rest]
+            rests = [", ".join(word.lower() for word in rest if word not in shared) for rest in self.matched.rest]
+            places = [f"with {rest}" if rest else "elsewhere" for rest in rests]
             (least, least_place), *_, (most, most_place) = sorted(zip(self.matched.differences, places))
-            words += f", from {number(least)} with {least_place} to {number(most)} with {most_place}"
+            words += f", from {number(least)} {least_place} to {number(most)} {most_place}"
         grows = any(low.config.global_batch_size != high.config.global_batch_size for low, high in self.matched.pairs)
         if accuracy and grows and "atch" not in self.axis:
             words += "; the global batch differs, too"
@@ -184,7 +185,8 @@ def _matches(settings: Any, axis: str, cells: Mapping[int, _Cell]) -> Iterator[t
     both = both[both[f"{axis}_low"].map(_order) < both[f"{axis}_high"].map(_order)]
     for values, rows in both.groupby([f"{axis}_low", f"{axis}_high"], sort=False):
         words = [
-            tuple(f"{name} {value}" for name, value in zip(sorted(rest), row)) for row in rows[sorted(rest)].values
+            tuple(f"{name} {value}" for name, value in zip(sorted(rest), row) if value)
+            for row in rows[sorted(rest)].values
         ]
         yield values, _Matched(words, [(cells[low], cells[high]) for low, high in zip(rows.cell_low, rows.cell_high)])
 

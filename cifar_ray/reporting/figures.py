@@ -50,7 +50,7 @@ class Figure:
     """One figure of a run.
 
     Attributes:
-        key: short name with its unit at the end, as in ``figures.csv``.
+        key: short name with its unit at the end, as in ``figures.csv``; no two figures of a report have the same.
         measure: reads it from a run, in the unit of the title.
         unit: what follows the number in a sentence, such as `` s``.
         digits: decimals; None for three significant digits.
@@ -254,7 +254,9 @@ PARTS = tuple(
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
 )
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
-PHASES = tuple(Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2) for key, title in _PHASES.items())
+PHASE_TIMES = tuple(
+    Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2) for key, title in _PHASES.items()
+)
 TOTAL = Figure("wall_s", "Total (s)", total_seconds, " s", 2)
 BUBBLE = (
     Figure("bubble_percent", "Measured (%)", metric("bubble/measured", 100.0), " %", 1),
@@ -298,9 +300,14 @@ def load(device: Literal["cpu", "gpu"]) -> Figure:
     return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
 
 
+def percent(target: float) -> str:
+    """A test accuracy, 0 to 1, in the digits that tell two targets apart, see :func:`reaches`."""
+    return f"{target * 100:.6g}"
+
+
 def key_of_target(target: float) -> str:
     """What names of figures and tables begin with that tell the way to a test accuracy, 0 to 1: ``to_60_percent``."""
-    return f"to_{target * 100:.4g}_percent"
+    return f"to_{percent(target)}_percent"
 
 
 def to_target(target: float) -> tuple[Figure, Figure]:

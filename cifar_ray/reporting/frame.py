@@ -160,8 +160,11 @@ class Runs:
         """The others, with a label for each run where two of a configuration have the same seed."""
         twins = frame.groupby(self._identity).seed.transform(lambda seeds: seeds.duplicated().any())
         same_name = frame.duplicated([*self._identity, "name"], keep=False)
-        names = frame.name.where(~same_name, frame.name + " " + frame.run_id.str[:_ID_SHOWN])
-        return [(*others, (RUN, name)) if twin else others for others, twin, name in zip(frame.others, twins, names)]
+        labels = [
+            f"{name} {run_id[:_ID_SHOWN]}" if same else name
+            for name, run_id, same in zip(frame.name, frame.run_id, same_name)
+        ]
+        return [(*others, (RUN, label)) if twin else others for others, twin, label in zip(frame.others, twins, labels)]
 
     @cached_property
     def sections(self) -> dict[tuple[str, str], list[Trial]]:

@@ -74,8 +74,10 @@ class Part:
     @cached_property
     def goals(self) -> Sequence[float]:
         """The target accuracies."""
-        reached = None if self.targets else frame.default_target(self.group.among)
-        return list(dict.fromkeys(self.targets)) if reached is None else [reached]
+        if self.targets:
+            return list({figures.key_of_target(target): target for target in self.targets}.values())
+        reached = frame.default_target(self.group.among)
+        return [] if reached is None else [reached]
 
     @cached_property
     def tables(self) -> Sequence[Filled]:
@@ -133,7 +135,7 @@ def _specs(part: Part) -> list[Spec]:
             )
             for figure in (LOSS, ACCURACY)
         ),
-        Spec("phases", "Where the time went", columns(*figures.PHASES, figures.TOTAL, figures.EPOCH_TIME)),
+        Spec("phases", "Where the time went", columns(*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME)),
         Spec(
             "steps",
             "Where a step's time goes",
@@ -152,7 +154,7 @@ def _specs(part: Part) -> list[Spec]:
         *(
             Spec(
                 figures.key_of_target(goal),
-                f"To {goal * 100:.4g} % test accuracy",
+                f"To {figures.percent(goal)} % test accuracy",
                 columns(*figures.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
                 every=True,
             )
@@ -260,7 +262,7 @@ def _label(group: Group, config: Configuration) -> str:
 def _targets(part: Part) -> list[str]:
     if part.goals:
         why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
-        return [f"Target accuracy: {', '.join(f'{goal * 100:.4g} %' for goal in part.goals)}; {why}."]
+        return [f"Target accuracy: {', '.join(f'{figures.percent(goal)} %' for goal in part.goals)}; {why}."]
     if any(config.finished for config in part.group.among):
         return ["There is no target accuracy: not all runs reach 5 %, or --target names another."]
     return []

@@ -27,6 +27,7 @@ from cifar_ray.reporting.names import Names, compared, title_of
 _PARTS = (*figures.PARTS, figures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
 _MOST_NAMED = 3
+_LEAST_POINTS = 0.05  # read as 0.1
 _ONCE = "In one run of each"
 
 
@@ -62,7 +63,8 @@ class _Ranking(NamedTuple):
     Attributes:
         figure: which one.
         ranked: all of them.
-        ties: those that are not told from the best; of one run each there is no test.
+        ties: those that are not told from the best.
+        untested: those of the ties that have one run, as the best has, so that there is no test.
         images: how many test images limit how exact the figure is.
         level: whether the test tells no two apart, nor finds an effect of an axis.
         single: whether there is no test, for want of a second run.
@@ -71,6 +73,7 @@ class _Ranking(NamedTuple):
     figure: Figure
     ranked: Sequence[_Measured]
     ties: Sequence[_Measured]
+    untested: Sequence[_Measured]
     images: float | None
     level: bool
     single: bool
@@ -81,12 +84,23 @@ class _Ranking(NamedTuple):
         images = chance.images(figure, [measured.config for measured in ranked])
         distinct = [chance.distinct(ranked[0].value, other.value, images) for other in ranked[1:]]
         ties = [other for other, are in zip(ranked[1:], distinct) if not are]
+        untested = [other for other, are in zip(ranked[1:], distinct) if are is None]
         tested = [chance.distinct(first.value, other.value, images) for first, other in combinations(ranked, 2)]
-        single = bool(distinct) and set(distinct) == {None}
+        single = 0 < len(untested) == len(distinct)
         level = not effect and None not in distinct and not any(tested)
         if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
             figure = replace(figure, digits=None)
-        return cls(figure, ranked, ties, images, level, single)
+        return cls(figure, ranked, ties, untested, images, level, single)
+
+    @property
+    def tested(self) -> list[_Measured]:
+        """The ties by the test."""
+        return [tie for tie in self.ties if tie not in self.untested]
+
+    @property
+    def same(self) -> bool:
+        """Whether there is no test, and all figures read alike."""
+        return self.single and self.span == self.figure.text(self.ranked[0].value.mean)
 
     @property
     def span(self) -> str:
@@ -124,13 +138,19 @@ class _Group(NamedTuple):
         return sorted(known, key=lambda measured: measured.value.mean, reverse=figure.better == "high")
 
     def tied(self, ranking: _Ranking, what: str) -> str:
-        """Names the configurations that are not told from the best."""
-        ties = ranking.ties
-        if not ties or ranking.single:
-            return ""
-        more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
-        listed = "; ".join(self.name(tie.config) for tie in ties[:_MOST_NAMED]) + more
-        return f"Its {what} is not distinguishable from that of {listed} ({ranking.test(ranking.ranked[0], ties)})."
+        """Names the configurations that the test does not tell from the best, and those without a test."""
+
+        def listed(ties: Sequence[_Measured]) -> str:
+            more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
+            return "; ".join(self.name(tie.config) for tie in ties[:_MOST_NAMED]) + more
+
+        sentences = []
+        if tested := ranking.tested:
+            test = ranking.test(ranking.ranked[0], tested)
+            sentences.append(f"Its {what} is not distinguishable from that of {listed(tested)} ({test}).")
+        if ranking.untested and not ranking.single:
+            sentences.append(f"One run of each (n = 1) cannot tell it from {listed(ranking.untested)}.")
+        return " ".join(sentences)
 
 
 def findings(runs: Runs, price: Price | None) -> list[Finding]:
@@ -207,13 +227,15 @@ def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = ""
         yield Highlight(question.best, figure, name)
     elif ranking.level and not shown:
         yield Highlight(f"No measurable difference in {question.what}", ranking.span, every)
-    elif ranking.single and ranking.span == figure:
+    elif ranking.same and not shown:
         yield Highlight(f"Same {question.what} (n = 1)", figure, every)
     elif ranking.single:
         yield Highlight(f"{question.single} (n = 1)", figure, name)
     else:
-        others = f"{len(ranking.ties)} other{'s' * (len(ranking.ties) > 1)}"
-        yield Highlight(f"{question.single}, not alone", figure, f"{name}; not distinguishable from {others}")
+        both = (("not distinguishable from", ranking.tested), ("not tested against", ranking.untested))
+        words = ", ".join(f"{words} {len(ties)} other{'s' * (len(ties) > 1)}" for words, ties in both if ties)
+        title = f"{question.single} (n = 1)" if ranking.untested else f"{question.single}, not alone"
+        yield Highlight(title, figure, f"{name}; {words}")
 
 
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
@@ -283,6 +305,8 @@ def _times(fast: _Measured, slow: _Measured) -> str:
 def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> str:
     """How accurate the fastest is beside the most accurate; without times, what the most accurate is told from."""
     top = accuracies.ranked[0]
+    if accuracies.same:
+        return f"{_ONCE}, all had an accuracy of {accuracies.span}."
     own = next((measured for measured in accuracies.ranked if measured.config is fastest), None)
     if own is None:
         return _most_accurate(group, accuracies)
@@ -295,7 +319,11 @@ def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking
             f"Its accuracy is not distinguishable from the highest, that of {group.name(top.config)}: {both} "
             f"({accuracies.test(top, [own])})."
         )
-    lost, sizes = f"{top.value.mean - own.value.mean:.1f} points", ""
+    if ACCURACY.number(own.value.mean) == ACCURACY.number(top.value.mean):
+        where = "In the digits shown, its accuracy is" if distinct else f"{_ONCE}, its accuracy was"
+        return f"{where} the highest, {ACCURACY.text(own.value.mean)}."
+    less, sizes = top.value.mean - own.value.mean, ""
+    lost = f"{less:.{1 if less >= _LEAST_POINTS else 2}f} points"
     if own.config.global_batch_size != top.config.global_batch_size:
         sizes = f" Its global batch is {own.config.global_batch_size}, against {top.config.global_batch_size}."
     if distinct:

@@ -226,6 +226,16 @@ def test_the_way_to_every_target_has_a_table_and_figures_of_its_own() -> None:
     assert len(section(runs, [0.3, 0.6, 0.3]).folded) == len(section(runs, [0.3, 0.6]).folded)
 
 
+def test_targets_that_are_near_each_other_have_figures_of_their_own() -> None:
+    runs = study(trial(accuracies=(0.90002, 0.95)), trial("1x2", accuracies=(0.90002, 0.95)))
+    epochs = {row["figure"]: row["mean"] for row in figures(runs, [0.90001, 0.90004]) if "epochs" in row["figure"]}
+    assert epochs == {"to_90.001_percent_epochs": 1.0, "to_90.004_percent_epochs": 2.0}
+    near = section(runs, [0.90001, 0.90004])
+    assert "Target accuracy: 90.001 %, 90.004 %; as asked for." in near.notes
+    titles = [one.title for one in near.folded if one.title.startswith("To ")]
+    assert titles == ["To 90.001 % test accuracy", "To 90.004 % test accuracy"]
+
+
 def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
     lucky = [trial("1x1", seed=n, training_s=30.0, accuracies=(best,)) for n, best in enumerate((0.7, 0.5, 0.5))]
     rest = [trial("1x2", training_s=60.0, accuracies=(0.7,)), trial("2x2", training_s=90.0, accuracies=(0.7,))]
@@ -397,6 +407,27 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
     assert "lr" not in read[0]  # the same in all
     skipped = run_rows(study(trial(), without_run("SKIPPED", "no room", "2x2", 16))).to_dict("records")[1]
     assert (skipped["status"], skipped["reason"], skipped["run_id"]) == ("SKIPPED", "no room", "")
+
+
+@pytest.mark.parametrize("axes", [(), ("lr",)])
+@pytest.mark.parametrize("trials", [(), (without_run("FAILED", "out of memory", "1x1", 16),)])
+def test_before_a_run_has_finished_data_has_its_columns(trials: tuple[Trial, ...], axes: tuple[str, ...]) -> None:
+    """A sweep of one cell has no axes, and no runs before its first begins."""
+    empty = study(*trials, axes=axes)
+    made = report.build(empty)
+    place = ["model", "dataset", "device", "strategy", "topology", "workers", "batch_size", "global_batch_size"]
+    assert list(made.data["figures"]) == [*place, "figure", "mean", "std", "n", "run_ids"]
+    assert data.csv_text(made.data["figures"]) == ",".join([*place, "figure,mean,std,n,run_ids\n"])
+    assert {"run_id", "status", "model", "seed", "commit"} <= set(made.data["runs"])
+    assert len(made.data["runs"]) == len(trials)
+    assert report.summary(empty) == pages.summary(made.findings, made.cautions)
+    assert "No run has finished" in pages.markdown(made) or not trials
+    assert pages.html(made)
+
+
+def test_figures_are_numbered_from_zero_without_a_gap() -> None:
+    rows = report.build(small()).data["figures"]
+    assert list(rows.index) == list(range(len(rows)))
 
 
 def test_figures_have_the_names_that_programs_read() -> None:

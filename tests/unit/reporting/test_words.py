@@ -107,13 +107,13 @@ def of_seeds(**known: tuple[float, ...]) -> Study:
     )
 
 
-def test_what_cannot_be_tested_is_not_distinguishable() -> None:
+def test_what_cannot_be_tested_is_no_tie() -> None:
     runs = of_seeds(t1=(0.6,), t2=(0.5,), t4=(0.59, 0.55), t8=(0.101, 0.102), t16=(0.4,))
     assert [one for one in highlights(runs) if "accuracy" in one[0]] == [
         (
-            "Highest accuracy, not alone",
+            "Highest accuracy (n = 1)",
             "60.00 %",
-            "1x1; not distinguishable from 3 others",
+            "1x1; not distinguishable from 1 other, not tested against 2 others",
         )
     ]
     timed = study(
@@ -124,9 +124,24 @@ def test_what_cannot_be_tested_is_not_distinguishable() -> None:
         )
     )
     assert said(timed)[0] == (
-        "1x1 has the shortest training, 16.67 s. Its speed is not distinguishable from that of 1x4; 1x2; 1x16 "
-        "(Student's t-test over the seeds, 5 %; with n = 1 to 2 it sees differences above 13.56 s)."
+        "1x1 has the shortest training, 16.67 s. Its speed is not distinguishable from that of 1x4 (Student's t-test "
+        "over the seeds, 5 %; with n = 1 to 2 it sees differences above 13.56 s). One run of each (n = 1) cannot tell "
+        "it from 1x2; 1x16."
     )
+
+
+def test_without_a_second_run_there_is_no_tie_by_a_test() -> None:
+    """Two rates have one run each, and the third's two runs are told from them."""
+    known = (("0.1", 0, 40.0, 0.9), ("0.2", 0, 41.0, 0.89), ("0.3", 0, 100.0, 0.5), ("0.3", 1, 101.0, 0.51))
+    runs = [trial(seed=n, training_s=s, accuracies=(a,), params={"lr": lr}) for lr, n, s, a in known]
+    assert said(study(*runs, axes=("lr",)))[0] == (
+        "1x1 with lr=0.1 is 2.51 times as fast as 1x1 with lr=0.3 (40.00, n = 1, against 100.50 s, n = 2). "
+        "One run of each (n = 1) cannot tell it from 1x1 with lr=0.2."
+    )
+    assert highlights(study(*runs, axes=("lr",))) == [
+        ("Shortest training (n = 1)", "40.00 s", "1x1 with lr=0.1; not tested against 1 other"),
+        ("Highest accuracy (n = 1)", "90.00 %", "1x1 with lr=0.1; not tested against 1 other"),
+    ]
 
 
 def test_no_tile_says_that_nothing_differs_where_a_test_tells_two_apart() -> None:
@@ -157,12 +172,45 @@ def test_no_tile_says_that_nothing_differs_where_an_axis_has_an_effect() -> None
 def test_equal_figures_of_one_run_each_make_nothing_the_highest() -> None:
     runs = study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16))))
     assert highlights(runs)[1] == ("Same accuracy (n = 1)", "60.00 %", "3 configurations")
-    assert said(runs)[1] == "No other is measurably more accurate."
+    assert said(runs)[1] == "In one run of each, all had an accuracy of 60.00 %."
     assert "Batch per worker: 64 was as accurate as 16, in one run of each, so without an interval." in said(runs)
     ahead = study(trial("1x2", training_s=50.0, accuracies=(0.7,)), trial(accuracies=(0.6,)))
     assert said(ahead)[1] == "No other is measurably more accurate."
     again = twice(study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16)))))
     assert highlights(again)[1] == ("No measurable difference in accuracy", "60.00 %", "3 configurations")
+
+
+def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Study:
+    """Learning rates 0.1, 0.2 and so on, each faster than the one before."""
+    runs = [
+        trial(seed=seed, training_s=100.0 / at, accuracies=(accuracy,), params={"lr": f"0.{at}"})
+        for at, accuracy in enumerate(accuracies, 1)
+        for seed in range(seeds)
+    ]
+    untimed = [
+        replace(one, metrics={name: one.metrics[name] for name in one.metrics if name != "time/training_s"})
+        for one in runs
+    ]
+    return study(*(runs if timed else untimed), axes=("lr",))
+
+
+@pytest.mark.parametrize(
+    ("of", "sentence"),
+    [
+        (of_rates(0.9, 0.9, 0.9, timed=False), "In one run of each, all had an accuracy of 90.00 %."),
+        (of_rates(0.9, 0.8, timed=False), "In one run of each, 1x1 with lr=0.1 had the highest accuracy, 90.00 %."),
+        (of_rates(0.90002, 0.9, 0.9), "In one run of each, all had an accuracy of 90.00 %."),
+        (of_rates(0.90002, 0.8, 0.9), "In one run of each, its accuracy was the highest, 90.00 %."),
+        (of_rates(0.90002, 0.8, 0.9, seeds=2), "In the digits shown, its accuracy is the highest, 90.00 %."),
+        (
+            of_rates(0.9004, 0.8, 0.9),
+            "Its run had 0.04 points less accuracy than 1x1 with lr=0.1: 90.00 against 90.04 %. "
+            "One run of each (n = 1) cannot tell that from chance.",
+        ),
+    ],
+)
+def test_accuracies_that_read_alike_have_no_loss_and_no_superlative(of: Study, sentence: str) -> None:
+    assert sentence in said(of)
 
 
 def test_short_times_have_the_digits_that_tell_them_apart() -> None:
@@ -226,6 +274,29 @@ def test_the_effect_of_an_axis_has_an_interval_and_says_where_it_depends_on_anot
     (line,) = (line for line in said(study(*rates, axes=("lr",))) if line.startswith("lr: ") and "accura" in line)
     # Tukey's range of three values, 5.91 with 3 degrees of freedom, over the root of two: 4.18 * 0.707.
     assert line == "lr: 0.1 is 40.0 points more accurate than 1.0 (95 % interval 37.0 to 43.0)."
+
+
+def test_an_effect_depends_on_settings_that_have_a_value() -> None:
+    """``comm_hook`` has no value with ``all_reduce``, nor in the plain run of ``ddp``."""
+
+    def places(*rest: tuple[str, str, float]) -> str:
+        runs = [
+            trial(
+                seed=seed,
+                training_s=(seconds if lr == "0.1" else 100.0) + seed / 10,
+                params={"strategy": strategy, "lr": lr, "ddp.comm_hook": hook},
+            )
+            for strategy, hook, seconds in rest
+            for lr in ("0.1", "0.2")
+            for seed in (0, 1)
+        ]
+        whole = study(*runs, axes=("strategy", "ddp.comm_hook", "lr"))
+        (line,) = (line for line in said(whole) if line.startswith("lr: ") and "fast" in line)
+        return line.partition("), ")[2]
+
+    ddp, plain, other = ("ddp", "fp16", 40.0), ("ddp", "", 80.0), ("all_reduce", "", 80.0)
+    assert places(ddp, other) == ("from 1.25 with strategy all_reduce to 2.50 with strategy ddp, ddp.comm_hook fp16.")
+    assert places(ddp, plain) == "from 1.25 elsewhere to 2.50 with ddp.comm_hook fp16."
 
 
 def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
