@@ -130,7 +130,7 @@ def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(EXAMPLES / "ray_serve.py"), "first", str(port)]
-    with stores.serving(command, f"{url}/healthz", person.environment) as server:
+    with stores.serving(command, url, person.environment) as server:
         answers = [requests.get(url, timeout=60) for _ in range(10)]
         assert [answer.status_code for answer in answers] == [200] * 10, answers[0].text
         while len(list(replicas(person))) < 2:
