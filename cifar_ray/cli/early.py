@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
-from cifar_ray.config import files, servers
+from cifar_ray.config import files, runfile, servers, sweepfile
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run import run_names
@@ -64,3 +65,14 @@ def check_sweep(name: str, tracking_uri: str | None) -> None:
     uri = stores.resolve_uri(tracking_uri)
     if stores.lacks(uri, name):
         raise stores.no_such_sweep(uri, name)
+
+
+def known_config(name: str) -> TrainConfig | None:
+    """The config of a run, or what all runs of a sweep share, from its folder; None where only the store knows that."""
+    folder = storage.at(name) if "/" in name else storage.at(None).below(name)
+    with suppress(ConfigError, OSError):
+        if (path := folder.disk / run_names.CONFIG).is_file():
+            return runfile.load(path)
+        if (path := folder.disk / run_names.SWEEP).is_file():
+            return sweepfile.from_mapping(sweepfile.load(path)).base
+    return None

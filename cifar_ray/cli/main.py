@@ -33,6 +33,7 @@ from cifar_ray.config.commands import (
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
+from cifar_ray.reporting import EXPORTED, cost
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training.errors import CheckpointError
 
@@ -68,7 +69,11 @@ def resume(words: Sequence[str]) -> int:
     run, changes = command_line.resume(words)
     early.check_runs([run], changes.get("tracking_uri"))
     servers.reach_chosen(changes.get("address"))
-    with early.loading(f"run {run}: {_LIBRARIES}", always=True):
+    before = early.known_config(run)
+    with (
+        early.loading(f"run {run}: {_LIBRARIES}", always=True),
+        servers.before_ray(before, changes),
+    ):
         from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
@@ -84,7 +89,7 @@ def sweep(words: Sequence[str]) -> int:
     else:
         servers.reach_chosen(asked.config.base.address)
     with output.progress(as_json=False, quiet=asked.quiet):
-        base = None if asked.config is None else asked.config.base  # only the store knows a resumed sweep's
+        base = early.known_config(asked.name) if asked.config is None else asked.config.base
         with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True), servers.before_ray(base):
             from cifar_ray.orchestration.sweep.runner import resume as sweep_on
             from cifar_ray.orchestration.sweep.runner import sweep as run
@@ -123,16 +128,17 @@ def runs(command: RunsCommand) -> int:
 
 def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
-    from cifar_ray.reporting import data, exported, papers
+    cost.checked(command.price, command.target)
+    in_store = [name for name in command.sweeps if not name.endswith(EXPORTED)]
+    for name in in_store:
+        early.check_sweep(name, command.tracking_uri)
+    from cifar_ray.reporting import data, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
 
-    reports.checked(command.price, command.target)
     if command.baseline is not None:
         papers.check(command.baseline)
-    if in_store := [word for word in command.sweeps if not word.endswith(exported.SUFFIX)]:
-        for name in in_store:
-            early.check_sweep(name, command.tracking_uri)
+    if in_store:
         with early.loading("loading MLflow"):
             import cifar_ray.tracking.reading  # noqa: F401
     options = {name: value for name, value in vars(command).items() if name not in ("sweeps", "out", "format")}
@@ -175,13 +181,13 @@ def _agreed(question: str) -> bool:
 
 def export(command: ExportCommand) -> int:
     """``cifar-ray export``."""
+    early.check_sweep(command.sweep, command.tracking_uri)
     from cifar_ray.reporting import exported
 
-    early.check_sweep(command.sweep, command.tracking_uri)
-    given = command.out or f"{command.sweep}{exported.SUFFIX}"
+    given = command.out or f"{command.sweep}{EXPORTED}"
     out = files.absolute("out", given)
-    if out.suffix != exported.SUFFIX:
-        raise ConfigError("out", f"must be a file whose name ends in {exported.SUFFIX}, got {given}")
+    if out.suffix != EXPORTED:
+        raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {given}")
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import reading
     study = reading.sweep_or_run(stores.resolve_uri(command.tracking_uri), command.sweep)
@@ -195,12 +201,12 @@ def export(command: ExportCommand) -> int:
 
 def compare(command: CompareCommand) -> int:
     """``cifar-ray compare``."""
+    price = cost.checked(command.price, command.target)
+    early.check_runs(command.runs, command.tracking_uri)
     from cifar_ray.reporting import compare as side_by_side
     from cifar_ray.reporting import data
     from cifar_ray.reporting import report as reports
 
-    price = reports.checked(command.price, command.target)
-    early.check_runs(command.runs, command.tracking_uri)
     with output.progress(command.json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -42,15 +43,22 @@ def token_mode() -> dict[str, str]:
 
 
 @contextmanager
-def before_ray(config: TrainConfig | None) -> Iterator[None]:
+def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Context manager to import Ray in: for a Ray started here, set the variables that Ray reads at its import only.
 
     Under ``uv run`` its workers then start as without uv, and Ray listens on the loopback interface, if it is one node.
+
+    Args:
+        config: says whether Ray is started here; nothing is set when None.
+        changes: fields of the config that have other values now.
     """
     names = set[str]()
-    if config is not None and ray_head(config.address) is None:
+    address, local_nodes = (
+        (changes or {}).get(name, getattr(config, name, None)) for name in ("address", "local_nodes")
+    )
+    if config is not None and ray_head(address) is None:
         names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-        if config.local_nodes == 1:
+        if local_nodes == 1:
             names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     with variables(dict.fromkeys(names - {*os.environ}, "0")):
         yield

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
-from cifar_ray.reporting import cautions, frame, pages, report, tables, words
+from cifar_ray.reporting import cautions, cost, frame, pages, tables, words
 from cifar_ray.reporting.contents import Entry, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
@@ -38,7 +38,7 @@ def compare(
     """
     from cifar_ray.tracking import reading
 
-    node = report.checked(price, target)
+    node = cost.checked(price, target)
     return "\n".join(terminal(reading.runs(stores.resolve_uri(tracking_uri), runs), node, target, full))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,18 @@ class Price:
             f"{self.machine} at {self.usd_per_hour:g} USD per hour ({self.provider} {self.region}, {market}, "
             f"as of {self.date}; {self.source})"
         )
+
+
+def checked(price: str | None, targets: Sequence[float]) -> Price | None:
+    """The price of a node, if one is asked for.
+
+    Raises:
+        ConfigError: when it is not known, or a target is no test accuracy.
+    """
+    for target in targets:
+        if not 0 < target < 1:
+            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
+    return find(price) if price is not None else None
 
 
 def find(word: str) -> Price:

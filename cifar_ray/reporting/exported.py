@@ -17,7 +17,6 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import frame
 from cifar_ray.tracking.study import EARLIER, Study, Trial
 
-SUFFIX = ".json"
 VERSION = 1
 """It changes when an old file would mean something else."""
 

@@ -14,7 +14,7 @@ from typing import Literal
 from cifar_ray import __version__, tracking
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import cautions, charts, cost, data, draw, exported, pages, papers, tables, words
+from cifar_ray.reporting import EXPORTED, cautions, charts, cost, data, draw, exported, pages, papers, tables, words
 from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
@@ -44,7 +44,7 @@ def report(
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
-    node = checked(price, target)
+    node = cost.checked(price, target)
     if baseline is not None:
         papers.check(baseline)
     study = exported.together([_find(name, tracking_uri) for name in dict.fromkeys(sweeps)], hold)
@@ -53,7 +53,7 @@ def report(
     if into is None:
         return made
     made = replace(made, files=write(made, into, flags.note))
-    if study.run_id and not any(name.endswith(exported.SUFFIX) for name in sweeps):
+    if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
         uri, csvs = stores.resolve_uri(tracking_uri), [file for file in made.files if file.suffix == ".csv"]
@@ -63,21 +63,9 @@ def report(
     return made
 
 
-def checked(price: str | None, targets: Sequence[float]) -> Price | None:
-    """The price of a node, if one is asked for.
-
-    Raises:
-        ConfigError: when it is not known, or a target is no test accuracy.
-    """
-    for target in targets:
-        if not 0 < target < 1:
-            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
-    return cost.find(price) if price is not None else None
-
-
 def _find(name: str, tracking_uri: str | None) -> Study:
     """Read an exported file, or a sweep or run of a tracking store; for a file, MLflow is not loaded."""
-    if name.endswith(exported.SUFFIX):
+    if name.endswith(EXPORTED):
         return exported.read(files.absolute("", name))
     from cifar_ray.tracking import reading
 

@@ -20,7 +20,7 @@ from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, classifier, manifest, recipe
 from cifar_ray.training.classifier import Classifier
 
-_CONFIG, _DESCRIPTION = "config.yaml", "run.json"
+_DESCRIPTION = "run.json"
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class RunFolder:
             ConfigError: when it cannot be read.
         """
         try:
-            with self.folder.on_disk(_CONFIG) as path:
+            with self.folder.on_disk(run_names.CONFIG) as path:
                 return recipe.resolve(runfile.load(path))  # as it was written
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 
     def write_config(self, config: TrainConfig) -> None:
         """Write the config; the file starts the same run again."""
-        self.folder.write(_CONFIG, runfile.to_yaml(config))
+        self.folder.write(run_names.CONFIG, runfile.to_yaml(config))
 
     def lock(self) -> Lock:
         """Make this driver the only one that works on the run.
@@ -107,7 +107,7 @@ def create(config: ResolvedConfig, tracking_uri: str | None = None) -> tuple[Run
     name = config.run_name or run_names.new(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
     taken = partial(run_names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
-    contents = {_CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
+    contents = {run_names.CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
     with storage.refusing(above):
         return run, storage.claim(run.folder, contents, taken, _busy(name))
 

@@ -15,6 +15,9 @@ from cifar_ray.training import manifest
 CHECKPOINTS = "checkpoints"
 """Name of the folder of a run's checkpoints."""
 
+CONFIG = "config.yaml"
+"""The file with a run's config in its folder."""
+
 SWEEP = "sweep.yaml"
 """The file by which a sweep's folder is told from a run's."""
 

@@ -127,3 +127,22 @@ def test_a_run_that_only_its_folder_has_is_not_refused(home: Path) -> None:
     early.check_runs(["mine", "some/folder"], None)
     with pytest.raises(ConfigError, match="there is no run 'yours' in sqlite:///"):
         early.check_runs(["mine", "yours"], None)
+
+
+def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(home: Path) -> None:
+    runs = home / ".cifar_ray" / "runs"
+    for name, file, text in (
+        ("mine", "config.yaml", "dataset: digits\nlocal_nodes: 2\n"),
+        ("grid", "sweep.yaml", "name: grid\ngrid: {lr: [0.1]}\ntrain: {dataset: digits, address: 127.0.0.1:6379}\n"),
+        ("torn", "config.yaml", "dataset: ["),
+    ):
+        (runs / name).mkdir(parents=True)
+        (runs / name / file).write_text(text)
+    run, by_path, sweep = early.known_config("mine"), early.known_config(str(runs / "mine")), early.known_config("grid")
+    assert run is not None
+    assert run.local_nodes == 2
+    assert run == by_path
+    assert sweep is not None
+    assert sweep.address == "127.0.0.1:6379"
+    assert early.known_config("torn") is None
+    assert early.known_config("0123456789abcdef") is None
