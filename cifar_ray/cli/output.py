@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from pydantic_core import to_json
+from pydantic_core import to_jsonable_python
 
 
 @contextmanager
@@ -26,6 +27,6 @@ def progress(as_json: bool, quiet: bool = False) -> Iterator[None]:
 def show(result: object, as_json: bool, words: Callable[[], object] | None = None) -> None:
     """Print a result as JSON, or have ``words`` print it; None where they have been printed already."""
     if as_json:
-        print(to_json(result, indent=1, inf_nan_mode="null", fallback=str).decode())
+        print(json.dumps(to_jsonable_python(result, inf_nan_mode="null", fallback=str), indent=1))
     elif words is not None:
         words()

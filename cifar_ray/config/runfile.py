@@ -9,7 +9,7 @@ from typing import Any
 
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import choices, left_out
+from cifar_ray.config.option import choices, default_of, left_out
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
@@ -26,9 +26,13 @@ UPKEEP = ("version", *WHERE, "start_timeout_s", "hang_timeout_s")
 def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """``base`` with ``values`` (as from flags) on top.
 
-    The two ways to give the batch exclude each other: the one given last counts.
+    The two ways to give the batch exclude each other: the one given last counts. What was found in files of the user's
+    own is forgotten where others are given.
     """
     values = dict(values)
+    for field in dataclasses.fields(TrainConfig):
+        if field.metadata.get("recorded") and values.keys() & (field.metadata.get("only") or {}).keys():
+            base = dataclasses.replace(base, **{field.name: default_of(field)})
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
         if given in values and other not in values:
             values[other] = None

@@ -39,6 +39,9 @@ _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model
 BATCHES = ("batch_size", "global_batch_size")
 """The two ways to give the batch; one of them counts."""
 
+_HELD = {"batch_size": "global_batch_size"}
+"""What an axis is called in a sweep that holds the global batch."""
+
 _USUAL = (*_SHORT, "seed")
 
 
@@ -244,7 +247,7 @@ class SweepConfig:
             made = combinations(self)
             told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
             varying = chosen if len(told) == len(made) else varying
-        held = {"batch_size": "global_batch_size"} if self.held == "global_batch" else {}
+        held = _HELD if self.held == "global_batch" else {}
         return tuple(dict.fromkeys(held.get(name, name) for name in varying))
 
     def _varies(self, name: str) -> bool:
@@ -287,7 +290,7 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     """
     first = sweep.train.get("seed", 0)
     rounds = itertools.product(range(sweep.seeds), chosen)
-    settings = [{**values, "seed": values.get("seed", first + turn)} for turn, values in rounds]
+    settings = [{**_held(sweep, values), "seed": values.get("seed", first + turn)} for turn, values in rounds]
     names = _names(sweep, settings)
     made = [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
     known: set[str] = set()
@@ -306,6 +309,14 @@ def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
         return Cell(name, values, config=_config(sweep, values))
     except ConfigError as error:
         return Cell(name, values, reason=str(error))
+
+
+def _held(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A combination with the batch by the name of what is held."""
+    if sweep.held != "global_batch" or values.get("batch_size") is None:
+        return dict(values)
+    images = merged(sweep, values)["global_batch_size"]
+    return {_HELD.get(name, name): images if name == "batch_size" else value for name, value in values.items()}
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,14 +339,14 @@ def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
 
 def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for every run: the values that tell it from the others, the usual ones first."""
-    merged = [{**schema.flatten(sweep.train), **values} for values in settings]
+    whole_values = [merged(sweep, values) for values in settings]
     batch = "global_batch_size" if sweep.held == "global_batch" else "batch_size"
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *BATCHES, "topology", "seed")]
 
     def named(whole: bool) -> list[str]:
         names = []
-        for values in merged:
+        for values in whole_values:
             parts = [_label(name, values[name], whole) for name in order if values.get(name) is not None]
             size = values.get(batch, values.get("batch_size", values.get("global_batch_size")))
             parts += [_label(batch, size, whole)] if size is not None else []

@@ -30,7 +30,8 @@ def scratch(above: str | None = None) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _empty(folder)
+            with suppress(OSError):  # somebody has removed it already
+                _empty(folder)
 
 
 def _clear(above: Path) -> None:
@@ -47,7 +48,15 @@ def _clear(above: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a folder; while a process that is about to end still writes there, what is left keeps a lock."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        (folder / _LOCK).touch()  # without it, no later process would remove the rest
+    """Remove a folder, its lock last: while a process that is about to end still writes there, the lock stays."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _LOCK:
+            path.unlink(missing_ok=True)
+    lock = folder / _LOCK
+    lock.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:
+        lock.touch()  # without it, no later process would remove the rest

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from mlflow import MlflowClient
@@ -40,11 +41,11 @@ class JobRecord(Record):
         journal: path of the file of its reports, as an earlier driver has known it; empty of a new run.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool, until_end: ExitStack) -> None:
+    def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool) -> None:
         super().__init__(client, run, session)
         self.is_continued = is_continued
         self.journal = run.data.tags.get(JOURNAL_TAG, "")
-        self._until_end = until_end
+        self._until_end = ExitStack()
 
     @classmethod
     def open(cls, uri: str, experiment: str, name: str, params: Any) -> JobRecord:
@@ -71,12 +72,13 @@ class JobRecord(Record):
                 )
                 is_continued = bool(runs) and _is_same(runs[0], flat)
                 if is_continued:
-                    run, session = store.take_over(client, runs[0].info.run_id)
+                    record = store.take_over(client, runs[0].info.run_id, partial(cls, client, is_continued=True))
                 else:
                     session = uuid.uuid4().hex
                     tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
                     run = client.create_run(home, tags=tags, run_name=name)
-            record = cls(client, run, session, is_continued, stack.pop_all())
+                    record = cls(client, run, session, is_continued=False)
+            record._until_end = stack.pop_all()
         record._sink.params(flat)
         return record
 

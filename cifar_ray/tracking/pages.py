@@ -21,7 +21,7 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 _METRICS = ("test/accuracy", "images_per_s", "time/training_s")
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _COLUMNS = [*(f"metrics.`{name}`" for name in _METRICS), *(f"params.`{name}`" for name in _PARAMS)]
-_SECTION = "cifar_ray"
+_SECTION = "Training"
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
     **_CARD,

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class SweepRecord(Record):
         Raises:
             ConfigError: when the store refuses it.
         """
-        return cls(client, *store.take_over(client, known.run_id))
+        return store.take_over(client, known.run_id, partial(cls, client))
 
     @property
     def child_tags(self) -> dict[str, str]:
@@ -101,8 +102,9 @@ class SweepRecord(Record):
         return {PARENT_TAG: self.run_id}
 
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
-        """Record the list of all cells, in the grid's order."""
-        self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": list(cells)}, CELLS_FILE))
+        """Record what a report needs of all cells, in the grid's order."""
+        needed = [{key: cell[key] for key in ("name", "params", "state", "reason")} for cell in cells]
+        self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": needed}, CELLS_FILE))
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
         self._sink.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})

@@ -61,7 +61,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         same = [
             version
             for version in client.search_model_versions(f"run_id = '{known.run_id}'")
-            if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG) == tags[artifacts.WEIGHTS_TAG]
+            if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG, "") == tags.get(artifacts.WEIGHTS_TAG)
         ]
         version = same[0] if same else _create(client, name, models[-1], tags)
         if alias is not None:

@@ -6,6 +6,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,8 @@ class RunRecord(Record):
         Raises:
             ConfigError: when the store refuses it.
         """
-        run, session = store.take_over(client, run_id)
-        record = cls(client, run, session)
-        record.tags(origin.changed_tags(run.data.tags, origin.run_tags(config)))
+        record = store.take_over(client, run_id, partial(cls, client))
+        record.tags(origin.changed_tags(record.tags_before, origin.run_tags(config)))
         return record
 
     def config_file(self, config: ResolvedConfig) -> None:

@@ -18,6 +18,7 @@ _TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
 _TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
 _RETRIED_TAG = "cifar_ray.retried_ms"
+_AT_ONCE = 1000  # points that MLflow's client sends in one request, which is taken whole or not at all
 
 Write = Callable[[MlflowClient, str], None]
 
@@ -149,17 +150,20 @@ class Sink:
         """Write the last point of each step that has no value yet: a resumed run repeats rows written before."""
         points = self._metrics[:]
         last = {(point.key, point.step): point for point in points}
+        if self._written is None:
+            names = client.get_run(run_id).data.metrics
+            histories = [client.get_metric_history(run_id, name) for name in names]
+            self._written = {(point.key, point.step) for history in histories for point in history}
+        fresh = [last[key] for key in last if key not in self._written]
         try:
-            if self._written is None:
-                names = client.get_run(run_id).data.metrics
-                histories = [client.get_metric_history(run_id, name) for name in names]
-                self._written = {(point.key, point.step) for history in histories for point in history}
-            client.log_batch(run_id, metrics=[last[key] for key in last if key not in self._written])
-            self._written |= last.keys()
+            if fresh:
+                client.log_batch(run_id, metrics=fresh)
+            self._written.update(last)
         except Exception as error:
-            self._written = None  # a part may be there
             if _is_refusal(error):
                 del self._metrics[: len(points)]  # or they would be refused again with all that comes
+            if not _is_refusal(error) or len(fresh) > _AT_ONCE:
+                self._written = None  # a part may be there
             raise
         del self._metrics[: len(points)]
 

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -26,12 +26,14 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import FOLDER
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
+from cifar_ray.tracking.uri import flag, no_such_run, sqlite_path
 from cifar_ray.tracking.uri import is_server as is_server
-from cifar_ray.tracking.uri import no_such_run, sqlite_path
 from cifar_ray.tracking.uri import resolve_uri as resolve_uri
 
 Client: TypeAlias = MlflowClient
 """What speaks to a store."""
+
+T = TypeVar("T")
 
 KEY_TAG = "cifar_ray.key"
 """Tag that identifies a run of this program, chosen before MLflow gives it an id."""
@@ -86,8 +88,9 @@ def connect(uri: str) -> MlflowClient:
             with closing(sqlite3.connect(path, timeout=5)) as database:
                 database.execute("PRAGMA schema_version").fetchone()
             return _ask(uri)
-    except Overdue:  # a server or a database driver may keep a request waiting for minutes
-        raise refusal(uri, TimeoutError(f"no answer within {_REMOTE_TIMEOUT_S:g} s")) from None
+    except Overdue as error:  # a server or a database driver may keep a request waiting for minutes
+        timeout = TimeoutError(f"no answer within {_REMOTE_TIMEOUT_S:g} s") if path is None else error
+        raise refusal(uri, timeout) from None
     except Exception as error:  # whatever a store's driver raises, the store is not usable
         raise refusal(uri, error) from None
 
@@ -152,18 +155,24 @@ def experiment_name(given: str | None, datasets: Collection[str]) -> str:
     return f"cifar_ray/{Path(dataset.removeprefix(FOLDER)).absolute().name if dataset.startswith(FOLDER) else dataset}"
 
 
-def take_over(client: MlflowClient, run_id: str) -> tuple[Run, str]:
-    """Make this driver the owner of a run, and the run RUNNING; return the run as it was, and the driver's session.
+def take_over(client: MlflowClient, run_id: str, open_record: Callable[[Run, str], T]) -> T:
+    """Make this driver the owner of a run, and the run RUNNING.
+
+    Args:
+        client: of the store.
+        run_id: of the run.
+        open_record: makes the driver's record of the run as it was, and of the driver's session. The record's guard
+            ends the run whatever happens from then on.
 
     Raises:
         ConfigError: when the store does not answer.
     """
     session = uuid.uuid4().hex
     with refusing(client.tracking_uri):
-        run = client.get_run(run_id)
+        record = open_record(client.get_run(run_id), session)
         client.set_tag(run_id, SESSION_TAG, session)
         client.update_run(run_id, status="RUNNING")
-    return run, session
+    return record
 
 
 def forget_failure(client: MlflowClient, run_id: str) -> None:
@@ -222,7 +231,8 @@ def find(client: MlflowClient, run: str) -> KnownRun:
         else:
             raise no_such_run(client.tracking_uri, run)
     if key == f"tags.`{SWEEP_TAG}`":
-        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; `cifar-ray runs {run}` lists its runs")
+        listing = f"cifar-ray runs {run}{flag(client.tracking_uri)}"
+        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; `{listing}` lists its runs")
     matches = [match for match in matches if match.data.tags.get(FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
         sweeps = {match.info.run_id: match.data.tags.get(SWEEP_TAG) for match in matches}

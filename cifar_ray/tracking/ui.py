@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 import webbrowser
-from contextlib import suppress
 from typing import IO
 
 from cifar_ray import tracking
@@ -59,10 +58,12 @@ def _show(page: str, browse: bool) -> None:
 def _show_when_ready(port: int, page: str, browse: bool, server: int, output: IO[bytes]) -> None:
     """Show the page once the server, the parent of this process, answers; or its output, if it ends before."""
     while os.getppid() == server:
-        with suppress(OSError):
+        try:
             socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(_LOOK_S)
+        else:
             _show(page, browse)
             return
-        time.sleep(_LOOK_S)
     output.seek(0)
     print(f"MLflow's server has ended: {output.read().decode(errors='replace').strip()}", file=sys.stderr, flush=True)

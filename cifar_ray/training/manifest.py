@@ -14,8 +14,11 @@ from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training.errors import CheckpointError
 
-FORMAT = 2
+FORMAT = 3
 """Version of a checkpoint's layout. It changes when older code could not read what is written."""
+
+_READ = (2, FORMAT)
+"""Versions that are read; 2 has options by their former names."""
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -77,7 +80,7 @@ def read(path: Path) -> Manifest:
         version = values["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
-    if version != FORMAT:
+    if version not in _READ:
         raise CheckpointError(
             f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
             f"this one reads format {FORMAT}"

@@ -107,6 +107,9 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
     assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
     assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
+    found[0] = Prediction(Path("no UTF-8 \udcff.png"), found[0].classes)
+    out, _ = printed(f"predict ./mine {IMAGE} --top 1 --json", capsys)
+    assert json.loads(out)[0]["image"] == "no UTF-8 \udcff.png"
 
 
 def test_a_comparison_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +155,8 @@ def test_a_sweep_in_place_of_a_run_is_answered_by_its_runs(
     for began, name in enumerate(("a", "b"), 2):
         client.create_run("0", began, {store.KEY_TAG: name, parent.PARENT_TAG: own, store.SWEEP_TAG: "grid"}, name)
     words = f"{command.replace('IMAGE', str(IMAGE))} --tracking-uri {client.tracking_uri}"
-    said = "error: 'grid' is a sweep, and a run is wanted; `cifar-ray runs grid` lists its runs\n"
+    listing = f"cifar-ray runs grid --tracking-uri {client.tracking_uri}"
+    said = f"error: 'grid' is a sweep, and a run is wanted; `{listing}` lists its runs\n"
     assert printed(words, capsys, status=2)[1] == said
 
 

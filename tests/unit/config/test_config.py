@@ -387,3 +387,11 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
 
 def fields_of_every_run() -> set[str]:
     return {field.name for field in fields(TrainConfig)} - OF_CHOICES - {"global_batch_size"}
+
+
+def test_what_was_found_in_a_users_files_is_forgotten_where_others_are_given() -> None:
+    found = replace(TrainConfig(dataset="folder:/mine").images, classes=3)
+    config = TrainConfig(dataset="folder:/mine", images=found, model="mine:build", model_source="0" * 64)
+    again = runfile.merge(config, {"dataset": "digits", "model": "resnet"})
+    assert again == TrainConfig(dataset="digits")
+    assert runfile.merge(config, {"epochs": 3}).images == found

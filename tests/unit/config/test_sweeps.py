@@ -151,6 +151,19 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
     assert found == sizes
 
 
+def test_cells_of_a_held_global_batch_are_named_and_recorded_by_it() -> None:
+    grid = {"batch_size": [16, 64], "topology": ["1x2"], "accumulate": [1, 2]}
+    sweep = SweepConfig("s", (grid,), train={"global_batch_size": 128}, hold="global_batch")
+    made = sweeps.cells(sweep, sweeps.combinations(sweep))
+    assert [(cell.values["global_batch_size"], cell.values["accumulate"]) for cell in made] == [
+        (16, 1), (32, 2), (64, 1), (128, 2)
+    ]  # fmt: skip
+    assert all("batch_size" not in cell.values for cell in made)
+    assert [cell.name for cell in made] == [
+        f"accumulate{times} gbs{images} 1x2 seed0" for images, times in ((16, 1), (32, 2), (64, 1), (128, 2))
+    ]
+
+
 def test_values_that_do_not_go_together_say_so() -> None:
     cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
     assert [cell.config is None for cell in cells] == [False, True]

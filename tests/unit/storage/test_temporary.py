@@ -47,9 +47,10 @@ def test_what_is_written_during_the_removal_is_left_for_the_next_process(
 
     def late(path: Path, ignore_errors: bool) -> None:
         rmtree(path, ignore_errors)
-        (path / "session").mkdir(parents=True)
+        path.mkdir()
 
     with temporary.scratch(str(tmp_path)) as folder:
+        (folder / "session").mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(temporary.shutil, "rmtree", late)
             temporary._empty(folder)

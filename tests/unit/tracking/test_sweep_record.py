@@ -45,10 +45,10 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     monkeypatch.setattr(store, "is_server", lambda uri: True)  # which has pages
     record = SweepRecord.create(client, SWEEP, "/there/s", "cifar-ray sweep x")
     cells = [
-        {"name": name, "state": state, "reason": reason}
+        {"name": name, "params": {}, "state": state, "reason": reason}
         for name, state, reason in (("one", "RUN", ""), ("two", "RUN", "no room"), ("three", "SKIPPED", "too large"))
     ]
-    record.cells(cells)
+    record.cells([{**cell, "values": {"topology": "1x1"}, "config": None} for cell in cells])
     for seconds in (1.0, 2.0):
         record.figures({"sweep/wall_s": seconds})
     assert record.end("FINISHED")

@@ -252,6 +252,8 @@ def test_another_versions_checkpoint_is_refused(tmp_path: Path) -> None:
     (path / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
     with pytest.raises(CheckpointError, match="has format 99, written by another version"):
         checkpoint.load(path)
+    forge(path, format=2)  # which had options by their former names
+    assert checkpoint.load(path).step == 10
     forge(path, format=manifest["format"], config={"version": 99})
     with pytest.raises(CheckpointError, match="version must be 2, got 99"):
         checkpoint.load(path)
