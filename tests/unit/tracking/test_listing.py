@@ -85,7 +85,10 @@ def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient)
     client.set_tag(run_id, store.SWEEP_TAG, "grid")
     with pytest.raises(ConfigError) as caught:
         store.find(client, "grid")
-    assert str(caught.value) == "'grid' is a sweep, and a run is wanted; `cifar-ray runs grid` lists its runs"
+    assert (
+        str(caught.value)
+        == f"'grid' is a sweep, and a run is wanted; `cifar-ray runs grid --tracking-uri {client.tracking_uri}` lists its runs"
+    )
     assert store.find(client, "one").run_id == run_id
 
 
