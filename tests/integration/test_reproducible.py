@@ -49,7 +49,8 @@ def last(folder: Path, step: int) -> str:
 def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
     values: dict[str, object], precision: str, steps: int, tmp_path: Path
 ) -> None:
-    made = partial(config, precision=precision, steps_per_epoch=steps, checkpoint_every=steps // 2, **values)
+    often = {"checkpoint_every": steps // 2, "log_every": 3}
+    made = partial(config, precision=precision, steps_per_epoch=steps, **often, **values)
     digests = {}
     for topology in ("1x1", "1x2", "1x4", "2x2"):
         train(made(topology), tmp_path / topology)
