@@ -53,12 +53,10 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         changes: fields of the config that have other values now.
     """
     names = set[str]()
-    address, local_nodes = (
-        (changes or {}).get(name, getattr(config, name, None)) for name in ("address", "local_nodes")
-    )
-    if config is not None and ray_head(address) is None:
+    now = None if config is None else {**vars(config), **(changes or {})}
+    if now is not None and ray_head(now["address"]) is None:
         names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-        if local_nodes == 1:
+        if now["local_nodes"] == 1:
             names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     with variables(dict.fromkeys(names - {*os.environ}, "0")):
         yield

@@ -91,7 +91,7 @@ class Line(NamedTuple):
 
 @contextmanager
 def settings(look: Look) -> Iterator[None]:
-    """Within it, what matplotlib makes has this look, and SVG is the same every time with its text as text."""
+    """Context manager: give figures this look, and make SVG files the same every time, with their text as text."""
     coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
     font = {"font.family": "DejaVu Sans", "font.size": 10}  # it comes with matplotlib: every machine draws the same

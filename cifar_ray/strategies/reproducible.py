@@ -8,8 +8,8 @@ Communication Operations in MPICH") with logical shards; docs/exactness.md has t
 Cost per step: messages ``log2(W)``, bytes ``log2(W) * (G + B + 4)``. Each rank exchanges one vector with a
 partner log2(W) times: the gradients (G bytes), the batch statistics of batch norm (B bytes) and the loss.
 
-Every global batch is cut into ``--reproducible.shards`` parts. Each passes through the model alone, whoever computes
-it: with its own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up
+Every global batch is cut into ``--reproducible.shards`` parts. Each passes through the model alone, on whichever rank
+computes it: with its own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up
 pairwise, shard 0 with 1, 2 with 3, and so on up a binary tree. The lower levels are on one rank; the upper ones are
 exchanges with rank XOR 1, 2, 4, ..., after which both partners hold the same sum, since addition is commutative to
 the bit.

@@ -160,9 +160,10 @@ class Sink:
                 client.log_batch(run_id, metrics=fresh)
             self._written.update(last)
         except Exception as error:
-            if _is_refusal(error):
+            refused = _is_refusal(error)
+            if refused:
                 del self._metrics[: len(points)]  # or they would be refused again with all that comes
-            if not _is_refusal(error) or len(fresh) > _AT_ONCE:
+            if not refused or len(fresh) > _AT_ONCE:
                 self._written = None  # a part may be there
             raise
         del self._metrics[: len(points)]
