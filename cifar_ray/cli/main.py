@@ -190,7 +190,7 @@ def export(command: ExportCommand) -> int:
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {given}")
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import reading
-    study = reading.sweep_or_run(stores.resolve_uri(command.tracking_uri), command.sweep)
+    (study,) = reading.sweeps_or_runs(stores.resolve_uri(command.tracking_uri), [command.sweep])
     try:
         files.write_whole(out, exported.text(study))
     except OSError as error:

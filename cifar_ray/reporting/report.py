@@ -47,7 +47,7 @@ def report(
     node = cost.checked(price, target)
     if baseline is not None:
         papers.check(baseline)
-    study = exported.together([_find(name, tracking_uri) for name in dict.fromkeys(sweeps)], hold)
+    study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
     into = folder(out) if out is not None else None
     made = build(study, baseline, node, target, title)
     if into is None:
@@ -63,13 +63,14 @@ def report(
     return made
 
 
-def _find(name: str, tracking_uri: str | None) -> Study:
-    """Read an exported file, or a sweep or run of a tracking store; for a file, MLflow is not loaded."""
-    if name.endswith(EXPORTED):
-        return exported.read(files.absolute("", name))
-    from cifar_ray.tracking import reading
+def _read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
+    """Read exported files, and sweeps or runs of a tracking store; for files alone, MLflow is not loaded."""
+    studies = {name: exported.read(files.absolute("", name)) for name in names if name.endswith(EXPORTED)}
+    if recorded := [name for name in names if name not in studies]:
+        from cifar_ray.tracking import reading
 
-    return reading.sweep_or_run(stores.resolve_uri(tracking_uri), name)
+        studies |= zip(recorded, reading.sweeps_or_runs(stores.resolve_uri(tracking_uri), recorded))
+    return [studies[name] for name in names]
 
 
 def build(

@@ -78,7 +78,6 @@ def of_sweep(uri: str, name: str) -> list[Listed]:
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
     client, own = reading.sweep(uri, name)
     with store.refusing(uri):
         return [_listed(run, ()) for run in reversed(parent.children(client, own))]

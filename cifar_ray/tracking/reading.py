@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,11 @@ from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial
+from cifar_ray.tracking.uri import no_such_run, no_such_sweep
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
+_LOAD = re.compile(r"system/.*_utilization_percentage")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
 _NO_CELLS = (
@@ -38,43 +41,34 @@ def study(uri: str, name: str) -> Study:
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
     client, own = sweep(uri, name)
     with store.refusing(uri):
-        tags = own.data.tags
-        listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
-        trials = _cells(client, own, listed or ())
-        left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in trials) else ()
-        return Study(
-            name=name,
-            trials=[trial for trial in trials if _is_placed(trial)],
-            store=store.shown(uri),
-            command=tags.get("cifar_ray.command", ""),
-            hold=tags.get("cifar_ray.hold", "batch"),
-            axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
-            run_id=own.info.run_id,
-            page=pages.run(uri, own),
-            status=own.info.status,
-            metrics=dict(own.data.metrics),
-            cautions=(_NO_CELLS,) if listed is None else left_out,
-        )
+        return _measured(client, [_planned(client, name, own)])[0]
 
 
-def sweep_or_run(uri: str, name: str) -> Study:
-    """Read the newest sweep of that name; without one, the run of that name or MLflow id.
+def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
+    """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id.
 
     Args:
         uri: the tracking store.
-        name: of a sweep or of a run.
+        names: of sweeps or of runs.
 
     Raises:
         ConfigError: when there is neither, or the store does not answer.
     """
     tracking.quieten(verbose=False)
-    if not store.exists(uri) or parent.find(store.connect(uri), name) is not None:
-        return study(uri, name)
-    alone = runs(uri, [name])
-    return replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", ""))
+    if not store.exists(uri):
+        raise no_such_sweep(uri, names[0])
+    client, studies = store.connect(uri), []
+    for name in names:
+        with store.refusing(uri):
+            if (known := parent.find(client, name)) is not None:
+                studies.append(_planned(client, name, client.get_run(known.run_id)))
+            else:
+                alone = _named(client, [name])
+                studies.append(replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", "")))
+    with store.refusing(uri):
+        return _measured(client, studies)
 
 
 def runs(uri: str, names: Sequence[str]) -> Study:
@@ -88,10 +82,39 @@ def runs(uri: str, names: Sequence[str]) -> Study:
         ConfigError: when one of them is not there or is no run of a training, or the store does not answer.
     """
     tracking.quieten(verbose=False)
-    client, _ = store.open_run(uri, names[0])
-    ids = dict.fromkeys(store.find(client, name).run_id for name in names)
+    if not store.exists(uri):
+        raise no_such_run(uri, names[0])
+    client = store.connect(uri)
     with store.refusing(uri):
-        trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
+        return _measured(client, [_named(client, names)])[0]
+
+
+def _planned(client: MlflowClient, name: str, own: Run) -> Study:
+    """A sweep by its own run, without what :func:`_measured` reads."""
+    tags = own.data.tags
+    listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
+    trials = _cells(client, own, listed or ())
+    left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in trials) else ()
+    return Study(
+        name=name,
+        trials=[trial for trial in trials if _is_placed(trial)],
+        store=store.shown(client.tracking_uri),
+        command=tags.get("cifar_ray.command", ""),
+        hold=tags.get("cifar_ray.hold", "batch"),
+        axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
+        run_id=own.info.run_id,
+        page=pages.run(client.tracking_uri, own),
+        status=own.info.status,
+        metrics=dict(own.data.metrics),
+        cautions=(_NO_CELLS,) if listed is None else left_out,
+    )
+
+
+def _named(client: MlflowClient, names: Sequence[str]) -> Study:
+    """Runs named one by one, without what :func:`_measured` reads."""
+    ids = dict.fromkeys(store.find(client, name).run_id for name in names)
+    trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
+    uri = client.tracking_uri
     for trial in trials:
         if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
@@ -101,12 +124,33 @@ def runs(uri: str, names: Sequence[str]) -> Study:
     return Study(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
 
 
+def _measured(client: MlflowClient, studies: Sequence[Study]) -> list[Study]:
+    """Studies with the histories and confusion matrices of their runs: each is a request, so each is read once."""
+    begun = {trial.run_id: trial for study in studies for trial in study.trials if trial.run_id}
+    read = {run_id: _read(client, trial) for run_id, trial in begun.items()}
+    return [
+        replace(study, trials=[replace(trial, **read.get(trial.run_id, {})) for trial in study.trials])
+        for study in studies
+    ]
+
+
+def _read(client: MlflowClient, trial: Trial) -> dict[str, Any]:
+    followed = [name for name in trial.metrics if _is_followed(name, trial.params)]
+    confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
+    return {
+        "history": {name: _history(client, trial.run_id, name) for name in followed},
+        "confusion": confusion.get("counts"),
+        "class_names": tuple(confusion.get("classes", ())),
+    }
+
+
 def sweep(uri: str, name: str) -> tuple[MlflowClient, Run]:
     """Find the newest sweep of that name: its own run, and the client of its store.
 
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
+    tracking.quieten(verbose=False)
     client, known = parent.connect(name, uri)
     with store.refusing(uri):
         return client, client.get_run(known.run_id)
@@ -142,7 +186,6 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
     """Read one run; ``params`` and ``reason`` are used where it ended before logging its own."""
     info, data = run.info, run.data
     status = "PENDING" if info.status == "SCHEDULED" else info.status
-    confusion = _json(client, info.run_id, _CONFUSION) if status == "FINISHED" else None
     return Trial(
         name=info.run_name,
         run_id=info.run_id,
@@ -152,15 +195,12 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
         params={**params, **data.params},
         tags=dict(data.tags),
         metrics=dict(data.metrics),
-        history={name: _history(client, info.run_id, name) for name in data.metrics if _is_followed(name, data.params)},
-        confusion=confusion["counts"] if confusion else None,
-        class_names=tuple(confusion["classes"]) if confusion else (),
     )
 
 
 def _is_followed(name: str, params: Mapping[str, str]) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and params.get("per_rank_test") == "True"
-    return name in _HISTORIES or name.startswith("system/") or of_a_rank
+    return name in _HISTORIES or _LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:

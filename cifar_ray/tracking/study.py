@@ -54,7 +54,7 @@ class Trial:
         metrics: metric name -> last value. What was not measured is not there.
         history: metric name -> its values in order of step; for ``test/accuracy``, ``test/loss``,
             ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer step; with ``--per-rank-test``
-            every rank's, too), and ``system/...``.
+            every rank's, too), and the load of CPUs and GPUs, ``system/..._utilization_percentage``.
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
     """

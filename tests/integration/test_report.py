@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from cifar_ray.tracking.study import Trial
 from tests.support.studies import trial, without_run
 
 CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}
-CPU = "system/0123abcd/cpu_utilization_percentage"
+CPU, DISK = "system/0123abcd/cpu_utilization_percentage", "system/0123abcd/disk_usage_percentage"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def child(client: MlflowClient, experiment: str, parent: str, cell: Trial) -> No
     metrics = [Metric(name, value, 9000, 9) for name, value in cell.metrics.items() if name not in cell.history]
     metrics += [Metric(n, p.value, p.timestamp_ms, p.step) for n, points in cell.history.items() for p in points]
     if cell.finished:
-        metrics += [Metric(CPU, 50.0, 1500, 1), Metric("train/lr", 0.1, 1500, 1)]
+        metrics += [Metric(CPU, 50.0, 1500, 1), Metric(DISK, 70.0, 1500, 1), Metric("train/lr", 0.1, 1500, 1)]
         client.log_dict(run_id, CONFUSION, "confusion_matrix.json")
     metrics = [m for m in metrics if m.key != "test/accuracy"] + [m for m in metrics if m.key == "test/accuracy"]
     params = [Param(k, v) for k, v in cell.params.items()] if cell.finished else []
@@ -155,6 +156,28 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search("^topology +1x1 +2x2$", compared, flags=re.M), compared
     with pytest.raises(ConfigError, match="there is no run 'none'"):
         cifar_ray.report("none", tracking_uri=uri)
+
+
+def test_histories_are_read_once_and_only_those_that_are_shown(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[tuple[str, str]] = Counter()
+    real = MlflowClient.get_metric_history
+
+    def counted(client: MlflowClient, run_id: str, key: str) -> list[Metric]:
+        asked[run_id, key] += 1
+        return real(client, run_id, key)
+
+    first, _, second, *_ = reading.study(uri, "scaling").trials
+    once = {(one.run_id, name): 1 for one in (first, second) for name in ("test/accuracy", "epoch_s", CPU)}
+    monkeypatch.setattr(MlflowClient, "get_metric_history", counted)
+    cifar_ray.report("scaling", first.name, first.run_id, hold="batch", tracking_uri=uri)
+    assert asked == once
+    asked.clear()
+    cifar_ray.compare(first.name, second.run_id, first.run_id, tracking_uri=uri)
+    assert asked == once
+    asked.clear()
+    assert main.main(["runs", "--tracking-uri", uri]) == 0
+    assert main.main(["runs", "scaling", "--tracking-uri", uri]) == 0
+    assert not asked
 
 
 def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
