@@ -178,7 +178,7 @@ def to_yaml(config: TrainConfig) -> str:
     """
     from cifar_ray.config import yaml
 
-    values = _own(dataclasses.replace(config, run_name=None))
+    values = _own(config)
     del values["run_name"]
     return yaml.dump(values)
 

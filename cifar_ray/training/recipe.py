@@ -36,8 +36,8 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         ConfigError: when model, data set and batch do not go together.
     """
     if is_own(config.dataset) and not config.images.classes:
-        config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset))
-        config = dataclasses.replace(config, images=data.own.look(config))
+        images = data.own.look(config)
+        config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
     spec = data.spec(config)
     recipe = _recipe(config)
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}

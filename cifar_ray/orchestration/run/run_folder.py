@@ -97,14 +97,18 @@ class RunFolder:
             return Lock(self.folder, _busy(self.name))
 
 
-def create(config: ResolvedConfig, tracking_uri: str | None = None) -> tuple[RunFolder, Lock]:
-    """Make the folder of a new run, and lock it; the run is recorded in ``tracking_uri``, or where its config says.
+def create(
+    config: ResolvedConfig, tracking_uri: str | None = None, above: Folder | None = None, name: str | None = None
+) -> tuple[RunFolder, Lock]:
+    """Make the folder of a new run, and lock it.
+
+    The run is recorded in ``tracking_uri``, and kept ``above`` it by ``name``, or where and as its config says.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
     """
-    above = storage.at(config.storage)
-    name = config.run_name or run_names.new(config)
+    above = above or storage.at(config.storage)
+    name = name or config.run_name or run_names.new(config)
     run = RunFolder(above.below(name), uuid.uuid4().hex)
     taken = partial(run_names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
     contents = {run_names.CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}

@@ -360,8 +360,7 @@ class _Sweep:
         specs = {}
         for trial, config in self._waiting():
             if trial.folder is None:
-                placed = dataclasses.replace(config, storage=self._folder.address, run_name=trial.slug)
-                trial.folder, held = run_folder.create(placed, self._client.tracking_uri)
+                trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
                 self._locks.append(held)
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs
