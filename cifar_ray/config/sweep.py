@@ -176,6 +176,8 @@ def _changed(value: Any, default: Any) -> Any:
 def _check_field(key: str, name: str) -> None:
     """Refuse what is no field of a run, naming ``key``, where it was given."""
     if schema.type_of(TrainConfig, name) is None:
+        if name in schema.field_types(SweepConfig):
+            raise ConfigError(key, f"must not have {name}, which is an option of the sweep: give it beside {key}")
         near = errors.suggestion(name, schema.flat_types(TrainConfig))
         raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
 
@@ -313,10 +315,8 @@ def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
 
 def _held(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """A combination with the batch by the name of what is held."""
-    if sweep.held != "global_batch" or values.get("batch_size") is None:
-        return dict(values)
-    images = merged(sweep, values)["global_batch_size"]
-    return {_HELD.get(name, name): images if name == "batch_size" else value for name, value in values.items()}
+    whole = merged(sweep, values)
+    return {name: whole[name] for name in (name if name in whole else _HELD[name] for name in values)}
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:

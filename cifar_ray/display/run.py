@@ -15,12 +15,12 @@ from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
 from cifar_ray.config.errors import counted
+from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 
 if TYPE_CHECKING:
     from cifar_ray.strategies import About
 
-PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
+from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Trial
@@ -23,10 +24,7 @@ STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 ASYNCHRONOUS = ("parameter_server", "hogwild")
 """Strategies whose workers do not wait for each other: each has a pace of its own."""
 
-_PHASES = {
-    **{"startup": "Start-up", "data": "Data", "training": "Training", "evaluation": "Evaluation"},
-    **{"checkpoint": "Checkpoints", "other": "Other"},
-}
+_PHASE_TITLES = ("Start-up", "Data", "Training", "Evaluation", "Checkpoints", "Other")
 _ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits; seconds by which parts may exceed their sum
 
 
@@ -148,7 +146,7 @@ def images_trained(trial: Trial) -> float | None:
 
 def total_seconds(trial: Trial) -> float | None:
     """Wall time of a run; where it was not recorded, seconds of all phases together; None unless all were recorded."""
-    seconds = [trial.metrics.get(f"time/{phase}_s") for phase in _PHASES if phase != "other"]
+    seconds = [trial.metrics.get(f"time/{phase}_s") for phase in PHASES]
     known = [second for second in seconds if second is not None]
     return trial.metrics.get("time/wall_s", sum(known) if len(known) == len(seconds) else None)
 
@@ -255,7 +253,8 @@ PARTS = tuple(
 )
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
 PHASE_TIMES = tuple(
-    Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2) for key, title in _PHASES.items()
+    Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2)
+    for key, title in zip((*PHASES, "other"), _PHASE_TITLES, strict=True)
 )
 TOTAL = Figure("wall_s", "Total (s)", total_seconds, " s", 2)
 BUBBLE = (

@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config import files
-from cifar_ray.config.deadline import Overdue, within
+from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import FOLDER
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG

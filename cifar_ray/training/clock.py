@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cifar_ray.config.phases import PHASES
 from cifar_ray.strategies.stopwatch import moment, seconds_between
-from cifar_ray.training.observer import PHASES
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _STEP, _OTHER = "step", "other"

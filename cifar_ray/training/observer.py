@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import ResolvedConfig
-
-PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
-"""The phases of a run's wall time; time in none of them is ``other``."""
 
 
 @dataclass(frozen=True)

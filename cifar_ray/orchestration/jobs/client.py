@@ -17,8 +17,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from cifar_ray import __version__
 from cifar_ray.config import addresses, command_line, imports, servers
+from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
-from cifar_ray.config.deadline import Overdue, within
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console, duration
 from cifar_ray.orchestration.cluster import connection, optional

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,12 +16,12 @@ import ray.train
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from cifar_ray.config.background import background
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.config.variables import variables
 from cifar_ray.orchestration.cluster import reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run import alone
-from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
 from cifar_ray.orchestration.run.failures import Failure, Kind
 from cifar_ray.orchestration.run.interrupts import RAY_LOST
@@ -87,14 +88,14 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
     with variables(_variables(attempt)):
-        fitting = Background(_fit(attempt, mailbox), "trainer-fit")
+        fitting = background(_fit(attempt, mailbox), "trainer-fit")
         try:
             is_last = False
             while not is_last:
-                is_last = not fitting.running
+                is_last = fitting.done()
                 if check(workers.training and attempt.stoppable):  # each time: a mailbox that was restarted forgot it
                     mailbox.ask_to_stop()
-                fitting.wait(_POLL_S)
+                wait([fitting], _POLL_S)
                 for event in mailbox.take(_LAST_TAKE_S if is_last else _TAKE_S):
                     if isinstance(event, Outcome | Stopped):
                         ended = event.at(time.time()) if isinstance(event, Outcome) else event
@@ -108,13 +109,13 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
         except BaseException:
             mailbox.ask_to_stop()  # those that are only starting
             workers.kill()
-            fitting.wait(_FREE_S)
+            wait([fitting], _FREE_S)
             reservations.remove_abandoned()
             raise
     if ended is not None:
         return ended
     reservations.remove_abandoned()  # of a controller that was killed
-    return _failed(fitting.error, workers)
+    return _failed(fitting.exception(), workers)
 
 
 def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:

@@ -9,6 +9,7 @@ import random
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +25,6 @@ from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder, run_names
-from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
@@ -112,7 +112,7 @@ class PlannedTrial:
     folder: RunFolder | None = None
     session: RunSession | None = None
     outcome: Outcome | None = None
-    opening: Background[RunRecord | None] | None = None
+    opening: Future[RunRecord | None] | None = None
     held: list[Any] = field(default_factory=list)
     recording: threading.Thread | None = None
     times: Mapping[str, float] = field(default_factory=dict)

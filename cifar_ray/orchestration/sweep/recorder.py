@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial, singledispatchmethod
 from typing import Any
 
+from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
-from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
@@ -24,7 +26,7 @@ from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import MEASURE_TAG
-from cifar_ray.training.observer import PHASES, EpochRecord
+from cifar_ray.training.observer import EpochRecord
 
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
 _TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1
@@ -92,7 +94,7 @@ class SweepRecorder:
     def _(self, event: TrialStarted, trial: PlannedTrial) -> None:
         self.board.begin(trial.index)
         trial.state = boards.RUNNING
-        trial.opening = Background(partial(self._open_record, trial, event.at), "open-record")
+        trial.opening = background(partial(self._open_record, trial, event.at), "open-record")
 
     @_on.register
     def _(self, event: TrialFinished, trial: PlannedTrial) -> None:
@@ -132,20 +134,19 @@ class SweepRecorder:
                 return record
         return None
 
-    def _take_up(self, trial: PlannedTrial, opening: Background[RunRecord | None]) -> None:
+    def _take_up(self, trial: PlannedTrial, opening: Future[RunRecord | None]) -> None:
         """Once MLflow has the trial's run, display and record what has happened meanwhile."""
-        if opening.running:
+        if not opening.done():
             if self._away:
                 RunView(self.board, trial.index).doing("training; MLflow does not answer")
                 self.board.line_once(f"MLflow takes nothing ({self._away}); training goes on, and it is tried again")
             return
-        if opening.error is not None:
-            raise opening.error
-        assert opening.result is not None
+        record = opening.result()
+        assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
         dataset, view = self.datasets[trial.config.dataset_key], RunView(self.board, trial.index)
-        trial.session = RunSession(trial.config, dataset, trial.folder, opening.result, view, trial.unused_gpus)
+        trial.session = RunSession(trial.config, dataset, trial.folder, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []
         for event in held:
             self.handle(TrialEvent(trial.index, event))
@@ -210,8 +211,8 @@ class SweepRecorder:
         self._over.set()
         for trial in self.trials:
             if trial.opening is not None:  # MLflow may have the run by now
-                trial.opening.wait(_STORE_PAUSE_S)
-                if trial.opening.result is not None:
+                wait([trial.opening], _STORE_PAUSE_S)
+                if trial.opening.done() and not trial.opening.exception() and trial.opening.result():
                     self._take_up(trial, trial.opening)
             if trial.state == boards.RUNNING and trial.session is not None:
                 _end_session(trial, trial.session, "KILLED")

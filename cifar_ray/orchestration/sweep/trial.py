@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,12 @@ from typing import Any
 import ray
 import ray.tune
 
+from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
 from cifar_ray.orchestration.run import events
-from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.storage import Folder
@@ -96,7 +97,7 @@ class SweepTrial(ray.tune.Trainable):
         """Begin another trial's run in the same process; the one before has ended."""
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._running = Background(partial(self._drive, new_config["index"]), "trial")
+        self._running = background(partial(self._drive, new_config["index"]), "trial")
         return True
 
     def step(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class SweepTrial(ray.tune.Trainable):
     def cleanup(self) -> None:
         """Stop the run, if it has not ended."""
         self._stopping.set()
-        self._running.wait(_STOP_S)
+        wait([self._running], _STOP_S)
 
     def _drive(self, index: int) -> None:
         begun = time.time()

@@ -7,6 +7,7 @@ import os
 import queue
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 
+from cifar_ray.config.background import background
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
-from cifar_ray.orchestration.run.background import Background
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.trial import SweepTrial, TrialSpec
 
@@ -103,22 +104,22 @@ class Tuning:
         # Tune's own result files, and its table of trials in the newer style, which verbose=0 does not silence.
         os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
         os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial's last result says only that it is done
-        self._fitting = Background(tuner.fit, "tuner-fit")
+        self._fitting = background(tuner.fit, "tuner-fit")
 
     @property
     def running(self) -> bool:
         """Whether Ray Tune's loop has not ended."""
-        return self._fitting.running
+        return not self._fitting.done()
 
     @property
     def trouble(self) -> str:
-        """Why the loop has failed, or an empty string."""
-        error = self._fitting.error
+        """Why the loop has failed, once it has ended, or an empty string."""
+        error = self._fitting.exception()
         return "" if error is None else " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of the loop, at most ``timeout_s`` seconds."""
-        self._fitting.wait(timeout_s)
+        wait([self._fitting], timeout_s)
 
     def take_ended(self) -> list[tuple[int, bool]]:
         """Indices of the trials that have ended since the last call, and whether with an error."""
@@ -130,7 +131,7 @@ class Tuning:
     def cancel(self) -> None:
         """End the loop; otherwise it would start another Ray when this one ends."""
         self._listener.cancelled = True
-        self._fitting.wait(_CANCEL_S)
+        wait([self._fitting], _CANCEL_S)
 
 
 def _asha(configs: Sequence[TrainConfig]) -> ASHAScheduler:

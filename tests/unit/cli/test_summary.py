@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cifar_ray.display.run import PHASES, Console
+from cifar_ray.config.phases import PHASES
+from cifar_ray.display.run import Console
 
 METRICS = dict.fromkeys(("accuracy", "precision", "recall", "f1", "specificity", "loss", "images"), 0.5)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from cifar_ray import models
 from cifar_ray.config import runfile
+from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
@@ -19,7 +20,7 @@ from cifar_ray.training import checkpoint, hardware, optimizer, precision
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluation, Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import PHASES, EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
 from tests.support.helpers import Recorder, Stopped, forge, train_here
 
 
