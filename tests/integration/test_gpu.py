@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,11 +23,15 @@ import torch.distributed as dist
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data.datasets import Dataset, Split
-from cifar_ray.models.options import ResNetOptions
+from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.models.options import ModelName, ResNetOptions
+from cifar_ray.strategies.options import DdpOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import manifest, recipe, setup
+from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
 
@@ -40,7 +44,9 @@ pytestmark = [
         reason="needs a GPU; with CIFAR_RAY_GPU_DRY_RUN=1, everything but CUDA itself runs on a CPU",
     ),
 ]
-EXCHANGING = ["ddp", "all_reduce", "gather_scatter", "fsdp"]
+ALONE = ["gather_scatter", "send_recv", "all_reduce", "local_sgd", "fsdp", "reproducible"]
+TOGETHER = ["ddp", "all_reduce", "gather_scatter", "send_recv", "fsdp", "gpipe", "one_f_one_b", "model_parallel"]
+AUGMENTS = [name for name in get_args(AugmentName) if name != "none"]
 
 
 class Stopped(Exception):  # noqa: N818
@@ -157,7 +163,59 @@ def test_nothing_waits_for_the_gpu_within_a_step(model: str, precision: str, tmp
     assert state.clock.iterations()["iteration_mean_s"] > 0
 
 
-@pytest.mark.parametrize("strategy", EXCHANGING)
+@pytest.mark.parametrize("model", get_args(ModelName))
+def test_every_model_has_about_the_losses_of_float32_at_the_precision_that_it_chooses(
+    model: str, tmp_path: Path
+) -> None:
+    short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "global_batch_size": 16, "lr": 1e-4}
+    chosen = train(config(precision="auto", **short), tmp_path / "chosen")[1]
+    assert chosen == pytest.approx(train(config(**short), tmp_path / "float32")[1], rel=0.1)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None:
+    asked = config(dataset="cifar10", augment=augment)
+    on_cpu, on_device = (
+        next(TrainLoader(asked, colour_images(), DataShard(), device).micro_batches(1, 2))
+        for device in (torch.device("cpu"), DEVICE)
+    )
+    assert on_device.seed == on_cpu.seed
+    assert torch.allclose(on_device.labels.cpu(), on_cpu.labels)
+    apart = (on_device.images.cpu() - on_cpu.images).abs() > 0.02  # a step of 255 is 0.015 to 0.016 here
+    assert apart.float().mean().item() < 1e-3
+
+
+@pytest.mark.parametrize("strategy", ALONE)
+def test_one_worker_of_any_strategy_comes_to_the_losses_of_plain_training(
+    strategy: str, alone: list[float], tmp_path: Path
+) -> None:
+    assert train(config(strategy), tmp_path)[1] == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "torch.optim:RMSprop"])
+def test_replicas_that_average_now_and_then(optimizer: str, tmp_path: Path) -> None:
+    values = {"optimizer": optimizer, "lr": 1e-3, "weight_decay": 0.0} if optimizer != "sgd" else {}
+    losses = on_ranks(config("local_sgd", "1x2", **values), tmp_path / "two")[1]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
+def test_gradients_that_are_compressed(hook: str, alone: list[float], tmp_path: Path) -> None:
+    losses = on_ranks(config("ddp", "1x2", ddp=DdpOptions(comm_hook=hook)), tmp_path / "two")[1]  # type: ignore[arg-type]
+    assert losses[:20] == pytest.approx(alone[:20], rel=0.1)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "values", [{"accumulate": 2}, {"ema": 0.9}, {"clip_norm": 0.5}], ids=lambda values: next(iter(values))
+)
+def test_two_workers_with_an_option_come_to_the_losses_of_one(values: dict[str, Any], tmp_path: Path) -> None:
+    one = train(config(**values), tmp_path / "one")[1]
+    assert on_ranks(config("ddp", "1x2", **values), tmp_path / "two")[1] == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_two_workers_on_one_gpu_come_to_the_losses_of_one(strategy: str, alone: list[float], tmp_path: Path) -> None:
     assert on_ranks(config(strategy, "1x2"), tmp_path / "two")[1] == pytest.approx(alone, rel=1e-3)
 
@@ -193,6 +251,26 @@ def test_a_run_goes_on_from_its_checkpoint(alone: list[float], tmp_path: Path) -
     begun = train(asked, tmp_path, stop_after=17)[1]
     again = train(asked, tmp_path)[1]
     assert begun[:15] + again == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["simple_cnn", "vit", "speednet"])
+def test_a_checkpoint_goes_from_the_gpu_to_a_cpu_and_back(model: str, tmp_path: Path) -> None:
+    """With SGD and momentum, with AdamW and its count of steps, and with averaged weights."""
+    asked = config(model=model, checkpoint_every=5, epochs=1)
+    never_moved = train(asked, tmp_path / "stays")[1]
+    moved = train(asked, tmp_path / "moves", stop_after=7)[1][:5]
+    moved += train(asked, tmp_path / "moves", Worker(), stop_after=12)[1][:5]
+    moved += train(asked, tmp_path / "moves")[1]
+    assert moved == pytest.approx(never_moved, rel=2e-2)
+
+
+def test_the_test_set_is_counted_alike_on_both(tmp_path: Path) -> None:
+    asked = config(epochs=1)
+    state = setup.prepare(asked, data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
+    on_device = Evaluator(data.load("digits"), Worker(device=DEVICE))(state.strategy.model)
+    on_cpu = Evaluator(data.load("digits"), Worker())(state.strategy.model.cpu())
+    assert on_device.confusion == on_cpu.confusion
+    assert on_device.metrics["loss"] == pytest.approx(on_cpu.metrics["loss"], rel=1e-5)
 
 
 def test_reproducible_has_the_same_bits_on_one_worker_and_two(tmp_path: Path) -> None:
