@@ -201,21 +201,16 @@ def export(command: ExportCommand) -> int:
 
 def compare(command: CompareCommand) -> int:
     """``cifar-ray compare``."""
-    price = cost.checked(command.price, command.target)
+    cost.checked(command.price, command.target)
     early.check_runs(command.runs, command.tracking_uri)
     from cifar_ray.reporting import compare as side_by_side
     from cifar_ray.reporting import data
-    from cifar_ray.reporting import report as reports
 
     with output.progress(command.json), early.loading("loading MLflow"):
-        from cifar_ray.tracking import reading, store
-
-    if command.json:
-        study = reading.runs(store.resolve_uri(command.tracking_uri), command.runs)
-        output.show(data.whole(reports.build(study, price=price, targets=command.target)), as_json=True)
-    else:
-        options = {name: value for name, value in vars(command).items() if name not in ("runs", "json")}
-        print(side_by_side.compare(*command.runs, **options))
+        import cifar_ray.tracking.reading  # noqa: F401
+    options = {name: value for name, value in vars(command).items() if name not in ("runs", "json")}
+    made = side_by_side.compare(*command.runs, **options)
+    output.show(data.whole(made), as_json=True) if command.json else print(made)
     return 0
 
 

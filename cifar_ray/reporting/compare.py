@@ -1,14 +1,18 @@
-"""Runs side by side in a terminal: a row for each difference and main figure, a column for each run."""
+"""Runs side by side: a row for each difference and main figure, a column for each run."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
-from cifar_ray.reporting import cautions, cost, frame, pages, tables, words
-from cifar_ray.reporting.contents import Entry, Table
+from cifar_ray.reporting import cost, frame, pages, report, tables, words
+from cifar_ray.reporting.contents import Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.tracking import uri as stores
@@ -23,6 +27,40 @@ _HASH = 8  # digits of a SHA-256
 _WIDEST = 24  # characters of a column's heading
 
 
+@dataclass(frozen=True)
+class Comparison(Results):
+    """Runs side by side; as text, what ``cifar-ray compare`` prints.
+
+    Attributes:
+        data: beside a report's ``runs`` and ``figures``, which are numbers, the frame ``side_by_side``: a row for each
+            difference and each main figure, a column for each run, as it is printed.
+        full: whether the text has every table of a report.
+    """
+
+    full: bool = False
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield from words.spoken(self.findings, self.cautions)
+        if self.full:
+            for section in self.sections:
+                yield from ("", section.title, *section.notes)
+                for table in section.all_tables:
+                    yield from ("", *pages.lines(table), *table.notes)
+            yield from ("", *pages.lines(self.runs))
+            shown = [table for section in self.sections for table in section.all_tables]
+            marked = any(entry.best for table in shown for _, entries in table.rows for entry in entries)
+        else:
+            title = "Side by side" if len(self.study.trials) > 1 else "Settings and results"
+            rows = self.data["side_by_side"]
+            yield from ("", title, *pages.aligned(["", *map(_short, rows.columns)], rows.itertuples(name=None)))
+            marked = rows.map(lambda text: text.endswith(pages.BEST)).any(axis=None)
+        if marked:
+            yield f"{pages.BEST} marks the best."
+
+
 @tracking.unchanged()
 def compare(
     *runs: str,
@@ -30,8 +68,11 @@ def compare(
     target: Sequence[float] = (),
     full: bool = False,
     tracking_uri: str | None = None,
-) -> str:
-    """Compare runs of these names or MLflow ids, as text to print: what ``cifar-ray compare`` shows, by its options.
+) -> Comparison:
+    """Compare runs of these names or MLflow ids.
+
+    The result's ``data["side_by_side"]``, ``["runs"]`` and ``["figures"]`` are pandas frames; ``print`` shows what
+    ``cifar-ray compare`` does, with ``full`` every table of a report. The others are the options of that command.
 
     Raises:
         ConfigError: when an option is wrong, or there is no such run.
@@ -39,53 +80,50 @@ def compare(
     from cifar_ray.tracking import reading
 
     node = cost.checked(price, target)
-    return "\n".join(terminal(reading.runs(stores.resolve_uri(tracking_uri), runs), node, target, full))
+    return build(reading.runs(stores.resolve_uri(tracking_uri), runs), node, target, full)
 
 
-def terminal(study: Study, price: Price | None, targets: Sequence[float], full: bool) -> Iterator[str]:
-    """The findings, the cautions and one table, or with ``full`` every table of a report, as lines for a terminal."""
+def build(study: Study, price: Price | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:
+    """The comparison of a study's runs."""
     runs = Runs(study.meant)
     parts = tables.parts(runs, targets, price)
-    yield from words.spoken(words.findings(runs, price), cautions.cautions(runs, price))
-    if full:
-        shown = []
-        for section in (part.section for part in parts):
-            yield from ("", section.title, *section.notes)
-            for table in section.all_tables:
-                yield from ("", *pages.lines(table), *table.notes)
-                shown.append(table)
-        yield from ("", *pages.lines(tables.runs_table(runs.study)))
-    else:
-        shown = [_across(runs, parts)]
-        yield from ("", *pages.lines(shown[0]))
-    if any(entry.best for table in shown for _, entries in table.rows for entry in entries):
-        yield f"{pages.BEST} marks the best."
+    made = report.results(runs, parts, price)
+    shown = {**vars(made), "data": {"side_by_side": _side_by_side(runs, parts), **made.data}}
+    return Comparison(**shown, full=full)
 
 
-def _across(runs: Runs, parts: Sequence[tables.Part]) -> Table:
+def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> Any:
     """A row for every setting in which the runs differ and for every main figure, a column for every run.
 
     Runs that differ in the seed alone share a column. Of a single run, every setting is shown.
     """
-    rows: dict[str, list[Entry]] = {}
+    rows: dict[str, list[str]] = {}
     for name in _settings(runs.study.trials):
         values = [
             dict.fromkeys(_value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
         ]
-        rows[name] = [Entry(", ".join(of_one)) for of_one in values]
+        rows[name] = [", ".join(of_one) for of_one in values]
     for filled in (filled for part in parts for filled in part.tables if filled.spec.key in _SHOWN):
         for at, column in enumerate(filled.columns):
             if any(entries[at].n for _, entries in filled.rows):  # else it is a setting
-                row = rows.setdefault(column.figure.title, [Entry()] * len(runs.configurations))
+                row = rows.setdefault(column.figure.title, [""] * len(runs.configurations))
                 for config, entries in filled.rows:
-                    row[config.number] = entries[at]
-    title = "Side by side" if len(runs.study.trials) > 1 else "Settings and results"
-    return Table("compare", title, ["", *map(_heading, runs.configurations)], list(rows.items()))
+                    row[config.number] = pages.marked(entries[at])
+    return pd.DataFrame.from_dict(rows, orient="index", columns=_columns(runs.configurations))
 
 
-def _heading(config: Configuration) -> str:
-    name = config.trials[0].name + (f" and {len(config.trials) - 1} more" if len(config.trials) > 1 else "")
-    return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 1]}…"
+def _columns(configurations: Sequence[Configuration]) -> list[str]:
+    """Names of the columns: those of the first runs, with the id where several have one name."""
+    names = [config.trials[0].name for config in configurations]
+    return [
+        (name if names.count(name) == 1 else f"{name} {config.trials[0].run_id[:_HASH]}")
+        + (f" and {len(config.trials) - 1} more" if len(config.trials) > 1 else "")
+        for name, config in zip(names, configurations)
+    ]
+
+
+def _short(column: str) -> str:
+    return column if len(column) <= _WIDEST else f"{column[: _WIDEST - 1]}…"
 
 
 def _settings(trials: Sequence[Trial]) -> list[str]:

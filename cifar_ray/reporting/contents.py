@@ -121,16 +121,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that a report says.
+class Results:
+    """What runs came to.
 
     Attributes:
-        comparison: a published study's figures beside these; None when none was asked for.
-        charts: the two that matter most first.
+        sections: the tables of each model on each data set.
+        runs: the table of the runs.
         data: frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
-        version: of the program that wrote it.
-        written: when, in UTC.
-        files: what it was written to, the page for a browser first.
     """
 
     study: Study
@@ -138,9 +135,23 @@ class Report:
     cautions: Sequence[str]
     sections: Sequence[Section]
     runs: Table
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Report(Results):
+    """Everything that a report says.
+
+    Attributes:
+        comparison: a published study's figures beside these; None when none was asked for.
+        charts: the two that matter most first.
+        version: of the program that wrote it.
+        written: when, in UTC.
+        files: what it was written to, the page for a browser first.
+    """
+
     comparison: Section | None
     charts: Sequence[Chart]
-    data: Mapping[str, Any]
     version: str
     written: str
     files: Sequence[Path] = ()

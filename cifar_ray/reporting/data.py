@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from cifar_ray.reporting import frame
-from cifar_ray.reporting.contents import Report
+from cifar_ray.reporting.contents import Results
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.tables import Part
 
@@ -75,17 +75,17 @@ def records(rows: Any) -> list[Row]:
     return [{name: value for name, value in row.items() if pd.notna(value)} for row in rows.to_dict("records")]
 
 
-def whole(report: Report) -> Row:
-    """Everything of a report but its pictures, as plain values."""
-    study = report.study
+def whole(results: Results) -> Row:
+    """Everything of a report but its pictures, or of a comparison, as plain values."""
+    study = results.study
     findings = [
         {**vars(finding), "highlights": [vars(highlight) for highlight in finding.highlights]}
-        for finding in report.findings
+        for finding in results.findings
     ]
     return {
         "study": study.name,
         **{name: getattr(study, name) for name in ("store", "status", "command")},
         "findings": findings,
-        "cautions": list(report.cautions),
-        **{name: records(rows) for name, rows in report.data.items()},
+        "cautions": list(results.cautions),
+        **{name: records(results.data[name]) for name in ("runs", "figures")},
     }

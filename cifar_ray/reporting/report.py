@@ -15,7 +15,7 @@ from cifar_ray import __version__, tracking
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import EXPORTED, cautions, charts, cost, data, draw, exported, pages, papers, tables, words
-from cifar_ray.reporting.contents import Report
+from cifar_ray.reporting.contents import Report, Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import uri as stores
@@ -93,18 +93,24 @@ def build(
         ConfigError: when the baseline is not known.
     """
     runs = Runs(replace(study.meant, name=title or study.name))
-    parts = tables.parts(runs, targets, price)
     return Report(
+        **vars(results(runs, tables.parts(runs, targets, price), price)),
+        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
+        charts=charts.charts(runs),
+        version=__version__,
+        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Results:
+    """What the runs of a study came to, by its ``parts``."""
+    return Results(
         study=runs.study,
         findings=words.findings(runs, price),
         cautions=cautions.cautions(runs, price),
         sections=[part.section for part in parts],
         runs=tables.runs_table(runs.study),
-        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
-        charts=charts.charts(runs),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
-        version=__version__,
-        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
 

@@ -153,7 +153,9 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
     compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
     assert capsys.readouterr().out == f"{compared}\n"
-    assert re.search("^topology +1x1 +2x2$", compared, flags=re.M), compared
+    assert list(compared.data["side_by_side"].loc["topology"]) == ["1x1", "2x2"]
+    assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--json", "--tracking-uri", uri]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == data.records(compared.data["runs"])
     with pytest.raises(ConfigError, match="there is no run 'none'"):
         cifar_ray.report("none", tracking_uri=uri)
 

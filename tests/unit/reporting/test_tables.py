@@ -542,7 +542,7 @@ def test_a_terminals_lines_are_aligned() -> None:
 def side_by_side(*trials: Trial, full: bool = False) -> tuple[list[str], dict[str, list[str]]]:
     """A comparison's lines, and the rows of its one table."""
     of = study(*trials, axes=(), hold="", run_id="")
-    lines = list(compare.terminal(of, None, [], full))
+    lines = str(compare.build(of, full=full)).splitlines()
     start = next((at for at, line in enumerate(lines) if line and set(line) <= {"-", " "}), len(lines)) + 1
     split = (re.split(r"\s{2,}", line.strip()) for line in lines[start:])
     return lines, {label: entries for label, *entries in split}
@@ -559,6 +559,18 @@ def test_compared_runs_are_columns_and_what_differs_comes_first() -> None:
     full, _ = side_by_side(trial(), other, full=True)
     assert {"Where the time went", "Runs"} <= set(full)
     assert len(full) > len(lines)
+
+
+def test_a_comparison_is_frames_too() -> None:
+    twins = [replace(trial(training_s=seconds), run_id=digit * 32) for digit, seconds in (("a", 9.0), ("b", 8.0))]
+    made = compare.build(study(*twins, trial("1x2", training_s=50.0), axes=(), hold="", run_id=""))
+    shown = made.data["side_by_side"]
+    assert list(shown) == ["bs16 1x1 seed0 aaaaaaaa", "bs16 1x1 seed0 bbbbbbbb", "bs16 1x2 seed0"]
+    assert list(shown.loc["topology"]) == ["1x1", "1x1", "1x2"]
+    assert list(shown.loc["Training (s)"]) == ["9.00", "8.00", "50.00"]
+    assert list(made.data["runs"].training_s) == [9.0, 8.0, 50.0]
+    figures = made.data["figures"]
+    assert list(figures[figures.figure == "training_s"]["mean"]) == [9.0, 8.0, 50.0]
 
 
 def test_compared_runs_of_different_models_show_every_setting_that_differs_and_no_other() -> None:
