@@ -1,5 +1,7 @@
 """How Sphinx makes the site of these pages: `make docs`."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from cifar_ray import __version__
@@ -11,7 +13,9 @@ html_theme = "furo"
 html_title = "cifar_ray"
 html_show_copyright = False
 highlight_language = "text"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+smartquotes_action = "qe"  # and no dashes, since flags begin with two hyphens
+sys.path.insert(0, str(Path(__file__).parent))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "flags_page"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -95,15 +95,12 @@ def read(kind: type[T], words: Sequence[str], command: str) -> T:
 def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     """What the words give, as nested values by field: text, lists of text and booleans. ``--help`` ends the process.
 
-    A field without a docstring is that of a run or of a sweep.
-
     Raises:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
     if set(HELP) & set(words):
         usual = () if "--help-all" in words else getattr(kind, "USUAL", ())
-        docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **schema.docstrings(kind)}
-        parser(kind, program, docs, usual).print_help()
+        described(kind, program, usual).print_help()
         sys.exit(0)
     words, named = _without_named(kind, [_hyphenated(word) for word in words])
     values, rest = parser(kind, program, {}).parse_known_intermixed_args(words)
@@ -141,6 +138,12 @@ def _hyphenated(word: str) -> str:
     """``--batch_size=8`` as ``--batch-size=8``."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def described(kind: type, program: str, usual: Sequence[str] = ()) -> Parser:
+    """The :func:`parser` with help; a field without a docstring is that of a run or of a sweep."""
+    docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **schema.docstrings(kind)}
+    return parser(kind, program, docs, usual)
 
 
 def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] = ()) -> Parser:

@@ -7,13 +7,15 @@ import re
 import shlex
 import sys
 import textwrap
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from cifar_ray import models
+from cifar_ray.cli import cluster
+from cifar_ray.cli.main import COMMANDS
 from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.train import TrainConfig
@@ -119,13 +121,41 @@ def test_sweep_commands_are_read(page: Path) -> None:
             assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
 
 
-def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:
+def built(page: str, folder: Path) -> str:
+    """A page of docs/ as Sphinx makes it, as text."""
     build = pytest.importorskip("sphinx.cmd.build", reason="needs the extra `docs`")
-    pages = tmp_path / "pages"
+    pages, out, alone = folder / "pages", folder / "text", ["-D", f"root_doc={page}"]
     pages.mkdir()
-    (pages / "index.md").write_text((ROOT / "docs" / "api.md").read_text())
-    assert build.build_main(["-q", "-b", "text", "-c", str(ROOT / "docs"), str(pages), str(tmp_path / "text")]) == 0
-    page = " ".join((tmp_path / "text" / "index.txt").read_text().split())
+    (pages / f"{page}.md").write_text((ROOT / "docs" / f"{page}.md").read_text())
+    assert build.build_main(["-q", *alone, "-b", "text", "-c", str(ROOT / "docs"), str(pages), str(out)]) == 0
+    return (out / f"{page}.txt").read_text()
+
+
+def options_of(commands: cluster.Commands, above: str = "cifar-ray") -> dict[str, type]:
+    """Program -> the class of its options."""
+    found = {}
+    for name, (_, options, _) in commands.items():
+        found |= options_of(options, f"{above} {name}") if isinstance(options, dict) else {f"{above} {name}": options}
+    return found
+
+
+def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
+    parts = re.split(r"^(cifar-ray [a-z ]+)\n=+$", built("commands", tmp_path), flags=re.MULTILINE)[1:]
+    described, programs = dict(zip(parts[::2], parts[1::2], strict=True)), options_of(COMMANDS)
+    assert list(described) == list(programs)
+    of_run = schema.flat_types(TrainConfig)
+    recorded = {field.name for field in fields(TrainConfig) if field.metadata["recorded"]}
+    for program, kind in programs.items():
+        for key in schema.flat_types(kind):
+            if key.partition(".")[0] in recorded:
+                continue
+            there = described["cifar-ray train" if issubclass(kind, TrainConfig) and key in of_run else program]
+            heading = rf"^({errors.flag_of(key)}|{key.upper()})(?=[ ,.\n])"
+            assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), key
+
+
+def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:
+    page = " ".join(built("api", tmp_path).split())
     for name, doc in schema.docstrings(TrainConfig).items():
         assert "." in name or f"* **{name}** -- {doc[:20].replace('  ', ' ')}" in page, name
     assert "Annotated" not in page

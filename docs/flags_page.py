@@ -1,0 +1,67 @@
+"""Sphinx extension: the page of all commands and flags, from the parsers that read them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cifar_ray.cli.cluster import Commands
+from cifar_ray.cli.main import COMMANDS
+from cifar_ray.config import flags
+
+PAGE = "commands"
+
+
+def commands(those: Commands, above: str, shown: dict[str, str]) -> Iterator[str]:
+    """Blocks of Markdown that describe ``those`` commands.
+
+    Args:
+        those: name -> command.
+        above: what is typed before the name.
+        shown: title of a section of flags -> the program that has it on the page; others refer to it.
+    """
+    for name, (_, options, _) in those.items():
+        program = f"{above} {name}"
+        if isinstance(options, Mapping):
+            yield from commands(options, program, shown)
+            continue
+        parser = flags.described(options, program)
+        yield f"## {program}\n\n```{{program}} {program}\n```\n\n```\n{parser.usage}\n```"
+        yield from (f"```\n{part}\n```" if part[0] == " " else text(part) for part in parser.description.split("\n\n"))
+        general, sections = parser._action_groups[:2], parser._action_groups[2:]
+        here = [section for section in sections if shown.setdefault(section.title, program) == program]
+        for section in (*general, *here):
+            if section in here:
+                yield f"### {section.title}\n\n{text(section.description or '')}"
+            yield from (option(each) for each in section._group_actions if not isinstance(each, argparse._HelpAction))
+        if others := sorted({shown[section.title] for section in sections} - {program}):
+            yield f"Also the options of `{'`, `'.join(others)}` under their headings."
+
+
+def option(action: argparse.Action) -> str:
+    """The directive that describes a flag, or a word without a flag."""
+    value = "" if action.nargs == 0 else f" {action.metavar}{' ...' * (action.nargs in ('+', '*'))}"
+    names = ", ".join(flag + value for flag in action.option_strings) or value.strip().upper()
+    return f"```{{option}} {names}\n\n{text((action.help or '').replace('%%', '%'))}\n```"
+
+
+def text(plain: str) -> str:
+    """Help as Markdown: what is code in it, and flags."""
+    parts = re.split("(`[^`]*`)", plain.replace("``", "`"))
+    parts[::2] = (
+        re.sub(r"(?<!\w)--[a-z][\w.-]*\w", r"`\g<0>`", re.sub(r"[*_<[]", r"\\\g<0>", part)) for part in parts[::2]
+    )
+    return "".join(parts)
+
+
+def setup(app: Any) -> None:
+    """Append the commands to their page, at every build: no file tells Sphinx whether they have changed."""
+
+    def read(app: Any, page: str, source: list[str]) -> None:
+        if page == PAGE:
+            source[0] += "\n\n".join(["", *commands(COMMANDS, "cifar-ray", {})])
+
+    app.connect("source-read", read)
+    app.connect("env-get-outdated", lambda *_: [PAGE])
