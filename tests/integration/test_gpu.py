@@ -169,7 +169,7 @@ def test_every_model_has_about_the_losses_of_float32_at_the_precision_that_it_ch
 ) -> None:
     short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "global_batch_size": 16, "lr": 1e-4}
     chosen = train(config(precision="auto", **short), tmp_path / "chosen")[1]
-    assert chosen == pytest.approx(train(config(**short), tmp_path / "float32")[1], rel=0.1)
+    assert chosen == pytest.approx(train(config(**short), tmp_path / "float32")[1], rel=0.3)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
