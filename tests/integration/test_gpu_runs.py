@@ -99,7 +99,7 @@ def test_a_sweep_on_one_gpu(resident: Person) -> None:
     )
     resident.succeeds("sweep", "sweep.yaml", "--name", "pair")
     resident.succeeds("report", "pair", "--out", "report")
-    page = (resident.home / "report" / "index.html").read_text()
+    page = (resident.home / "report" / "report.html").read_text()
     assert not HERE or torch.cuda.get_device_name() in page
 
 
