@@ -191,48 +191,45 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
         {node: workers * config.data_parallel.gpus_per_worker for node, workers in held.items()},
     )
     if config.elastic is None:
-        return at_topology(_candidates(config)[0], free=nodes)
+        return _first(_candidates(config), connection.nodes(), nodes)
     nodes = [node for node in nodes if node.node_id not in excluded]
-    candidates = _candidates(config)
-    for device in ("cuda", "cpu") if config.device == "auto" else (config.device,):
-        for candidate in candidates:
-            try:
-                return at_topology(replace(candidate, device=device), nodes)
-            except TooSmallError as error:
-                lacking = error
-    raise lacking
+    return _first(_candidates(config), nodes, nodes)
 
 
-def at_topology(
-    config: ResolvedConfig, nodes: Sequence[Node] | None = None, free: Sequence[Node] | None = None
-) -> Allocation:
+def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
     """Choose device, nodes and CPUs for the topology of a resolved config.
 
     Args:
         config: a resolved config.
-        nodes: the nodes to choose from; all of the cluster when None.
-        free: the same with what is free on each; when None, ``nodes``, or what is free in the cluster now.
+        nodes: the nodes to choose from, all of them free; those of the cluster when None.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    totals = connection.nodes() if nodes is None else nodes
-    free = nodes if free is None else free
-    if config.device != "cpu":
-        try:
-            chosen = topology.choose(
-                config.placement, totals, config.cpus_reserved, config.data_parallel.gpus_per_worker
-            )
-            return _with_cpus(recipe.on_device(config, "cuda"), chosen, totals, free)
-        except ValueError as error:
-            if config.device == "cuda":
-                raise TooSmallError("topology", str(error)) from None
-    try:
-        chosen = topology.choose(config.placement, totals, config.cpus_reserved)
-    except ValueError as error:
-        raise TooSmallError("topology", f"{error}{_advice(config)}") from None
-    return _with_cpus(recipe.on_device(config, "cpu"), chosen, totals, free)
+    return _first([config], connection.nodes() if nodes is None else nodes, nodes)
+
+
+def _first(candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Sequence[Node] | None) -> Allocation:
+    """The first of the candidates that the nodes hold, on GPUs before CPUs; errors as of :func:`at_topology`.
+
+    Args:
+        candidates: a config at each topology that it may have.
+        nodes: the nodes to choose from.
+        free: the same with what is free on each; asked for when None.
+    """
+    asked = candidates[0].device
+    for device in ("cuda", "cpu") if asked == "auto" else (asked,):
+        for config in candidates:
+            gpus = config.data_parallel.gpus_per_worker if device == "cuda" else 0
+            try:
+                chosen = topology.choose(config.placement, nodes, config.cpus_reserved, gpus)
+                return _with_cpus(recipe.on_device(config, device), chosen, nodes, free)
+            except ConfigError as error:
+                refusal = error
+            except ValueError as error:
+                refusal = TooSmallError("topology", f"{error}{_advice(config) if device == 'cpu' else ''}")
+    raise refusal
 
 
 def _with_cpus(
