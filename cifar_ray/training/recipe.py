@@ -196,24 +196,22 @@ def command(config: ResolvedConfig) -> str:
     return " ".join(words)
 
 
-def on_device(config: ResolvedConfig, device: str) -> ResolvedConfig:
-    """``config`` with its device decided, ``cpu`` or ``cuda``.
+def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
+    """``config`` with its device, ``cpu`` or ``cuda``, and the CPUs of each worker decided; a number given stays.
 
     Raises:
-        ConfigError: when it needs the other.
+        ConfigError: when it needs the other device.
     """
     if config.sync_batchnorm and device != "cuda":
         raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
-    decided = dataclasses.replace(config, device=typing.cast(Any, device))
+    decided = dataclasses.replace(
+        config,
+        device=typing.cast(Any, device),
+        cpus_per_worker=config.cpus_per_worker or cpus,
+        cpus_follow=config.cpus_follow or config.cpus_per_worker is None,
+    )
     strategies.of(decided).check(decided)
     return decided
-
-
-def with_cpus(config: ResolvedConfig, cpus: int) -> ResolvedConfig:
-    """``config`` with ``cpus`` for each worker, where none were given."""
-    if config.cpus_per_worker is not None:
-        return config
-    return dataclasses.replace(config, cpus_per_worker=cpus, cpus_follow=True)
 
 
 def with_precision(config: ResolvedConfig, precision: str) -> ResolvedConfig:

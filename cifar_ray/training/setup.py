@@ -92,12 +92,12 @@ def prepare(
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
-    config = recipe.with_cpus(config, max(hardware.allowed_cpus() // config.placement.workers_per_node, 1))
+    share = max(hardware.allowed_cpus() // config.placement.workers_per_node, 1)
+    config = recipe.placed(config, worker.device.type, share)
     hardware.set_threads(config.cpus_reserved)
     hardware.keep_freed_memory()
     config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
     found = _agree(folder, config, worker)
-    config = recipe.on_device(config, worker.device.type)
     measured = ""
     if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
         chosen, measured = (found[1].config.precision, "") if found else precision.choose(config, worker)

@@ -224,7 +224,8 @@ def _first(candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Se
             gpus = config.data_parallel.gpus_per_worker if device == "cuda" else 0
             try:
                 chosen = topology.choose(config.placement, nodes, config.cpus_reserved, gpus)
-                return _with_cpus(recipe.on_device(config, device), chosen, nodes, free)
+                cpus = config.cpus_per_worker or _share_of_cpus(config, gpus, chosen, nodes, free)
+                return Allocation(recipe.placed(config, device, cpus), chosen)
             except ConfigError as error:
                 refusal = error
             except ValueError as error:
@@ -232,22 +233,19 @@ def _first(candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Se
     raise refusal
 
 
-def _with_cpus(
-    config: ResolvedConfig, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
-) -> Allocation:
-    """Decide the CPUs of each worker, where none are given: a share of what is ``free`` on the chosen nodes.
+def _share_of_cpus(
+    config: ResolvedConfig, gpus: int, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
+) -> int:
+    """CPUs of each worker, with ``gpus``, where none are given: a share of what is ``free`` on the chosen nodes.
 
     A node on which others leave too little counts as a whole, since the run has to wait for it anyway.
     """
-    if config.cpus_per_worker is None:
-        wanted, gpus = config.placement, config.gpus_reserved
-        offers = {node.node_id: node for node in totals}
-        for node in connection.free_nodes({}, {}) if free is None else free:
-            if topology.capacity(node, config.cpus_reserved, gpus) >= wanted.workers_per_node:
-                offers[node.node_id] = node
-        sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
-        config = recipe.with_cpus(config, topology.share_of_cpus(wanted, sizes, gpus))
-    return Allocation(config, chosen)
+    offers = {node.node_id: node for node in totals}
+    for node in connection.free_nodes({}, {}) if free is None else free:
+        if topology.capacity(node, config.cpus_reserved, gpus) >= config.placement.workers_per_node:
+            offers[node.node_id] = node
+    sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
+    return topology.share_of_cpus(config.placement, sizes, gpus)
 
 
 def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] | None = None) -> str:

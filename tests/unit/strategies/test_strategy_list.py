@@ -132,7 +132,7 @@ def test_data_parallel_is_refused_where_only_cpus_are_found() -> None:
         TrainConfig(dataset="digits", strategy="data_parallel", data_parallel={"gpus_per_worker": 2})
     )
     with pytest.raises(ConfigError, match="strategy data_parallel needs several GPUs in one process"):
-        recipe.on_device(config, "cpu")
+        recipe.placed(config, "cpu", 1)
 
 
 def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:

@@ -94,11 +94,11 @@ def test_a_command_spells_out_what_differs_from_the_defaults_and_the_recipe(
 
 def test_batch_norm_is_synchronised_on_gpus_alone() -> None:
     config = recipe.resolve(TrainConfig(sync_batchnorm=True))
-    assert recipe.on_device(config, "cuda").device == "cuda"
+    assert recipe.placed(config, "cuda", 1).device == "cuda"
     sentence = "sync_batchnorm needs GPUs; torch has no CPU version of it"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        recipe.on_device(config, "cpu")
-    assert recipe.on_device(recipe.resolve(TrainConfig()), "cpu").device == "cpu"
+        recipe.placed(config, "cpu", 1)
+    assert recipe.placed(recipe.resolve(TrainConfig()), "cpu", 1).device == "cpu"
 
 
 def test_a_resolved_config_has_nothing_left_open() -> None:
