@@ -33,7 +33,7 @@ from cifar_ray.config.commands import (
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.reporting import EXPORTED, cost
+from cifar_ray.reporting import EXPORTED, cost, latex
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training.errors import CheckpointError
 
@@ -129,6 +129,9 @@ def runs(command: RunsCommand) -> int:
 def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
     cost.checked(command.price, command.target)
+    if command.format == "json" and (command.latex or command.style == "paper"):
+        raise ConfigError("format", "must be files where --latex or --style paper is given")
+    latex.chart_width(command.style, command.width)
     in_store = [name for name in command.sweeps if not name.endswith(EXPORTED)]
     for name in in_store:
         early.check_sweep(name, command.tracking_uri)

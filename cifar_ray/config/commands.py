@@ -161,6 +161,15 @@ class ReportCommand:
     """Test accuracies, 0 to 1, for which to show the time to reach them. Default: one that all runs of a model
     reach."""
 
+    style: Literal["screen", "paper"] = "screen"
+    """paper: charts also as PDF for a LaTeX document, charts/*.pdf, without titles."""
+
+    width: str | None = None
+    """Width of the PDF charts, in mm, cm, in or pt, such as 174mm. Default: 84mm, one column."""
+
+    latex: bool = False
+    """Also write the tables as LaTeX, tables/*.tex, which need the package booktabs."""
+
     tracking_uri: str | None = None
 
 

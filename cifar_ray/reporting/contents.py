@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from cifar_ray.config.errors import counted
 from cifar_ray.tracking.study import Study
@@ -77,14 +77,20 @@ class Table:
         return [any(row[at].value is not None for _, row in self.rows) for at in range(len(self.columns) - 1)]
 
 
+class Draw(Protocol):
+    """Makes a matplotlib figure for a light or a dark page; with ``width``, in inches, one for a column of print."""
+
+    def __call__(self, theme: Theme, width: float | None = None) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Chart:
-    """One picture: ``key`` names its file, ``draw`` makes a matplotlib figure for a light or a dark page."""
+    """One picture; ``key`` names its file."""
 
     key: str
     title: str
     caption: str
-    draw: Callable[[Theme], Any]
+    draw: Draw
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and for a dark page."""
+"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and a dark page, and for print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar_ray.reporting.contents import Chart, Theme
+from cifar_ray.reporting.contents import Chart, Draw, Theme
 from cifar_ray.tracking import drawing
 from cifar_ray.tracking.drawing import plain
 
@@ -19,24 +19,47 @@ _HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _CHARACTER = 0.085  # mean width in inches
+_BOLD = 0.105  # mean width of a character of a title in inches
 _HANDLE = 0.9  # width of a legend's entry beside its label, in inches
 _LINE = 0.22  # height of a legend's line in inches
 _ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
 _MOST_CLASSES = 20
+_NAMES = 1.0  # room for the names beside a matrix in print, in inches
+_DIGIT = 0.65  # width of a digit of one point
+_SMALLEST = 4.5  # points of a number that can be read
 _MARKERS_PER_LINE = 10
 _DOTS_PER_INCH = 160
+_PRINT_SCALE = 0.8  # so that letters of 10 points have 8, the size of a caption
+_MOST_WIDE = 3  # with more panels in print, they may be narrower
+_NARROWER = 0.58
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 class Look(NamedTuple):
-    """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix."""
+    """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix.
+
+    ``width`` is that of a column of print in inches; None on a screen, where a figure is as wide as it takes. All
+    other lengths are those on a screen, to be multiplied by ``scale``.
+    """
 
     page: str
     text: str
     grid: str
     full: str
     colours: tuple[str, ...]
+    width: float | None = None
+    scale: float = 1.0
+
+    def fitted(self, panels: int, columns: int, width: float) -> tuple[int, float]:
+        """How many columns so many panels stand in, and how wide each is: these, or as there is room for in print."""
+        columns = min(columns, panels)
+        if self.width is None:
+            return columns, width
+        room = self.width / self.scale
+        least = width if panels <= _MOST_WIDE else width * _NARROWER
+        columns = max(1, min(columns, int(room / least)))
+        return columns, room / columns
 
     def bar(self, index: int) -> dict[str, Any]:
         """How the bars of series ``index`` are filled, so that they are known without their colour; -1 is a rest."""
@@ -94,26 +117,34 @@ def settings(look: Look) -> Iterator[None]:
     """Context manager: give figures this look, and make SVG files the same every time, with their text as text."""
     coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
-    font = {"font.family": "DejaVu Sans", "font.size": 10}  # it comes with matplotlib: every machine draws the same
-    titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8}
+    # The font comes with matplotlib: every machine draws the same.
+    font = {"font.family": "DejaVu Sans", "font.size": 10 * look.scale}
+    titles = {"axes.titlesize": 11 * look.scale, "axes.titleweight": "bold", "axes.titlepad": 8 * look.scale}
     axes = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     grid = {"grid.color": look.grid, "grid.linewidth": 0.7}
-    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6, "lines.markersize": 5}
+    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6 * look.scale, "lines.markersize": 5 * look.scale}
     legend = {"legend.frameon": False, "legend.labelcolor": look.text}
-    svg = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray"}
+    # Type 42 is TrueType: publishers refuse Type 3.
+    files = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray", "pdf.fonttype": 42}
     colours = dict.fromkeys(coloured, look.text) | dict.fromkeys(clear, "none")
-    with drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **svg}):
+    with drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **files}):
         yield
 
 
-def drawn(paint: Callable[..., Any], *given: Any) -> Callable[[Theme], Any]:
-    """``paint`` as a chart's ``draw``: it is called with the theme's look, within its settings."""
+def drawn(paint: Callable[..., Any], *given: Any) -> Draw:
+    """``paint`` as a chart's ``draw``: it is called with the look, within its settings."""
 
-    def draw(theme: Theme) -> Any:
-        with settings(LOOKS[theme]):
-            return paint(LOOKS[theme], *given)
+    def draw(theme: Theme, width: float | None = None) -> Any:
+        look = LOOKS[theme] if width is None else _in_print(width)
+        with settings(look):
+            return paint(look, *given)
 
     return draw
+
+
+def _in_print(width: float) -> Look:
+    """The look of charts in a column of print so many inches wide."""
+    return LOOKS["light"]._replace(width=width, scale=_PRINT_SCALE)
 
 
 def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool) -> Any:
@@ -124,8 +155,9 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool)
     series = list(dict.fromkeys(bar.series for shown in panels.values() for bar in shown))
     most = max(len({bar.place for bar in shown}) for shown in panels.values()) * len(series)
     columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
+    columns, width = look.fitted(len(panels), columns, width)
     step = 0.8 / len(series)
-    figure, every = _panels(list(panels), columns, width, share=dots)
+    figure, every = _panels(look, list(panels), columns, width, share=dots)
     for shown, axes in zip(panels.values(), every):
         places = list(dict.fromkeys(bar.place for bar in shown))
         for bar in shown:
@@ -139,7 +171,7 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool)
                 axes.errorbar(x, bar.mean, fmt="none", **error)
             if most <= _MOST_WRITTEN:
                 top = (x, bar.mean + (bar.std or 0.0))
-                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8}
+                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8 * look.scale}
                 axes.annotate(_short(bar.mean), top, (0, 5), **above)
         _name_places(axes, places, width)
         axes.set(xlabel="nodes x workers per node", ylabel=axis)
@@ -150,7 +182,7 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool)
         handles = [_handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
     else:
         handles = [_patch(name, look.bar(at)) for at, name in enumerate(series) if name]
-    _legend(figure, handles)
+    _legend(look, figure, handles)
     return figure
 
 
@@ -158,7 +190,12 @@ def stacked(
     look: Look, panels: Mapping[str, Mapping[str, Mapping[str, float]]], parts: Sequence[str], axis: str
 ) -> Any:
     """A lying bar for every row of a panel, stacked from its parts by name; ``not split`` is a rest."""
-    figure = _sheet(9.5, sum(_ROW * len(rows) + 0.75 for rows in panels.values()) + 0.9)
+    row, names = _ROW, {name: plain(name) for rows in panels.values() for name in rows}
+    if look.width is not None:
+        letters = int(0.5 * look.width / look.scale / _CHARACTER)
+        names = {name: textwrap.fill(text, letters) for name, text in names.items()}
+        row = max(row, _LINE * 0.8 * max(text.count("\n") + 1.5 for text in names.values()))
+    figure = _sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
     grid = figure.add_gridspec(len(panels), 1, height_ratios=[len(rows) + 1.5 for rows in panels.values()])
     fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
     unit = axis[axis.rindex("(") + 1 : -1]
@@ -172,18 +209,19 @@ def stacked(
                 axes.barh(at, lengths[name], 0.7, end, **fills[name])
                 end += lengths[name]
             text = f"{_short(end)} {unit}"
-            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set_yticks(range(len(rows)), [plain(name) for name in rows])
+            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8 * look.scale)
+        axes.set_yticks(range(len(rows)), [names[name] for name in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)  # the first at the top
         axes.set_xlim(0, max(sum(lengths.values()) for lengths in rows.values()) * 1.1 or 1)
     axes.set_xlabel(axis)
-    _legend(figure, [_patch(name, fill) for name, fill in fills.items()])
+    _legend(look, figure, [_patch(name, fill) for name, fill in fills.items()])
     return figure
 
 
 def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str], share: bool) -> Any:
     """Lines with their spread over the seeds; the ``labels`` are those of the two axes."""
-    figure, every = _panels([title for title, _ in panels], 2 if len(panels) in (2, 4) else 3, 3.4, share=share)
+    columns, width = look.fitted(len(panels), 2 if len(panels) in (2, 4) else 3, 3.4)
+    figure, every = _panels(look, [title for title, _ in panels], columns, width, share=share)
     handles: dict[str, Any] = {}
     for (_, shown), axes in zip(panels, every):
         for line in shown:
@@ -200,7 +238,7 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
     if any(line.ideal for _, shown in panels for line in shown):
         ideal = "ideal: n times the workers, n times the speed"
         handles[ideal] = _handle(ideal, color=look.text, linestyle=":")
-    _legend(figure, list(handles.values()))
+    _legend(look, figure, list(handles.values()))
     return figure
 
 
@@ -211,17 +249,23 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) ->
 
     images = np.array(counts)
     shares = images / np.maximum(images.sum(axis=1, keepdims=True), 1)
-    few = len(images) <= _MOST_CLASSES
+    written = 8 * look.scale
+    if look.width is not None:
+        room = 72 * (look.width - _NAMES) / len(images)
+        written = min(written, room / (_DIGIT * len(str(images.max())) + 0.5))
+    few = len(images) <= _MOST_CLASSES and written >= _SMALLEST
     side = 2.6 + 0.48 * len(images) if few else 9.0
-    figure = _sheet(side + 1.2, side)
+    side = side if look.width is None else look.width / look.scale
+    figure = _sheet(look, side + 1.2, side)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("shares", [look.page, look.full])
     mesh = axes.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
     axes.set(aspect="equal", xlabel="predicted class", ylabel="true class")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(True)
-    scale: Any = figure.colorbar(mesh, ax=axes, label="share of the true class's images", fraction=0.046)
-    scale.solids.set_edgecolor("face")  # else the page shines through between its steps
+    if look.width is None or not few:  # in a narrow column, the numbers must do
+        scale: Any = figure.colorbar(mesh, ax=axes, label="share of the true class's images", fraction=0.046)
+        scale.solids.set_edgecolor("face")  # else the page shines through between its steps
     if few:
         middles = [number + 0.5 for number in range(len(images))]
         labels = [plain(name) for name in names or map(str, range(len(images)))]
@@ -230,7 +274,7 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) ->
         axes.tick_params(length=0)
         for (row, column), count in np.ndenumerate(images):
             colour = look.page if shares[row, column] > 0.5 else look.text
-            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=8)
+            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=written)
     return figure
 
 
@@ -243,6 +287,17 @@ def save(chart: Chart, folder: Path) -> list[Path]:
         figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
         figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
     return paths
+
+
+def save_for_print(chart: Chart, folder: Path, width: float) -> Path:
+    """Write ``KEY.pdf``, so many inches wide, without a title, and with its fonts in it; return the path."""
+    figure, path = chart.draw("light", width), folder / f"{chart.key}.pdf"
+    titles = [(axes, loc) for axes in figure.axes for loc in ("left", "center") if axes.get_title(loc)]
+    with settings(_in_print(width)):
+        for axes, loc in titles if len(titles) == 1 else ():  # several tell panels apart
+            axes.set_title("", loc=loc)
+        figure.savefig(path, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+    return path
 
 
 def svg(chart: Chart, theme: Theme) -> str:
@@ -263,41 +318,45 @@ def svg(chart: Chart, theme: Theme) -> str:
     return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{prefix}", tag[0]), text).strip()
 
 
-def _sheet(width: float, height: float) -> Any:
-    """An empty figure of this size in inches, whose parts make room for each other."""
+def _sheet(look: Look, width: float, height: float) -> Any:
+    """An empty figure of this size in inches, in print as wide as its column, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
-    figure: Any = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06)
+    figure: Any = Figure(figsize=(look.width or width, height * look.scale), layout="constrained")
+    pad = 0.08 if look.width is None else 0.04  # a document has margins
+    figure.get_layout_engine().set(w_pad=pad, h_pad=pad, wspace=0.04, hspace=0.06)
     return figure
 
 
-def _panels(titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
+def _panels(look: Look, titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
     """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
-    columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)
-    figure = _sheet(max(width * columns, 5.0), 3.0 * rows + 0.6)
+    height, titles = 3.0, [plain(title) for title in titles]
+    if look.width is not None:
+        titles = [textwrap.fill(title, int(width / _BOLD)) for title in titles]
+        height = min(3.0, 1.0 + 0.4 * width) + _LINE * max(title.count("\n") for title in titles)
+    figure = _sheet(look, max(width * columns, 5.0), height * rows + 0.6)
     every: list[Any] = []
     for number, title in enumerate(titles):
         beside = every[0] if every and share else None
         every.append(figure.add_subplot(rows, columns, number + 1, sharey=beside))
-        every[-1].set_title(plain(title))
+        every[-1].set_title(title)
         every[-1].grid(axis="y")
     return figure, every
 
 
-def _legend(figure: Any, handles: Sequence[Any]) -> None:
+def _legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
     """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
     if not handles:
         return
-    room = int((figure.get_figwidth() - _HANDLE) / _CHARACTER)
-    labels = [textwrap.wrap(handle.get_label(), room) for handle in handles]
+    width, height = figure.get_size_inches()
+    labels = [textwrap.wrap(handle.get_label(), int((width / look.scale - _HANDLE) / _CHARACTER)) for handle in handles]
     for handle, wrapped in zip(handles, labels):
         handle.set_label("\n".join(wrapped))
     widest = _HANDLE + _CHARACTER * max(len(line) for wrapped in labels for line in wrapped)
-    columns = min(len(handles), max(1, int(figure.get_figwidth() / widest)))
+    columns = min(len(handles), max(1, int(width / look.scale / widest)))
     more = math.ceil(sum(map(len, labels)) / columns) - 1
-    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + more * _LINE)
+    figure.set_size_inches(width, height + more * _LINE * look.scale)
     figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 

@@ -18,11 +18,13 @@ from cifar_ray.reporting import EXPORTED, cautions, charts, cost, data, draw, ex
 from cifar_ray.reporting.contents import Report, Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
+from cifar_ray.reporting.latex import Style, chart_width
+from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
-"""Lists the charts of the report in a folder, for the next one to remove; earlier ones listed tables, too."""
+"""Lists the charts and tables of the report in a folder, for the next one to remove."""
 
 
 @tracking.unchanged()
@@ -34,6 +36,9 @@ def report(
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
     target: Sequence[float] = (),
+    style: Style = "screen",
+    width: str | None = None,
+    latex: bool = False,
     tracking_uri: str | None = None,
 ) -> Report:
     """Report on sweeps or runs of these names, or on .json files of ``cifar-ray export``.
@@ -45,6 +50,9 @@ def report(
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
     node = cost.checked(price, target)
+    in_print = chart_width(style, width)
+    if out is None and (latex or in_print is not None):
+        raise ConfigError("latex" if latex else "style", "writes files, so there must be a folder for them")
     if baseline is not None:
         papers.check(baseline)
     study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
@@ -52,7 +60,7 @@ def report(
     made = build(study, baseline, node, target, title)
     if into is None:
         return made
-    made = replace(made, files=write(made, into, flags.note))
+    made = replace(made, files=write(made, into, flags.note, in_print, latex))
     if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
@@ -144,10 +152,23 @@ def folder(given: str) -> Path:
     return out
 
 
-def write(report: Report, out: Path, note: Callable[[str], None] = lambda _: None) -> list[Path]:
+def write(
+    report: Report,
+    out: Path,
+    note: Callable[[str], None] = lambda _: None,
+    width: float | None = None,
+    latex: bool = False,
+) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
 
-    The charts of an earlier report in the same folder are removed first, and nothing else is.
+    The charts and LaTeX tables of an earlier report in the same folder are removed first, and nothing else is.
+
+    Args:
+        report: to write.
+        out: the folder.
+        note: receives what is being written.
+        width: of charts for a paper in inches, ``charts/*.pdf``; None for none.
+        latex: whether to write ``tables/*.tex``.
 
     Returns:
         The files, the page for a browser first.
@@ -157,18 +178,26 @@ def write(report: Report, out: Path, note: Callable[[str], None] = lambda _: Non
     """
     with _writing(out):
         _remove_earlier(out)
-        listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in ("png", "svg")]
+        texts = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
+        kinds = ("png", "svg") if width is None else ("png", "svg", "pdf")
+        listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds] + list(texts)
         files.write_whole(out / _MANIFEST, json.dumps({"files": listed}, indent=1) + "\n")
         drawn: list[Path] = []
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
             drawn += draw.save(chart, out / "charts")
+            if width is not None:
+                drawn.append(draw.save_for_print(chart, out / "charts", width))
         note("pages")
-        texts = {out / "report.html": pages.html(report), out / "report.md": pages.markdown(report)}
-        texts |= {out / f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}
-        for path, content in texts.items():
-            files.write_whole(path, content)
-    return [*texts, *drawn]
+        texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)} | {
+            **{f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()},
+            **texts,
+        }
+        if latex:
+            (out / "tables").mkdir(exist_ok=True)
+        for name, content in texts.items():
+            files.write_whole(out / name, content)
+    return [*(out / name for name in texts), *drawn]
 
 
 def _remove_earlier(out: Path) -> None:
@@ -178,5 +207,5 @@ def _remove_earlier(out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     for name in listed if isinstance(listed, list) else ():
-        if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg)|tables/\w+\.csv", name):
+        if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.(csv|tex)", name):
             (out / name).unlink(missing_ok=True)

@@ -241,14 +241,16 @@ def servers() -> Study:
     return replace(study(*runs), axes=axes)
 
 
+@pytest.mark.parametrize("width", [None, 50 / 25.4, 84 / 25.4, 174 / 25.4])
 @pytest.mark.parametrize(
     "make",
     [full, lambda: study(trial()), lambda: study(*many()), strategies, servers],
     ids=["grid", "one", "many", "strategies", "long names"],
 )
-def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
+def test_nothing_covers_anything(make: Callable[[], Study], width: float | None) -> None:
     for chart in charts.charts(Runs(make())):
-        figure = chart.draw("light")
+        figure = chart.draw("light", width)
+        assert width in (None, figure.get_figwidth())
         figure.draw_without_rendering()
         boxes = [axes.get_tightbbox() for axes in figure.axes]
         covered = [(a, b) for a in boxes for b in boxes if a is not b and a.shrunk(0.98, 0.98).overlaps(b)]
@@ -286,6 +288,27 @@ def test_save_writes_the_same_two_files_every_time(tmp_path: Path) -> None:
     assert "<dc:date>" not in text
     draw.save(chart, tmp_path)
     assert paths[1].read_text() == text
+
+
+@pytest.mark.parametrize(("models", "titles"), [(("vit",), [""]), (("resnet", "vit"), ["resnet", "vit"])])
+def test_a_chart_for_print_has_its_width_and_fonts_and_no_title(
+    models: tuple[str, ...], titles: list[str], tmp_path: Path
+) -> None:
+    chart, figures = made(full(models))["scaling"], []
+
+    def kept(theme: Any, width: float | None = None) -> Any:
+        figures.append(chart.draw(theme, width))
+        return figures[-1]
+
+    path = draw.save_for_print(replace(chart, draw=kept), tmp_path, 84 / 25.4)
+    assert (figures[0].get_suptitle(), [axes.get_title() for axes in figures[0].axes]) == ("", titles)
+    text = path.read_bytes()
+    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ", text)
+    assert box is not None
+    assert float(box[1]) == pytest.approx(84 / 25.4 * 72, abs=0.01)
+    assert b"/FontFile2" in text  # TrueType, whole in the file
+    assert b"/Type3" not in text
+    assert draw.save_for_print(chart, tmp_path, 84 / 25.4).read_bytes() == text
 
 
 def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:

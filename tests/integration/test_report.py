@@ -331,6 +331,10 @@ def test_a_sweep_without_a_finished_run_has_a_report(
         (["--target", "60"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 60"),
         (["--baseline", "x"], "--baseline must be rangoju_katneni_2025"),
         (["--price", "x"], "--price must be c7i.large"),
+        (["--style", "paper", "--width", "84"], "--width must be a length from 50mm to 400mm, such as 84mm, 8.4cm,"),
+        (["--style", "paper", "--width", "1mm"], "--width must be a length from 50mm to 400mm, such as 84mm, 8.4cm,"),
+        (["--width", "84mm"], "--width is the width of charts for a paper, and needs style paper"),
+        (["--latex", "--format", "json"], "--format must be files where --latex or --style paper is given"),
         (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
     ],
 )
@@ -340,6 +344,19 @@ def test_a_mistake_is_one_sentence(
     given = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), *words]
     assert main.main(given) == 2
     assert capsys.readouterr().err.startswith(f"error: {complaint}")
+
+
+def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
+    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path)]
+    assert main.main([*words, "--style", "paper", "--width", "3.3in", "--latex"]) == 0
+    plots = {path.stem for path in (tmp_path / "charts").glob("*.pdf")}
+    assert plots == {path.stem for path in (tmp_path / "charts").glob("*.svg")} != set()
+    assert "400.00" in (tmp_path / "tables" / "resnet_cifar10_main.tex").read_text()
+    (tmp_path / "tables" / "mine.tex").write_text("kept")
+    assert main.main(words) == 0  # without them, those of the earlier report are gone
+    assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".pdf", ".tex")] == ["mine.tex"]
+    with pytest.raises(ConfigError, match="latex writes files, so there must be a folder for them"):
+        cifar_ray.report("scaling", latex=True, tracking_uri=uri)
 
 
 def test_no_such_sweep_is_status_2_and_leaves_nothing(

@@ -289,7 +289,8 @@ def _load() -> dict[str, float]:
         "system_memory_usage_megabytes": memory.used / 1e6,
         "system_memory_usage_percentage": memory.percent,
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not by a run on the CPU, to which the GPUs' load says nothing
+    # A run on the CPU does not initialise CUDA, and the GPUs' load says nothing of it.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for index in range(torch.cuda.device_count()):
             with suppress(Exception):  # a part of a GPU, or an old driver, does not report it
                 used, total = torch.cuda.device_memory_used(index), torch.cuda.get_device_properties(index).total_memory
