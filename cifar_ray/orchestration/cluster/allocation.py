@@ -34,10 +34,12 @@ class Allocation:
     Attributes:
         config: the config with its topology and device decided.
         nodes: Ray's node id of every worker, by rank.
+        unused_gpus: why ``--device auto`` has chosen CPUs although the cluster has GPUs; empty when it has not.
     """
 
     config: ResolvedConfig
     nodes: list[str]
+    unused_gpus: str = ""
 
 
 Report = Callable[[int, int, float, float], None]
@@ -186,14 +188,15 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    nodes = connection.free_nodes(
+    totals = connection.nodes()
+    free = connection.free_nodes(
         {node: workers * config.cpus_reserved for node, workers in held.items()},
         {node: workers * config.data_parallel.gpus_per_worker for node, workers in held.items()},
     )
     if config.elastic is None:
-        return _first(_candidates(config), connection.nodes(), nodes)
-    nodes = [node for node in nodes if node.node_id not in excluded]
-    return _first(_candidates(config), nodes, nodes)
+        return _first(_candidates(config), totals, free, totals)
+    nodes = [node for node in free if node.node_id not in excluded]
+    return _first(_candidates(config), nodes, nodes, totals)
 
 
 def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
@@ -207,29 +210,35 @@ def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> 
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    return _first([config], connection.nodes() if nodes is None else nodes, nodes)
+    totals = connection.nodes() if nodes is None else nodes
+    return _first([config], totals, nodes, totals)
 
 
-def _first(candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Sequence[Node] | None) -> Allocation:
+def _first(
+    candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Sequence[Node] | None, totals: Sequence[Node]
+) -> Allocation:
     """The first of the candidates that the nodes hold, on GPUs before CPUs; errors as of :func:`at_topology`.
 
     Args:
         candidates: a config at each topology that it may have.
         nodes: the nodes to choose from.
         free: the same with what is free on each; asked for when None.
+        totals: all nodes, with what is in use on each.
     """
-    asked = candidates[0].device
+    asked, unused_gpus = candidates[0].device, ""
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
         for config in candidates:
             gpus = config.data_parallel.gpus_per_worker if device == "cuda" else 0
             try:
                 chosen = topology.choose(config.placement, nodes, config.cpus_reserved, gpus)
                 cpus = config.cpus_per_worker or _share_of_cpus(config, gpus, chosen, nodes, free)
-                return Allocation(recipe.placed(config, device, cpus), chosen)
+                return Allocation(recipe.placed(config, device, cpus), chosen, unused_gpus)
             except ConfigError as error:
-                refusal = error
+                refusal, why = error, str(error)
             except ValueError as error:
-                refusal = TooSmallError("topology", f"{error}{_advice(config) if device == 'cpu' else ''}")
+                why = str(error)
+                refusal = TooSmallError("topology", why + (_advice(config) if device == "cpu" else ""))
+        unused_gpus = why if any(node.gpus for node in totals) else ""
     raise refusal
 
 
@@ -246,24 +255,6 @@ def _share_of_cpus(
             offers[node.node_id] = node
     sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
     return topology.share_of_cpus(config.placement, sizes, gpus)
-
-
-def unused_gpus(asked: TrainConfig, decided: TrainConfig, nodes: Sequence[Node] | None = None) -> str:
-    """Why ``--device auto`` has chosen CPUs although the cluster has GPUs; empty when it has not.
-
-    Args:
-        asked: a resolved config.
-        decided: the same with its device decided.
-        nodes: as for :func:`at_topology`.
-    """
-    nodes = connection.nodes() if nodes is None else nodes
-    if (asked.device, decided.device) != ("auto", "cpu") or not any(node.gpus for node in nodes):
-        return ""
-    try:
-        topology.choose(asked.placement, nodes, asked.cpus_reserved, asked.data_parallel.gpus_per_worker)
-    except ValueError as error:
-        return str(error)
-    return "they were in use, or have come since"
 
 
 def _advice(config: TrainConfig) -> str:

@@ -77,8 +77,7 @@ def train(
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
-                    unused_gpus = allocation.unused_gpus(config, chosen.config)
-                    session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, heard)
+                    session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
                     return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
         except RunFailedError:
             if session is not None and session.is_void:
@@ -146,8 +145,7 @@ def resume(
                 )
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
-            unused_gpus = allocation.unused_gpus(config, chosen.config)
-            session = RunSession(chosen.config, dataset, folder, record, console, unused_gpus, heard)
+            session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
             return _run(session, chosen, Launch(begun, data_s), check, allocator, console, is_resumed=True)
 
 

@@ -258,8 +258,8 @@ class _Sweep:
         """Decide every run's device; return how many runs train at once."""
         for trial, asked in self._waiting():
             try:
-                trial.config = allocation.at_topology(asked).config
-                trial.unused_gpus = allocation.unused_gpus(asked, trial.config)
+                chosen = allocation.at_topology(asked)
+                trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
         planner.refuse(self._config, self._trials)

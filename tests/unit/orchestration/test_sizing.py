@@ -111,6 +111,7 @@ class OneNode(NodeAllocator):
 
 
 def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "nodes", lambda: NODES)
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: NODES)
     allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
     assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "new"}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,8 +99,8 @@ def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
 def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus: int, told: bool) -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", device=device))  # type: ignore[arg-type]
     nodes = [Node("here", "127.0.0.1", 4, gpus)]
-    decided = allocation.at_topology(asked, nodes).config
-    reason = allocation.unused_gpus(asked, decided, nodes)
+    chosen = allocation.at_topology(asked, nodes)
+    decided, reason = chosen.config, chosen.unused_gpus
     assert decided.device == "cpu"
     assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
     lines: list[str] = []
@@ -119,10 +118,24 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
 def test_enough_gpus_are_used_without_a_word() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
     nodes = [Node("here", "127.0.0.1", 4, 2)]
-    decided = allocation.at_topology(asked, nodes).config
-    assert decided.device == "cuda"
-    assert allocation.unused_gpus(asked, decided, nodes) == ""
-    assert allocation.unused_gpus(asked, replace(asked, device="cpu"), nodes) == "they were in use, or have come since"
+    chosen = allocation.at_topology(asked, nodes)
+    assert (chosen.config.device, chosen.unused_gpus) == ("cuda", "")
+
+
+def test_a_strategy_without_gpus_is_the_reason_to_leave_them_unused() -> None:
+    asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", strategy="hogwild"))
+    chosen = allocation.at_topology(asked, [Node("here", "127.0.0.1", 4, 2)])
+    assert chosen.config.device == "cpu"
+    assert "hogwild" in chosen.unused_gpus
+
+
+def test_an_elastic_run_says_that_its_gpus_were_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "nodes", lambda: [Node("here", "127.0.0.1", 4, 2)])
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [Node("here", "127.0.0.1", 4, 0)])
+    asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", local_nodes=2))
+    chosen = allocation.choose(asked, {})
+    assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x2")
+    assert "1 GPUs each" in chosen.unused_gpus
 
 
 @needs_affinity
