@@ -1,10 +1,10 @@
-"""What a GPU does: images per second against the usual script, speednet's time to 94 %, and the tests that need one.
+"""What a GPU does: images per second against the usual script, and speednet's time to 94 %.
 
     python benchmarks/gpu.py                                                       # under 8 minutes
     python benchmarks/gpu.py --device cpu --seconds 0.5 --rounds 1 --only simple_cnn:64 --dry   # does it work?
 
-Needs no Ray and no MLflow, only torch, torchvision, safetensors, filelock, pydantic, scikit-learn and
-pytest. What a machine without a network lacks of them can be carried along as wheels:
+Needs no Ray and no MLflow, only torch, torchvision, safetensors, filelock, pydantic and scikit-learn. What a machine
+without a network lacks of them can be carried along as wheels:
 
     pip download --only-binary=:all: --python-version 3.12 --dest wheels pydantic    # where there is a network
     pip install --no-index --find-links wheels pydantic                              # on the machine with the GPU
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -49,7 +48,6 @@ KINDS = ("usual", "bf16", "fp32")
 SPEEDNET_EPOCHS, SPEEDNET_SEEDS = 13, 3
 RECORD_S, RECORD_FLOPS = 3.83, 312e12
 """airbench94's seconds to 94 %, uncompiled, and the dense bf16 FLOP/s of the A100 that it ran on."""
-TESTS = record.ROOT / "tests" / "integration" / "test_gpu.py"
 
 
 def make_up_images() -> None:
@@ -176,19 +174,8 @@ def speednet_row(runs: list[list[float]], product: float, given: argparse.Namesp
     )
 
 
-def tested(given: argparse.Namespace) -> record.Row:
-    """What the tests for a GPU say, in a process of their own."""
-    words = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-m", "gpu", str(TESTS)]
-    dry = {"CIFAR_RAY_GPU_DRY_RUN": "1"} if given.device == "cpu" else {}
-    env = {**os.environ, **dry, "PYTHONPATH": str(record.ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=record.ROOT, env=env)
-    print(done.stdout[-6000:], flush=True)
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr.strip()[-200:]
-    return record.Row("tests of what holds on a GPU", "all pass", last.strip("= "), 1, "`pytest -m gpu`")
-
-
 def main() -> None:
-    """Test, measure, and save the rows."""
+    """Measure, and save the rows."""
     parser = record.parser(__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that it works")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
@@ -202,11 +189,10 @@ def main() -> None:
             make_up_images()
         time_speednet(given) if given.process == "speednet" else pace_all(given.process, given)
         return
-    lines = [tested(given)]
     found, products = measure(given)
     product = statistics.median(products)
     runs = in_a_process("speednet", given)
-    lines.append(speednet_row(runs, product, given))
+    lines = [speednet_row(runs, product, given)]
     complete = {cell: kinds for cell, kinds in found.items() if len(kinds) == len(KINDS)}
     lines += [row(cell, kinds, product) for cell, kinds in complete.items()]
     raw = {"images_per_s": found, "products": products, "speednet": runs}

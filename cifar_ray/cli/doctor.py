@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import data, storage
+from cifar_ray import __version__, data, storage
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
@@ -21,7 +21,7 @@ _LEAST_FREE_GB = 2.0
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    yield Check("cifar_ray", metadata.version("cifar-ray"))
+    yield Check("cifar_ray", __version__)
     yield Check("python", f"{platform.python_version()} on {platform.platform()}")
     for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
         yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -17,7 +18,10 @@ MARGIN = 1.15
 """How many times as fast as float32 bfloat16 must be to be chosen: for less, rounding is not worth it, and two runs
 would decide differently by chance."""
 
-_IMAGES = 16  # at most; the ratio hardly depends on them, and a large model's passes take long
+_IMAGES = 16
+"""At most so many on a CPU, where the ratio hardly depends on them and a large model's passes take long. On a GPU it
+does, since few images are over before their kernels are launched: so many as are trained on together."""
+
 _ROUNDS, _ENOUGH_S = (2, 10), 0.3
 
 
@@ -29,20 +33,41 @@ def choose(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
     """
     if config.strategy == "reproducible":
         return "fp32", ""
-    images = min(max(strategies.of(config).at_once(config), 2), _IMAGES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    seconds = _measure(config, images, worker.device)
+    images, seconds = _measure_what_fits(config, _images(config, worker.device), worker.device)
     torch.set_num_threads(threads)
     if worker.world_size > 1:
-        dist.all_reduce(seconds)
-    fp32, bf16 = (seconds / worker.world_size).tolist()
+        mean = torch.tensor(seconds, dtype=torch.float64, device=worker.device) / worker.world_size
+        dist.all_reduce(mean)
+        seconds = mean.tolist()
+    fp32, bf16 = seconds
+    if math.isinf(bf16):
+        return "fp32", "a GPU here computes without bf16"
     found = f"{images} images forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
     return "bf16" if fp32 > MARGIN * bf16 else "fp32", found
 
 
-def _measure(config: ResolvedConfig, count: int, device: torch.device) -> torch.Tensor:
-    """Least seconds of a forward and backward pass in float32 and in bfloat16; float64, shape (2,), on ``device``.
+def _images(config: ResolvedConfig, device: torch.device) -> int:
+    """How many images to measure with."""
+    at_once = max(strategies.of(config).at_once(config), 2)
+    return at_once if device.type == "cuda" else min(at_once, _IMAGES)
+
+
+def _measure_what_fits(config: ResolvedConfig, count: int, device: torch.device) -> tuple[int, list[float]]:
+    """As :func:`_measure`, with half as many images where a GPU has no memory for them in float32; and how many."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return 0, [0.0, math.inf]
+    try:
+        return count, _measure(config, count, device)
+    except torch.OutOfMemoryError:
+        if count < 4:
+            raise
+    return _measure_what_fits(config, count // 2, device)
+
+
+def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
+    """Least seconds of a forward and backward pass in float32 and in bfloat16.
 
     On a CPU they are CPU seconds of one thread, which others who use it hardly prolong: threads that wait for one
     another would count as busy. In turn, and without the first round.
@@ -63,7 +88,7 @@ def _measure(config: ResolvedConfig, count: int, device: torch.device) -> torch.
                 loss = F.cross_entropy(model(images), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             rounds[-1].append(_now(device) - before)
-    return torch.tensor(rounds[1:], dtype=torch.float64, device=device).amin(0)
+    return [min(times) for times in zip(*rounds[1:])]
 
 
 def _now(device: torch.device) -> float:

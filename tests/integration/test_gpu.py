@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
@@ -30,7 +31,7 @@ from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.models.options import ModelName, ResNetOptions
 from cifar_ray.strategies.options import DdpOptions
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import manifest, recipe, setup
+from cifar_ray.training import manifest, precision, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
@@ -94,6 +95,32 @@ def train(
     return digest, recorder.losses
 
 
+class OnItsWay:
+    """A message over gloo, whose tensors are on the CPU meanwhile: gloo would read a GPU's addresses as its own."""
+
+    def __init__(self, work: dist.Work, staged: list[Tensor], targets: list[Tensor]) -> None:
+        self._work, self._staged, self._targets = work, staged, targets
+
+    def wait(self) -> bool:
+        done = self._work.wait()
+        for target, staged in zip(self._targets, self._staged):
+            target.copy_(staged)
+        return done
+
+
+_SEND, _RECV = dist.ProcessGroup.send, dist.ProcessGroup.recv
+
+
+def _sent(group: dist.ProcessGroup, tensors: list[Tensor], *where: int) -> OnItsWay:
+    staged = [tensor.cpu() for tensor in tensors]
+    return OnItsWay(_SEND(group, staged, *where), staged, [])
+
+
+def _received(group: dist.ProcessGroup, tensors: list[Tensor], *where: int) -> OnItsWay:
+    staged = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+    return OnItsWay(_RECV(group, staged, *where), staged, tensors)
+
+
 def _on_rank(config: ResolvedConfig, folder: Path, rank: int) -> tuple[str, list[float]]:
     with joined("gloo", folder / "store", rank, config.world_size):
         return train(config, folder / "checkpoints", Worker(rank, config.world_size, rank, device=DEVICE))
@@ -110,11 +137,16 @@ def on_ranks(config: ResolvedConfig, folder: Path) -> tuple[str, list[float]]:
 
 @contextmanager
 def joined(backend: str, store: Path, rank: int = 0, count: int = 1) -> Iterator[None]:
+    """Context manager: this process is one of a group; over gloo, messages between two ranks pass through the CPU."""
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patched:
+        if backend == "gloo":
+            patched.setattr(dist.ProcessGroup, "send", _sent)
+            patched.setattr(dist.ProcessGroup, "recv", _received)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +172,10 @@ def colour_images() -> Dataset:
     return Dataset(spec, split(512), split(64), tuple("0123456789"), "random")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit", "speednet"])
-def test_nothing_waits_for_the_gpu_within_a_step(model: str, precision: str, tmp_path: Path) -> None:
-    asked = config(model=model, precision=precision, dataset="cifar10")
+def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, tmp_path: Path) -> None:
+    asked = config(model=model, precision=arithmetic, dataset="cifar10")
     state = setup.prepare(asked, colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
     strategy = state.strategy
     state.clock.start()
@@ -170,6 +202,12 @@ def test_every_model_has_about_the_losses_of_float32_at_the_precision_that_it_ch
     short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "global_batch_size": 16, "lr": 1e-4}
     chosen = train(config(precision="auto", **short), tmp_path / "chosen")[1]
     assert chosen == pytest.approx(train(config(**short), tmp_path / "float32")[1], rel=0.3)
+
+
+def test_a_network_that_fills_the_gpu_trains_in_bfloat16() -> None:
+    asked = config(dataset="cifar10", model="resnet18", global_batch_size=512 if HERE else 8, precision="auto")
+    chosen, measured = precision.choose(asked, Worker(device=DEVICE))
+    assert chosen == "bf16" or not HERE, measured
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
@@ -217,6 +255,8 @@ def test_two_workers_with_an_option_come_to_the_losses_of_one(values: dict[str, 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_two_workers_on_one_gpu_come_to_the_losses_of_one(strategy: str, alone: list[float], tmp_path: Path) -> None:
+    if HERE and strategy == "fsdp":
+        pytest.skip("gloo crashes as it gathers DTensors of a GPU (pytorch/pytorch#152645)")
     assert on_ranks(config(strategy, "1x2"), tmp_path / "two")[1] == pytest.approx(alone, rel=1e-3)
 
 

@@ -85,3 +85,26 @@ def test_reproducible_is_float32_whatever_is_faster(passing: dict[str, float]) -
 def test_it_measures_the_batch_of_the_run_up_to_16_images(batch_size: int, images: int) -> None:
     _, measured = precision.choose(replace(CONFIG, global_batch_size=batch_size), Worker())
     assert re.fullmatch(rf"{images} images forward and backward: fp32 [\d.]+ ms, bf16 [\d.]+ ms", measured)
+
+
+GPU = Worker(device=torch.device("cuda"))
+
+
+def test_a_gpu_without_bfloat16_is_not_asked_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert precision.choose(CONFIG, GPU) == ("fp32", "a GPU here computes without bf16")
+
+
+@pytest.mark.parametrize(("room", "images"), [(1000, 500), (250, 250), (100, 62)])
+def test_a_gpu_is_measured_with_the_batch_of_the_run_or_the_part_that_fits(
+    room: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
+        if count > room:
+            raise torch.OutOfMemoryError
+        return [1.0, 0.5]
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(precision, "_measure", measure)
+    chosen, measured = precision.choose(replace(CONFIG, global_batch_size=500), GPU)
+    assert (chosen, measured.split()[0]) == ("bf16", str(images))
