@@ -25,9 +25,11 @@ _LINE = 0.22  # height of a legend's line in inches
 _ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
 _MOST_CLASSES = 20
+_FIGURE = 0.5  # room for a figure above a bar in print, with its share of the axes, in inches
+_MARGIN, _NARROW = 0.4, 1.6  # of a panel beside its label, and the length of a short label, in inches
 _NAMES = 1.0  # room for the names beside a matrix in print, in inches
 _DIGIT = 0.65  # width of a digit of one point
-_SMALLEST = 4.5  # points of a number that can be read
+_SMALLEST = 4.0  # points of a number that can be read
 _MARKERS_PER_LINE = 10
 _DOTS_PER_INCH = 160
 _PRINT_SCALE = 0.8  # so that letters of 10 points have 8, the size of a caption
@@ -60,6 +62,10 @@ class Look(NamedTuple):
         least = width if panels <= _MOST_WIDE else width * _NARROWER
         columns = max(1, min(columns, int(room / least)))
         return columns, room / columns
+
+    def wrapped(self, text: str, width: float, character: float = _CHARACTER) -> str:
+        """A text, in print on lines of so many inches."""
+        return text if self.width is None else textwrap.fill(text, int(width / character))
 
     def bar(self, index: int) -> dict[str, Any]:
         """How the bars of series ``index`` are filled, so that they are known without their colour; -1 is a rest."""
@@ -169,12 +175,12 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool)
             else:
                 axes.bar(x, bar.mean, min(step, 0.5) * 0.94, **look.bar(index))
                 axes.errorbar(x, bar.mean, fmt="none", **error)
-            if most <= _MOST_WRITTEN:
+            if most <= _MOST_WRITTEN and (look.width is None or width > most * _FIGURE):
                 top = (x, bar.mean + (bar.std or 0.0))
                 above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8 * look.scale}
                 axes.annotate(_short(bar.mean), top, (0, 5), **above)
         _name_places(axes, places, width)
-        axes.set(xlabel="nodes x workers per node", ylabel=axis)
+        axes.set(xlabel=look.wrapped("nodes x workers per node", width - _MARGIN), ylabel=axis)
         axes.margins(y=0.14)
         if not dots:
             axes.set_ylim(bottom=0)
@@ -190,11 +196,9 @@ def stacked(
     look: Look, panels: Mapping[str, Mapping[str, Mapping[str, float]]], parts: Sequence[str], axis: str
 ) -> Any:
     """A lying bar for every row of a panel, stacked from its parts by name; ``not split`` is a rest."""
-    row, names = _ROW, {name: plain(name) for rows in panels.values() for name in rows}
-    if look.width is not None:
-        letters = int(0.5 * look.width / look.scale / _CHARACTER)
-        names = {name: textwrap.fill(text, letters) for name, text in names.items()}
-        row = max(row, _LINE * 0.8 * max(text.count("\n") + 1.5 for text in names.values()))
+    room = (look.width or 0.0) / look.scale / 2
+    names = {name: look.wrapped(plain(name), room) for rows in panels.values() for name in rows}
+    row = max(_ROW, 0.8 * _LINE * max(name.count("\n") + 1.5 for name in names.values()))
     figure = _sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
     grid = figure.add_gridspec(len(panels), 1, height_ratios=[len(rows) + 1.5 for rows in panels.values()])
     fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
@@ -233,7 +237,7 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
             if line.ideal:
                 axes.plot(line.x, line.ideal, color=kind["color"], linestyle=":", linewidth=1.2)
             handles.setdefault(line.label, _handle(line.label, **kind))
-        axes.set(xlabel=labels[0], ylabel=labels[1])
+        axes.set(xlabel=look.wrapped(labels[0], width - _MARGIN), ylabel=labels[1])
     handles.pop("", None)
     if any(line.ideal for _, shown in panels for line in shown):
         ideal = "ideal: n times the workers, n times the speed"
@@ -264,7 +268,8 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) ->
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(True)
     if look.width is None or not few:  # in a narrow column, the numbers must do
-        scale: Any = figure.colorbar(mesh, ax=axes, label="share of the true class's images", fraction=0.046)
+        label = look.wrapped("share of the true class's images", _NARROW)
+        scale: Any = figure.colorbar(mesh, ax=axes, label=label, fraction=0.046)
         scale.solids.set_edgecolor("face")  # else the page shines through between its steps
     if few:
         middles = [number + 0.5 for number in range(len(images))]
@@ -331,10 +336,8 @@ def _sheet(look: Look, width: float, height: float) -> Any:
 def _panels(look: Look, titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
     """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
     rows = math.ceil(len(titles) / columns)
-    height, titles = 3.0, [plain(title) for title in titles]
-    if look.width is not None:
-        titles = [textwrap.fill(title, int(width / _BOLD)) for title in titles]
-        height = min(3.0, 1.0 + 0.4 * width) + _LINE * max(title.count("\n") for title in titles)
+    titles = [look.wrapped(plain(title), width, _BOLD) for title in titles]
+    height = 3.0 if look.width is None else min(3.0, 1.0 + 0.4 * width) + _LINE * max(t.count("\n") for t in titles)
     figure = _sheet(look, max(width * columns, 5.0), height * rows + 0.6)
     every: list[Any] = []
     for number, title in enumerate(titles):

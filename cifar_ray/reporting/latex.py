@@ -12,7 +12,7 @@ from cifar_ray.reporting.contents import Report, Table
 Style = Literal["screen", "paper"]
 _COLUMN = "84mm"
 _PER_INCH = {"mm": 25.4, "cm": 2.54, "in": 1.0, "pt": 72.27}  # TeX's point
-_NARROWEST, _WIDEST = 50 / 25.4, 400 / 25.4
+_NARROWEST, _WIDEST = 60 / 25.4, 400 / 25.4
 _SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
@@ -35,7 +35,7 @@ def chart_width(style: Style, width: str | None) -> float | None:
     given = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(mm|cm|in|pt)", _COLUMN if width is None else width, re.ASCII)
     inches = float(given[1]) / _PER_INCH[given[2]] if given else 0.0
     if not _NARROWEST <= inches <= _WIDEST:
-        problem = f"must be a length from 50mm to 400mm, such as 84mm, 8.4cm, 3.3in or 239pt, got {errors.brief(width)}"
+        problem = f"must be a length from 60mm to 400mm, such as 84mm, 8.4cm, 3.3in or 239pt, got {errors.brief(width)}"
         raise ConfigError("width", problem)
     return inches
 

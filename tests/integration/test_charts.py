@@ -241,7 +241,7 @@ def servers() -> Study:
     return replace(study(*runs), axes=axes)
 
 
-@pytest.mark.parametrize("width", [None, 50 / 25.4, 84 / 25.4, 174 / 25.4])
+@pytest.mark.parametrize("width", [None, 60 / 25.4, 84 / 25.4, 174 / 25.4])
 @pytest.mark.parametrize(
     "make",
     [full, lambda: study(trial()), lambda: study(*many()), strategies, servers],
