@@ -79,16 +79,11 @@ def address(config: TrainConfig) -> str | None:
     return servers.ray_head(config.address)
 
 
-def draining() -> dict[str, int]:
-    """Nodes about to leave the cluster: node id -> when, in ms since 1970, or 0 when not known."""
-    return optional.draining_nodes()
-
-
 def nodes() -> list[Node]:
     """Live nodes that are not about to leave, most free CPUs first; among equals the driver's first."""
     free = optional.free_resources()
     here = ray.get_runtime_context().get_node_id()
-    leaving = draining()
+    leaving = optional.draining_nodes()
     alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
     return [

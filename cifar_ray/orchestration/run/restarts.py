@@ -14,7 +14,7 @@ import ray
 from cifar_ray import strategies
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.cluster import allocation, connection, reservations
+from cifar_ray.orchestration.cluster import allocation, optional, reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
 from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Ended, NotPlaced
@@ -216,7 +216,7 @@ class _Watch:
         return None
 
     def _leaving(self, held: Counter[str]) -> NodeLeaving | None:
-        leaving = connection.draining()
+        leaving = optional.draining_nodes()
         return next((NodeLeaving(node, leaving[node]) for node in held if node in leaving), None)
 
     def _growing(self, config: ResolvedConfig, held: Counter[str], now: float) -> RoomToGrow | None:
