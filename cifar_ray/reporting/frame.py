@@ -233,9 +233,8 @@ class Runs:
         """Configuration's number -> seed -> mean of a figure."""
         if figure.key not in self._seeds:
             groups = self.measured(figure).groupby([self.frame.configuration, self.frame.seed])
-            self._seeds[figure.key] = {}
-            for (config, seed), mean in groups.agg(statistics.fmean).items():
-                self._seeds[figure.key].setdefault(config, {})[seed] = mean
+            means = groups.agg(statistics.fmean).groupby(level="configuration")
+            self._seeds[figure.key] = {config: of.droplevel("configuration").to_dict() for config, of in means}
         return self._seeds[figure.key]
 
 

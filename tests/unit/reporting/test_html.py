@@ -164,7 +164,9 @@ def test_headings_are_buttons(page: Page) -> None:
 def test_only_web_addresses_become_links(address: str) -> None:
     entry = Entry("page", link=address)
     runs = Table("runs", "Runs", ["Run", "Page"], [("one", [entry])])
-    assert address not in pages.html(dataclasses.replace(report(), runs=runs, charts=[]))
+    hostile = dataclasses.replace(report(), runs=runs, charts=[])
+    assert address not in pages.html(hostile)
+    assert address not in pages.markdown(hostile)
 
 
 def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
