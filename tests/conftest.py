@@ -15,6 +15,12 @@ from tests.support.person import ELSEWHERE, Person
 NO_DATA = "needs real data; set CIFAR_RAY_DATA_DIR to a folder with CIFAR-10 and MNIST"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Only ``-m gpu`` looks for GPUs: the other tests are about CPUs, whatever a machine has."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = os.environ.get("CIFAR_RAY_DATA_DIR")
     for item in items:
