@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = os.environ.get("CIFAR_RAY_DATA_DIR")
     for item in items:
-        if "data" in item.keywords and not folder:
+        if not folder and item.get_closest_marker("data"):
             item.add_marker(pytest.mark.skip(reason=NO_DATA))
 
 
