@@ -16,6 +16,11 @@ Theme = Literal["light", "dark"]
 _SHORT_ID = 8
 
 
+def web_address(address: str) -> str:
+    """The address if it is one of the web that cannot end a link in Markdown early; a store's answer may be anything."""
+    return address if re.fullmatch(r"https?://[^\s<>()|]+", address) else ""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One cell of a table: a mean over ``n`` runs, with its sample standard deviation over the seeds.
@@ -40,8 +45,8 @@ class Entry:
 
     @property
     def web_link(self) -> str:
-        """The link if it is a web address; a store's answer may be anything."""
-        return self.link if re.match(r"https?://", self.link) else ""
+        """The link if it is a web address, else empty."""
+        return web_address(self.link)
 
     @property
     def is_id(self) -> bool:

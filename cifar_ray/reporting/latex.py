@@ -12,11 +12,13 @@ from cifar_ray.reporting.contents import Report, Table
 Style = Literal["screen", "paper"]
 _COLUMN = "84mm"
 _PER_INCH = {"mm": 25.4, "cm": 2.54, "in": 1.0, "pt": 72.27}  # TeX's point
-_NARROWEST, _WIDEST = 60 / 25.4, 400 / 25.4
+_NARROWEST, _WIDEST = 60, 400  # mm
 _SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+    **{"`": r"\textasciigrave{}", '"': r"\texttt{\symbol{34}}"},  # OT1, the default encoding, has no \textquotedbl
+    **{character: f"{{{character}}}" for character in "[*"},  # at the start of a row, they would be options of \\
 }
 
 
@@ -34,7 +36,7 @@ def chart_width(style: Style, width: str | None) -> float | None:
         return None
     given = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(mm|cm|in|pt)", _COLUMN if width is None else width, re.ASCII)
     inches = float(given[1]) / _PER_INCH[given[2]] if given else 0.0
-    if not _NARROWEST <= inches <= _WIDEST:
+    if not _NARROWEST <= round(inches * 25.4, 6) <= _WIDEST:  # 6 cm in inches are 59.99999 mm
         problem = f"must be a length from 60mm to 400mm, such as 84mm, 8.4cm, 3.3in or 239pt, got {errors.brief(width)}"
         raise ConfigError("width", problem)
     return inches
@@ -79,4 +81,6 @@ def _line(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Text that LaTeX sets as it is."""
-    return "".join(_SPECIAL.get(character, character) for character in _line(text))
+    escaped = "".join(_SPECIAL.get(character, character) for character in _line(text))
+    escaped = re.sub(r"(?<!\w)'|'(?!\w)", r"\\textquotesingle{}", escaped)  # one within a word is an apostrophe
+    return re.sub(r"([-,])(?=\1)", r"\1\\/", escaped)  # two would become a dash or a low quote

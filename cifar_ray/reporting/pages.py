@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from cifar_ray.reporting import draw
-from cifar_ray.reporting.contents import Entry, Finding, Report, Table
+from cifar_ray.reporting.contents import Entry, Finding, Report, Table, web_address
 
 BEST = "*"
 """Marks the best of a column where there is no other way to show it."""
@@ -31,7 +31,12 @@ def _plain(words: str) -> str:
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(words.split()))
 
 
-_pages.filters["plain"] = _plain
+def _text(words: str) -> str:
+    """Plain words outside a table: underscores stay, since they can neither make a link nor an element."""
+    return _plain(words).replace(r"\_", "_")
+
+
+_pages.filters |= {"plain": _plain, "text": _text, "web_address": web_address}
 
 
 def html(report: Report) -> str:

@@ -160,13 +160,34 @@ def test_headings_are_buttons(page: Page) -> None:
     assert all(found["type"] == "button" for found in page.all("button"))
 
 
-@pytest.mark.parametrize("address", ["javascript:alert(1)", " javascript:alert(1)", "data:text/html,x", "file:///etc"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("javascript:alert(1)", " javascript:alert(1)", "data:text/html,x", "file:///etc"),
+        *("https://a) [c](javascript:alert(1)", "https://a|b", "https://a>b", "https://a\nb"),
+    ],
+)
 def test_only_web_addresses_become_links(address: str) -> None:
     entry = Entry("page", link=address)
     runs = Table("runs", "Runs", ["Run", "Page"], [("one", [entry])])
     hostile = dataclasses.replace(report(), runs=runs, charts=[])
+    hostile = dataclasses.replace(hostile, study=dataclasses.replace(hostile.study, page=address))
     assert address not in pages.html(hostile)
     assert address not in pages.markdown(hostile)
+
+
+def test_markdown_links_to_the_page_of_a_sweep() -> None:
+    page = "https://mlflow.example:5000/#/experiments/1/runs/b_1"
+    linked = dataclasses.replace(report(), study=dataclasses.replace(report().study, page=page), charts=[])
+    assert f"The sweep in MLflow: <{page}>\n" in pages.markdown(linked)
+
+
+def test_the_store_and_captions_are_text_in_markdown() -> None:
+    link = "/my_runs [x](javascript:alert(1)) <javascript:alert(1)>"
+    charts = [Chart("first", "First", link, draw)]
+    shown = pages.markdown(dataclasses.replace(report(), study=Study("grid", [], link, ""), charts=charts))
+    assert shown.count(r"/my_runs \[x\](javascript:alert(1)) \<javascript:alert(1)\>") == 2
+    assert "<javascript" not in shown.replace(r"\<", "")
 
 
 def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
