@@ -28,5 +28,5 @@ def background(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def within(seconds: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Return what a call without a deadline of its own returns, or raise ``Overdue``; it goes on in its thread."""
+    """Return what a call without a deadline of its own returns, or raise ``Overdue`` while the call goes on."""
     return background(partial(call, *args, **options), "within").result(seconds)

@@ -32,7 +32,7 @@ class Allocation:
     """Where a run trains.
 
     Attributes:
-        config: the config with its topology and device decided.
+        config: the config with its topology, device and CPUs decided.
         nodes: Ray's node id of every worker, by rank.
         unused_gpus: why ``--device auto`` has chosen CPUs although the cluster has GPUs; empty when it has not.
     """
@@ -227,6 +227,7 @@ def _first(
     """
     asked, unused_gpus = candidates[0].device, ""
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
+        reasons = []
         for config in candidates:
             gpus = config.data_parallel.gpus_per_worker if device == "cuda" else 0
             try:
@@ -234,11 +235,13 @@ def _first(
                 cpus = config.cpus_per_worker or _share_of_cpus(config, gpus, chosen, nodes, free)
                 return Allocation(recipe.placed(config, device, cpus), chosen, unused_gpus)
             except ConfigError as error:
-                refusal, why = error, str(error)
+                refusal = error
+                reasons.append(str(error))
             except ValueError as error:
-                why = str(error)
-                refusal = TooSmallError("topology", why + (_advice(config) if device == "cpu" else ""))
-        unused_gpus = why if any(node.gpus for node in totals) else ""
+                refusal = TooSmallError("topology", str(error) + (_advice(config) if device == "cpu" else ""))
+                in_use = topology.copies(config.placement, totals, config.cpus_reserved, gpus) > 0
+                reasons.append("they are in use" if in_use else str(error))
+        unused_gpus = reasons[0] if any(node.gpus for node in totals) else ""
     raise refusal
 
 

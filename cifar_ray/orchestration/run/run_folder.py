@@ -98,21 +98,25 @@ class RunFolder:
 
 
 def create(
-    config: ResolvedConfig, tracking_uri: str | None = None, above: Folder | None = None, name: str | None = None
+    config: ResolvedConfig, tracking_uri: str | None = None, parent: Folder | None = None, name: str | None = None
 ) -> tuple[RunFolder, Lock]:
     """Make the folder of a new run, and lock it.
 
-    The run is recorded in ``tracking_uri``, and kept ``above`` it by ``name``, or where and as its config says.
+    Args:
+        config: of the run.
+        tracking_uri: the store that records it; the config's when None.
+        parent: the folder that receives it; the config's storage when None.
+        name: of the folder; the config's run name, or a new one, when None.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
     """
-    above = above or storage.at(config.storage)
+    parent = parent or storage.at(config.storage)
     name = name or config.run_name or run_names.new(config)
-    run = RunFolder(above.below(name), uuid.uuid4().hex)
-    taken = partial(run_names.taken, above, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
+    run = RunFolder(parent.below(name), uuid.uuid4().hex)
+    taken = partial(run_names.taken, parent, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
     contents = {run_names.CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
-    with storage.refusing(above):
+    with storage.refusing(parent):
         return run, storage.claim(run.folder, contents, taken, _busy(name))
 
 

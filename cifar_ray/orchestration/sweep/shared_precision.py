@@ -19,6 +19,8 @@ from cifar_ray.training import precision, recipe
 def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
     """Replace ``auto`` in the config of every trial that is to run, by a measurement where a worker would compute.
 
+    Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision.
+
     Raises:
         RunFailedError: when the process that measures dies, or gives no answer in time.
     """
@@ -42,7 +44,7 @@ def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
 
 
 def _kind(config: ResolvedConfig) -> Any:
-    """What decides how fast a model is in either precision; with ``reproducible`` nothing is measured."""
+    """What the runs have in common that are to have one precision; with ``reproducible`` nothing is measured."""
     return (
         config.strategy == "reproducible",
         config.model,

@@ -135,7 +135,17 @@ def test_an_elastic_run_says_that_its_gpus_were_in_use(monkeypatch: pytest.Monke
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", local_nodes=2))
     chosen = allocation.choose(asked, {})
     assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x2")
-    assert "1 GPUs each" in chosen.unused_gpus
+    assert chosen.unused_gpus == "they are in use"
+
+
+def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node("here", "127.0.0.1", 4, 1)]
+    monkeypatch.setattr(connection, "nodes", lambda: nodes)
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
+    asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x4", elastic="1x2:1x4", local_nodes=2))
+    chosen = allocation.choose(asked, {})
+    assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x4")
+    assert chosen.unused_gpus.startswith("1x4 needs 1 node with 4 CPUs and 4 GPUs each")
 
 
 @needs_affinity

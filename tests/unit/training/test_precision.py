@@ -92,7 +92,7 @@ GPU = Worker(device=torch.device("cuda"))
 
 def test_a_gpu_without_bfloat16_is_not_asked_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    assert precision.choose(CONFIG, GPU) == ("fp32", "a GPU here computes without bf16")
+    assert precision.choose(CONFIG, GPU) == ("fp32", "a GPU here has no bf16 arithmetic")
 
 
 @pytest.mark.parametrize(("room", "images"), [(1000, 500), (250, 250), (100, 62)])
