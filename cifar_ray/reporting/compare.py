@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
-from cifar_ray.reporting.contents import Results
+from cifar_ray.reporting.contents import Entry, Results, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.tracking import uri as stores
@@ -24,7 +23,7 @@ _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
 _UNSET = "-"
 _COMMIT = 12
 _HASH = 8  # digits of a SHA-256
-_WIDEST = 24  # characters of a column's heading
+_WIDEST = 24  # characters of a run's name in a column's heading
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,12 @@ class Comparison(Results):
 
     Attributes:
         data: beside a report's ``runs`` and ``figures``, which are numbers, the frame ``side_by_side``: a row for each
-            difference and each main figure, a column for each run, as it is printed.
-        full: whether the text has every table of a report.
+            difference and each main figure, a column for each run, as text.
+        side_by_side: the table that is printed, that frame with the best marked and names shortened.
+        full: whether the text has every table of a report instead.
     """
 
+    side_by_side: Table
     full: bool = False
 
     def __repr__(self) -> str:
@@ -50,14 +51,11 @@ class Comparison(Results):
                 for table in section.all_tables:
                     yield from ("", *pages.lines(table), *table.notes)
             yield from ("", *pages.lines(self.runs))
-            shown = [table for section in self.sections for table in section.all_tables]
-            marked = any(entry.best for table in shown for _, entries in table.rows for entry in entries)
+            printed = [table for section in self.sections for table in section.all_tables]
         else:
-            title = "Side by side" if len(self.study.trials) > 1 else "Settings and results"
-            rows = self.data["side_by_side"]
-            yield from ("", title, *pages.aligned(["", *map(_short, rows.columns)], rows.itertuples(name=None)))
-            marked = rows.map(lambda text: text.endswith(pages.BEST)).any(axis=None)
-        if marked:
+            yield from ("", *pages.lines(self.side_by_side))
+            printed = [self.side_by_side]
+        if any(entry.best for table in printed for _, entries in table.rows for entry in entries):
             yield f"{pages.BEST} marks the best."
 
 
@@ -87,43 +85,49 @@ def build(study: Study, price: Price | None = None, targets: Sequence[float] = (
     """The comparison of a study's runs."""
     runs = Runs(study.meant)
     parts = tables.parts(runs, targets, price)
-    made = report.results(runs, parts, price)
-    shown = {**vars(made), "data": {"side_by_side": _side_by_side(runs, parts), **made.data}}
-    return Comparison(**shown, full=full)
+    results = report.results(runs, parts, price)
+    rows = _side_by_side(runs, parts)
+    texts = {label: [entry.text for entry in entries] for label, entries in rows.items()}
+    data = pd.DataFrame.from_dict(texts, orient="index", columns=_columns(runs.configurations))
+    title = "Side by side" if len(study.trials) > 1 else "Settings and results"
+    headings = ["", *_columns(runs.configurations, _WIDEST)]
+    return Comparison(
+        **{**vars(results), "data": {"side_by_side": data, **results.data}},
+        side_by_side=Table("side_by_side", title, headings, list(rows.items())),
+        full=full,
+    )
 
 
-def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> Any:
-    """A row for every setting in which the runs differ and for every main figure, a column for every run.
+def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[Entry]]:
+    """A row for every setting in which the runs differ and for every main figure, an entry for every run.
 
-    Runs that differ in the seed alone share a column. Of a single run, every setting is shown.
+    Runs that differ in the seed alone share an entry. Of a single run, every setting is shown.
     """
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[Entry]] = {}
     for name in _settings(runs.study.trials):
         values = [
             dict.fromkeys(_value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
         ]
-        rows[name] = [", ".join(of_one) for of_one in values]
+        rows[name] = [Entry(", ".join(of_one)) for of_one in values]
     for filled in (filled for part in parts for filled in part.tables if filled.spec.key in _SHOWN):
         for at, column in enumerate(filled.columns):
             if any(entries[at].n for _, entries in filled.rows):  # else it is a setting
-                row = rows.setdefault(column.figure.title, [""] * len(runs.configurations))
+                row = rows.setdefault(column.figure.title, [Entry()] * len(runs.configurations))
                 for config, entries in filled.rows:
-                    row[config.number] = pages.marked(entries[at])
-    return pd.DataFrame.from_dict(rows, orient="index", columns=_columns(runs.configurations))
+                    row[config.number] = entries[at]
+    return rows
 
 
-def _columns(configurations: Sequence[Configuration]) -> list[str]:
-    """Names of the columns: those of the first runs, with the id where several have one name."""
+def _columns(configurations: Sequence[Configuration], widest: int | None = None) -> list[str]:
+    """Names of the first runs, cut to ``widest`` characters, with the id where several look alike."""
     names = [config.trials[0].name for config in configurations]
+    if widest is not None:
+        names = [name if len(name) <= widest else f"{name[: widest - 1]}…" for name in names]
     return [
         (name if names.count(name) == 1 else f"{name} {config.trials[0].run_id[:_HASH]}")
         + (f" and {len(config.trials) - 1} more" if len(config.trials) > 1 else "")
         for name, config in zip(names, configurations)
     ]
-
-
-def _short(column: str) -> str:
-    return column if len(column) <= _WIDEST else f"{column[: _WIDEST - 1]}…"
 
 
 def _settings(trials: Sequence[Trial]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from cifar_ray.reporting import draw
-from cifar_ray.reporting.contents import Entry, Finding, Report, Table, web_address
+from cifar_ray.reporting.contents import Finding, Report, Table, web_address
 
 BEST = "*"
 """Marks the best of a column where there is no other way to show it."""
@@ -68,23 +68,12 @@ def _paragraphs(template: str, **values: object) -> list[str]:
     return re.split(r"\n{2,}", _pages.get_template(template).render(values).strip())
 
 
-def marked(entry: Entry) -> str:
-    """An entry as text, with a mark if it is the best of its column."""
-    return entry.text + BEST * entry.best
-
-
 def lines(table: Table) -> list[str]:
-    """A table as aligned lines for a terminal, its heading first; the best of a column is marked ``*``."""
-    rows = ([label, *map(marked, entries)] for label, entries in table.rows)
-    return [table.title, *aligned(table.columns, rows)]
-
-
-def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Named columns as aligned lines, the first to the left and the others to the right."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(columns, *rows)]
-    made = []
-    for label, *cells in (columns, ["-" * width for width in widths], *rows):
+    """A table as lines for a terminal, its title first: labels to the left, cells to the right, the best marked ``*``."""
+    rows = [[label, *(entry.text + BEST * entry.best for entry in entries)] for label, entries in table.rows]
+    widths = [max(map(len, column)) for column in zip(table.columns, *rows)]
+    aligned = []
+    for label, *cells in (table.columns, ["-" * width for width in widths], *rows):
         padded = [label.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:]))]
-        made.append("  ".join(padded).rstrip())
-    return made
+        aligned.append("  ".join(padded).rstrip())
+    return [table.title, *aligned]

@@ -573,6 +573,24 @@ def test_a_comparison_is_frames_too() -> None:
     assert list(figures[figures.figure == "training_s"]["mean"]) == [9.0, 8.0, 50.0]
 
 
+def test_headings_of_compared_runs_shorten_the_name_and_keep_the_id() -> None:
+    name = "a name of more than twenty-four characters"
+    ids = ("a" * 32, "b" * 32, "c" * 32)
+    twins = [replace(trial(training_s=float(at)), name=name, run_id=run_id) for at, run_id in enumerate(ids[:2], 1)]
+    pair = [replace(trial("1x2", params={"seed": seed}), name=f"{name}, too", run_id=ids[2]) for seed in "01"]
+    made = compare.build(study(*twins, *pair, axes=(), hold="", run_id=""))
+    heading = str(made).splitlines()[-len(made.data["side_by_side"]) - 2]
+    columns = [f"{name[:23]}… {run_id[:8]}" for run_id in ids]
+    assert re.split(r"\s{2,}", heading.strip()) == [*columns[:2], f"{columns[2]} and 1 more"]
+    assert list(made.data["side_by_side"]) == [f"{name} aaaaaaaa", f"{name} bbbbbbbb", f"{name}, too and 1 more"]
+
+
+def test_an_asterisk_at_the_end_of_a_setting_marks_no_best() -> None:
+    for full in (False, True):
+        lines, _ = side_by_side(trial(params={"note": "a*"}), trial(params={"note": "b*"}), full=full)
+        assert not any("marks the best" in line for line in lines)
+
+
 def test_compared_runs_of_different_models_show_every_setting_that_differs_and_no_other() -> None:
     """What is recorded of one run alone was not set for the other: it is a difference, too."""
     one = trial(accuracies=(0.3, 0.5), params={"steps_per_epoch": "150", "precision": "bf16", "log_every": "1"})
