@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Literal, NamedTuple
 from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import LOAD, Trial
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -180,8 +179,8 @@ def _not_split_ms(trial: Trial) -> float | None:
 def _load(trial: Trial, device: str) -> float | None:
     """Mean load in percent of the samples between the first and the last record of the training."""
     times = [point.timestamp_ms for name in ("train/loss", "epoch_s") for point in trial.history.get(name, ())]
-    pattern = re.compile(rf"system/[^/]+/{device}(_\d+)?_utilization_percentage")
-    samples = [point for name, points in trial.history.items() if pattern.fullmatch(name) for point in points]
+    matches = [(LOAD.fullmatch(name), points) for name, points in trial.history.items()]
+    samples = [point for match, points in matches if match and match[1] == device for point in points]
     loads = [sample.value for sample in samples if times and min(times) <= sample.timestamp_ms <= max(times)]
     return statistics.fmean(loads) if loads else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +13,11 @@ from mlflow.exceptions import MlflowException
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import MEASURE_TAG, Point, Study, Trial
+from cifar_ray.tracking.study import LOAD, MEASURE_TAG, Point, Study, Trial
 from cifar_ray.tracking.uri import no_such_run, no_such_sweep
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
-_LOAD = re.compile(r"system/.*_utilization_percentage")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
 _NO_CELLS = (
@@ -60,14 +58,13 @@ def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
     if not store.exists(uri):
         raise no_such_sweep(uri, names[0])
     client, studies = store.connect(uri), []
-    for name in names:
-        with store.refusing(uri):
+    with store.refusing(uri):
+        for name in names:
             if (known := parent.find(client, name)) is not None:
                 studies.append(_planned(client, name, client.get_run(known.run_id)))
             else:
                 alone = _named(client, [name])
                 studies.append(replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", "")))
-    with store.refusing(uri):
         return _measured(client, studies)
 
 
@@ -200,7 +197,7 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
 
 def _is_followed(name: str, params: Mapping[str, str]) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and params.get("per_rank_test") == "True"
-    return name in _HISTORIES or _LOAD.fullmatch(name) is not None or of_a_rank
+    return name in _HISTORIES or LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:

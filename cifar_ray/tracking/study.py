@@ -16,6 +16,9 @@ EARLIER = "cifar_ray.earlier."
 TOPOLOGY_TAG, HARDWARE_TAG, THREADS_TAG = "cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"
 """Tags of what a run trains on: its topology, what its workers compute on, and the CPU threads of each."""
 
+LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
+"""Metrics of the load of a node's CPUs, or of one of its GPUs; the group is the device."""
+
 _T = TypeVar("_T")
 _LEARNED = ("test/", "best/", "train/")
 """How figures begin that tell what a run has learned."""
@@ -54,7 +57,7 @@ class Trial:
         metrics: metric name -> last value. What was not measured is not there.
         history: metric name -> its values in order of step; for ``test/accuracy``, ``test/loss``,
             ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer step; with ``--per-rank-test``
-            every rank's, too), and the load of CPUs and GPUs, ``system/..._utilization_percentage``.
+            every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
     """

@@ -163,7 +163,9 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     for step, at, figure in ((2, 9, 0.5), (1, 8, 0.25), (1, 7, 0.75)):
         client.log_metric(two, "test/accuracy", figure, at, step)
     client.log_metric(two, "time/wall_s", 3.0)
-    client.log_metric(two, "system/node/cpu_utilization_percentage", 9.0, 1, 0)
+    load, other = "system/node/cpu_utilization_percentage", "system/node/disk_utilization_percentage"  # no report's
+    client.log_metric(two, load, 9.0, 1, 0)
+    client.log_metric(two, other, 9.0, 1, 0)
     client.log_dict(two, {"classes": ["a", "b"], "counts": [[1, 0], [0, 1]]}, "confusion_matrix.json")
     client.set_terminated(two, "FINISHED")
     client.update_run(one, "SCHEDULED")
@@ -173,10 +175,10 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     trials = [
         Trial(
             "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
-            metrics={"test/accuracy": 0.5, "time/wall_s": 3.0, "system/node/cpu_utilization_percentage": 9.0},
+            metrics={"test/accuracy": 0.5, "time/wall_s": 3.0, load: 9.0, other: 9.0},
             history={
                 "test/accuracy": [Point(1, 7, 0.75), Point(1, 8, 0.25), Point(2, 9, 0.5)],
-                "system/node/cpu_utilization_percentage": [Point(0, 1, 9.0)],
+                load: [Point(0, 1, 9.0)],
             },
             confusion=[[1, 0], [0, 1]], class_names=("a", "b"),
         ),
