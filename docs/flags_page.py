@@ -14,29 +14,30 @@ from cifar_ray.config import flags
 PAGE = "commands"
 
 
-def commands(those: Commands, above: str, shown: dict[str, str]) -> Iterator[str]:
-    """Blocks of Markdown that describe ``those`` commands.
+def blocks(commands: Commands, prefix: str, owners: dict[str, str]) -> Iterator[str]:
+    """Blocks of Markdown that describe commands.
 
     Args:
-        those: name -> command.
-        above: what is typed before the name.
-        shown: title of a section of flags -> the program that has it on the page; others refer to it.
+        commands: name -> command.
+        prefix: what is typed before the name.
+        owners: title of a section of flags -> the program that has it on the page; others refer to it.
     """
-    for name, (_, options, _) in those.items():
-        program = f"{above} {name}"
+    for name, (_, options, _) in commands.items():
+        program = f"{prefix} {name}"
         if isinstance(options, Mapping):
-            yield from commands(options, program, shown)
+            yield from blocks(options, program, owners)
             continue
         parser = flags.described(options, program)
         yield f"## {program}\n\n```{{program}} {program}\n```\n\n```\n{parser.usage}\n```"
         yield from (f"```\n{part}\n```" if part[0] == " " else text(part) for part in parser.description.split("\n\n"))
         general, sections = parser._action_groups[:2], parser._action_groups[2:]
-        here = [section for section in sections if shown.setdefault(section.title, program) == program]
-        for section in (*general, *here):
-            if section in here:
+        new = [section for section in sections if owners.setdefault(section.title, program) == program]
+        for section in (*general, *new):
+            if section in new:
                 yield f"### {section.title}\n\n{text(section.description or '')}"
-            yield from (option(each) for each in section._group_actions if not isinstance(each, argparse._HelpAction))
-        if others := sorted({shown[section.title] for section in sections} - {program}):
+            actions = [action for action in section._group_actions if not isinstance(action, argparse._HelpAction)]
+            yield from map(option, actions)
+        if others := sorted({owners[section.title] for section in sections} - {program}):
             yield f"Also the options of `{'`, `'.join(others)}` under their headings."
 
 
@@ -61,7 +62,7 @@ def setup(app: Any) -> None:
 
     def read(app: Any, page: str, source: list[str]) -> None:
         if page == PAGE:
-            source[0] += "\n\n".join(["", *commands(COMMANDS, "cifar-ray", {})])
+            source[0] += "\n\n".join(["", *blocks(COMMANDS, "cifar-ray", {})])
 
     app.connect("source-read", read)
     app.connect("env-get-outdated", lambda *_: [PAGE])

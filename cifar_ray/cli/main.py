@@ -212,8 +212,11 @@ def compare(command: CompareCommand) -> int:
     with output.progress(command.json), early.loading("loading MLflow"):
         import cifar_ray.tracking.reading  # noqa: F401
     options = {name: value for name, value in vars(command).items() if name not in ("runs", "json")}
-    made = side_by_side.compare(*command.runs, **options)
-    output.show(data.whole(made), as_json=True) if command.json else print(made)
+    comparison = side_by_side.compare(*command.runs, **options)
+    if command.json:
+        output.show(data.whole(comparison), as_json=True)
+    else:
+        print(comparison)
     return 0
 
 

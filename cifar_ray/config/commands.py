@@ -140,7 +140,7 @@ class ReportCommand:
     """Names of sweeps or runs, or .json files of cifar-ray export; several make one report."""
 
     out: str = "report"
-    """Folder for report.html, report.md, runs.csv, figures.csv and charts/."""
+    """Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/."""
 
     format: Literal["files", "json"] = "files"
     """Files in a folder, or all figures as JSON on standard output."""

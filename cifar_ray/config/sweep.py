@@ -316,7 +316,8 @@ def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
 def _held(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """A combination with the batch by the name of what is held."""
     whole = merged(sweep, values)
-    return {name: whole[name] for name in (name if name in whole else _HELD[name] for name in values)}
+    held = [name if name in whole else _HELD[name] for name in values]
+    return {name: whole[name] for name in held}
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _SHORT_ID = 8
 
 
 def web_address(address: str) -> str:
-    """The address if it is one of the web that cannot end a link in Markdown early; a store's answer may be anything."""
+    """The address if it is a web address that Markdown takes as one link, else empty; a store may return anything."""
     return address if re.fullmatch(r"https?://[^\s<>()|]+", address) else ""
 
 
@@ -133,12 +133,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Results:
-    """What runs came to.
+    """The results of a study's runs, as sentences, as tables and as frames: what reports and comparisons share.
 
     Attributes:
+        study: the runs, with the figures that they were made for.
+        findings: main figures and sentences for each model, data set and device.
+        cautions: sentences on what to know before relying on the results.
         sections: the tables of each model on each data set.
         runs: the table of the runs.
-        data: frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
+        data: pandas frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
     """
 
     study: Study

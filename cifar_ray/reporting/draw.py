@@ -41,8 +41,9 @@ _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 class Look(NamedTuple):
     """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix.
 
-    ``width`` is that of a column of print in inches; None on a screen, where a figure is as wide as it takes. All
-    other lengths are those on a screen, to be multiplied by ``scale``.
+    ``width`` is that of a column of print in inches; None on a screen, where a figure is as wide as it takes. Sizes of
+    text, markers and lines of series, and heights of figures, are those on a screen times ``scale``; grids, hatches,
+    dotted lines, edges, ticks and error bars are the same on both.
     """
 
     page: str

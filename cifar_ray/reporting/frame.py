@@ -234,7 +234,7 @@ class Runs:
         if figure.key not in self._seeds:
             groups = self.measured(figure).groupby([self.frame.configuration, self.frame.seed])
             means = groups.agg(statistics.fmean).groupby(level="configuration")
-            self._seeds[figure.key] = {config: of.droplevel("configuration").to_dict() for config, of in means}
+            self._seeds[figure.key] = {config: values.droplevel("configuration").to_dict() for config, values in means}
         return self._seeds[figure.key]
 
 

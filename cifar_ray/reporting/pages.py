@@ -69,7 +69,7 @@ def _paragraphs(template: str, **values: object) -> list[str]:
 
 
 def lines(table: Table) -> list[str]:
-    """A table as lines for a terminal, its title first: labels to the left, cells to the right, the best marked ``*``."""
+    """A table as aligned lines for a terminal, its title first; the best of a column is marked ``*``."""
     rows = [[label, *(entry.text + BEST * entry.best for entry in entries)] for label, entries in table.rows]
     widths = [max(map(len, column)) for column in zip(table.columns, *rows)]
     aligned = []

@@ -50,25 +50,25 @@ def report(
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
     node = cost.checked(price, target)
-    in_print = chart_width(style, width)
-    if out is None and (latex or in_print is not None):
+    inches = chart_width(style, width)
+    if out is None and (latex or inches is not None):
         raise ConfigError("latex" if latex else "style", "writes files, so there must be a folder for them")
     if baseline is not None:
         papers.check(baseline)
     study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
     into = folder(out) if out is not None else None
-    made = build(study, baseline, node, target, title)
+    built = build(study, baseline, node, target, title)
     if into is None:
-        return made
-    made = replace(made, files=write(made, into, flags.note, in_print, latex))
+        return built
+    built = replace(built, files=write(built, into, flags.note, inches, latex))
     if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
-        uri, csvs = stores.resolve_uri(tracking_uri), [file for file in made.files if file.suffix == ".csv"]
-        first = pages.summary(made.findings, made.cautions)
-        if refused := parent.attach(uri, study.run_id, made.files[0], csvs, first):
+        uri, csvs = stores.resolve_uri(tracking_uri), [file for file in built.files if file.suffix == ".csv"]
+        first = pages.summary(built.findings, built.cautions)
+        if refused := parent.attach(uri, study.run_id, built.files[0], csvs, first):
             flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
-    return made
+    return built
 
 
 def _read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
@@ -111,7 +111,13 @@ def build(
 
 
 def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Results:
-    """What the runs of a study came to, by its ``parts``."""
+    """The results of a study's runs, which reports and comparisons share.
+
+    Args:
+        runs: of the study.
+        parts: what the tables show of them, from :func:`tables.parts` with the same price.
+        price: of one node, for what the runs would cost; None for no costs.
+    """
     return Results(
         study=runs.study,
         findings=words.findings(runs, price),
@@ -156,7 +162,7 @@ def write(
     report: Report,
     out: Path,
     note: Callable[[str], None] = lambda _: None,
-    width: float | None = None,
+    inches: float | None = None,
     latex: bool = False,
 ) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
@@ -167,7 +173,7 @@ def write(
         report: to write.
         out: the folder.
         note: receives what is being written.
-        width: of charts for a paper in inches, ``charts/*.pdf``; None for none.
+        inches: width of charts for a paper, ``charts/*.pdf``; None for none.
         latex: whether to write ``tables/*.tex``.
 
     Returns:
@@ -178,20 +184,20 @@ def write(
     """
     with _writing(out):
         _remove_earlier(out)
-        texts = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
-        kinds = ("png", "svg") if width is None else ("png", "svg", "pdf")
-        listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds] + list(texts)
+        latex_texts = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
+        kinds = ("png", "svg") if inches is None else ("png", "svg", "pdf")
+        listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds] + list(latex_texts)
         files.write_whole(out / _MANIFEST, json.dumps({"files": listed}, indent=1) + "\n")
         drawn: list[Path] = []
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
             drawn += draw.save(chart, out / "charts")
-            if width is not None:
-                drawn.append(draw.save_for_print(chart, out / "charts", width))
+            if inches is not None:
+                drawn.append(draw.save_for_print(chart, out / "charts", inches))
         note("pages")
         texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)} | {
             **{f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()},
-            **texts,
+            **latex_texts,
         }
         if latex:
             (out / "tables").mkdir(exist_ok=True)

@@ -133,10 +133,11 @@ def built(page: str, folder: Path) -> str:
 
 def options_of(commands: cluster.Commands, above: str = "cifar-ray") -> dict[str, type]:
     """Program -> the class of its options."""
-    found = {}
+    programs: dict[str, type] = {}
     for name, (_, options, _) in commands.items():
-        found |= options_of(options, f"{above} {name}") if isinstance(options, dict) else {f"{above} {name}": options}
-    return found
+        program = f"{above} {name}"
+        programs |= options_of(options, program) if isinstance(options, dict) else {program: options}
+    return programs
 
 
 def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
             if key.partition(".")[0] in recorded:
                 continue
             there = described["cifar-ray train" if issubclass(kind, TrainConfig) and key in of_run else program]
-            heading = rf"^({errors.flag_of(key)}|{key.upper()})(?=[ ,.\n])"
+            heading = rf"^({re.escape(errors.flag_of(key))}|{re.escape(key.upper())})(?=[ ,.\n])"
             assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), key
 
 

@@ -216,6 +216,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"lr": [0.1]}, "train": {"measure": "times"}},
             "--train must not have measure, which is an option of the sweep: give it beside train",
         ),
+        (
+            {"grid": {"lr": [0.1], "measure": ["times"]}},
+            "--grid must not have measure, which is an option of the sweep: give it beside grid",
+        ),
         ({"grid": {"lr": [0.1]}, "train": {"epoch": 3}}, "--train has 'epoch', which is no field of a run; did you mean 'epochs'?"),
         ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr must be a finite number, got 'fast'"),
         (

@@ -14,7 +14,15 @@ from tests.support.studies import grid, study, trial, twice
 
 @pytest.mark.parametrize(
     ("given", "inches"),
-    [(None, 84 / 25.4), ("84mm", 84 / 25.4), ("8.4 cm", 84 / 25.4), ("3.25in", 3.25), ("252pt", 252 / 72.27), ("6cm", 60 / 25.4), ("40cm", 400 / 25.4)],
+    [
+        (None, 84 / 25.4),
+        ("84mm", 84 / 25.4),
+        ("8.4 cm", 84 / 25.4),
+        ("3.25in", 3.25),
+        ("252pt", 252 / 72.27),
+        ("6cm", 60 / 25.4),
+        ("40cm", 400 / 25.4),
+    ],
 )
 def test_a_width_is_a_length(given: str | None, inches: float) -> None:
     assert latex.chart_width("paper", given) == pytest.approx(inches)
