@@ -36,7 +36,13 @@ def _text(words: str) -> str:
     return _plain(words).replace(r"\_", "_")
 
 
-_pages.filters |= {"plain": _plain, "text": _text, "web_address": web_address}
+def _code(command: str) -> str:
+    """A block of code, fenced by more backquotes than stand together in it."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", command))])
+    return f"{fence}\n{command}\n{fence}"
+
+
+_pages.filters |= {"plain": _plain, "text": _text, "code": _code, "web_address": web_address}
 
 
 def html(report: Report) -> str:

@@ -190,6 +190,12 @@ def test_the_store_and_captions_are_text_in_markdown() -> None:
     assert "<javascript" not in shown.replace(r"\<", "")
 
 
+def test_a_command_does_not_end_its_block_of_code() -> None:
+    command = "a \n```\n[x](javascript:alert(1))"
+    shown = pages.markdown(dataclasses.replace(report(), study=Study("grid", [], "", command), charts=[]))
+    assert f"\n\n````\n{command}\n````\n\n" in shown
+
+
 def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
     drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(drawings) == 6
