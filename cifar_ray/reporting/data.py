@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -23,31 +24,47 @@ _STATISTIC = ("figure", "mean", "std", "n", "run_ids")
 def runs(of: Runs, parts: Sequence[Part]) -> Any:
     """One row for every run: what it is, every parameter in which runs differ, and every figure.
 
-    Figures have the names of ``figures.csv``; those of a ratio are of its configuration, and so not here.
+    A parameter that only skipped runs lack does not differ. Figures have the names of ``figures.csv``; those of a
+    ratio are of its configuration, and so not here.
     """
     trials = of.study.trials
     names = {name for trial in trials for name in trial.params}
-    varied = {name for name in names if len({trial.params.get(name) for trial in trials}) > 1} - {*_TOLD}
+    recorded = {name: [t for t in trials if name in t.params or t.status != "SKIPPED"] for name in names - {*_TOLD}}
+    varied = sorted(name for name, by in recorded.items() if len({trial.params.get(name) for trial in by}) > 1)
     shown = dict.fromkeys(column.figure for part in parts for table in part.tables for column in table.columns)
     rows = []
     for number, trial in enumerate(trials):
         row: Row = {name: getattr(trial, name) for name in _RUN}
-        row |= {name: trial.params.get(name, "") for name in (*_TOLD, *sorted(varied))}
+        row |= {name: trial.params.get(name, "") for name in (*_TOLD, *varied)}
         row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
         measured = {figure.key: of.values(figure)[number] for figure in shown}
         rows.append(row | {key: value for key, value in measured.items() if pd.notna(value)})
-    return _frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN))
+    return _numeric(_frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN)), (*_SIZES, "seed", *varied))
 
 
 def figures(parts: Sequence[Part]) -> Any:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
     rows = _frame([row for part in parts for row in _of_part(part)], (*_PLACE, *_SIZES, *_STATISTIC))
-    return rows.drop_duplicates(rows.columns.difference(_STATISTIC[1:]), ignore_index=True)
+    rows = rows.drop_duplicates(rows.columns.difference(_STATISTIC[1:]), ignore_index=True)
+    return _numeric(rows, rows.columns.difference([*_PLACE, *_STATISTIC])).astype({"mean": float, "std": float})
 
 
 def _frame(rows: Sequence[Row], columns: Sequence[str]) -> Any:
     """A frame of rows; without any, an empty one with these columns."""
     return pd.DataFrame(rows, columns=None if rows else list(columns))
+
+
+def _numeric(rows: Any, names: Iterable[str]) -> Any:
+    """The frame with those of these columns as numbers that have nothing else, whole ones also beside empty cells."""
+    rows = rows.copy()
+    for name in rows.columns.intersection(list(names)):
+        texts = rows[name].dropna()
+        texts = texts[texts != ""]
+        with suppress(ValueError):
+            numbers = pd.to_numeric(texts)
+            is_nullable = len(texts) < len(rows) and pd.api.types.is_integer_dtype(numbers)
+            rows[name] = (numbers.astype("Int64") if is_nullable else numbers).reindex(rows.index)
+    return rows
 
 
 def _of_part(part: Part) -> Iterator[Row]:
