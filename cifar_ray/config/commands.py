@@ -168,7 +168,7 @@ class ReportCommand:
     """Width of the PDF charts, in mm, cm, in or pt, such as 174mm. Default: 84mm, one column."""
 
     latex: bool = False
-    """Also write the tables as LaTeX, tables/*.tex, which need the package booktabs."""
+    """Also write the tables as LaTeX, tables/*.tex, which need the packages booktabs and graphicx."""
 
     tracking_uri: str | None = None
 

@@ -113,7 +113,7 @@ def comparison(runs: Runs, key: str) -> Section:
             if rest := [name for name in names if any(len(row.figures[name]) > 1 for row in theirs)]:
                 folded.append(_table(paper, group, theirs, rest, _OF_RANKS))
     if faults := _faults(paper, rows):
-        folded.append(Table("baseline_faults", "Cannot be right, because", ["Configuration", "Theirs"], faults))
+        folded.append(Table("baseline_faults", "Cannot be right, and why", ["Configuration", "Theirs"], faults))
     if not tables:
         nothing = "None of the finished runs has a configuration that they measured, so nothing is laid side by side."
         return Section(title, (), folded, notes=(f"Theirs: {paper['hardware']}.", nothing))

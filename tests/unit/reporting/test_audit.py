@@ -42,7 +42,7 @@ def test_what_may_be_is_not_told() -> None:
 
 def test_what_published_figures_cannot_be() -> None:
     found = papers.comparison(Runs(study(trial())), "rangoju_katneni_2025").folded[-1]
-    assert found.title == "Cannot be right, because"
+    assert found.title == "Cannot be right, and why"
     told = [(label, entries[0].text.split(":")[0]) for label, entries in found.rows]
     assert told == [
         ("simple_cnn, 1x2, batch 64", "accuracy 0.1476 beside macro recall 0.1714"),

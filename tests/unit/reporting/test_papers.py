@@ -145,7 +145,7 @@ def test_shares_are_of_runs_of_the_same_kind() -> None:
 def test_nothing_in_common_is_said(key: str) -> None:
     found = papers.comparison(Runs(study(trial("3x1", 7))), key)
     assert found.tables == ()
-    assert {table.title for table in found.folded} <= {"Cannot be right, because"}
+    assert {table.title for table in found.folded} <= {"Cannot be right, and why"}
     assert found.title == f"Beside {papers.known()[key]['title']}"
     assert found.notes == (
         f"Theirs: {papers.known()[key]['hardware']}.",
