@@ -42,7 +42,7 @@ def chart_width(style: Style, width: str | None) -> float | None:
         raise ConfigError("style", f"must be {errors.one_of(get_args(Style))}, got {errors.brief(style)}")
     if style == "screen":
         if width is not None:
-            raise ConfigError("width", "is the width of charts for a paper, and needs style paper")
+            raise ConfigError("width", "is the width of charts for a paper, and needs --style paper")
         return None
     given = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(mm|cm|in|pt)", _COLUMN if width is None else width, re.ASCII)
     inches = float(given[1]) / _PER_INCH[given[2]] if given else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -194,12 +194,15 @@ def write(
             drawn += draw.save(chart, out / "charts")
             if inches is not None:
                 drawn.append(draw.save_for_print(chart, out / "charts", inches))
+        wanted = {"charts as PDF": (inches is not None, report.charts), "LaTeX tables": (latex, latex_texts)}
+        if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
+            note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
         note("pages")
         texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)} | {
             **{f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()},
             **latex_texts,
         }
-        if latex:
+        if latex_texts:
             (out / "tables").mkdir(exist_ok=True)
         for name, content in texts.items():
             files.write_whole(out / name, content)
@@ -215,3 +218,6 @@ def _remove_earlier(out: Path) -> None:
     for name in listed if isinstance(listed, list) else ():
         if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.(csv|tex)", name):
             (out / name).unlink(missing_ok=True)
+            if name.startswith("tables/"):
+                with suppress(OSError):  # somebody else's files are in it
+                    (out / "tables").rmdir()

@@ -333,7 +333,7 @@ def test_a_sweep_without_a_finished_run_has_a_report(
         (["--price", "x"], "--price must be c7i.large"),
         (["--style", "paper", "--width", "84"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
         (["--style", "paper", "--width", "1mm"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
-        (["--width", "84mm"], "--width is the width of charts for a paper, and needs style paper"),
+        (["--width", "84mm"], "--width is the width of charts for a paper, and needs --style paper"),
         (["--latex", "--format", "json"], "--format must be files where --latex or --style paper is given"),
         (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
     ],
@@ -352,11 +352,24 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
     plots = {path.stem for path in (tmp_path / "charts").glob("*.pdf")}
     assert plots == {path.stem for path in (tmp_path / "charts").glob("*.svg")} != set()
     assert "400.00" in (tmp_path / "tables" / "resnet_cifar10_main.tex").read_text()
-    (tmp_path / "tables" / "mine.tex").write_text("kept")
     assert main.main(words) == 0  # without them, those of the earlier report are gone
+    assert not (tmp_path / "tables").exists()
+    assert main.main([*words, "--style", "paper", "--latex"]) == 0
+    (tmp_path / "tables" / "mine.tex").write_text("kept")
+    assert main.main(words) == 0
     assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".pdf", ".tex")] == ["mine.tex"]
     with pytest.raises(ConfigError, match="latex writes files, so there must be a folder for them"):
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
+
+
+def test_a_report_without_figures_says_why_there_is_nothing_for_a_document(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", "nothing", "--tracking-uri", uri, "--out", str(tmp_path)]
+    assert main.main([*words, "--style", "paper", "--latex"]) == 0
+    why = "note: there are no charts as PDF and no LaTeX tables: no finished run has figures for them\n"
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "tables").exists()
 
 
 def test_no_such_sweep_is_status_2_and_leaves_nothing(
