@@ -132,6 +132,8 @@ def report(command: ReportCommand) -> int:
     if command.format == "json" and (command.latex or command.style == "paper"):
         raise ConfigError("format", "must be files where --latex or --style paper is given")
     latex.chart_width(command.style, command.width)
+    if command.format == "files":
+        files.folder("out", command.out)
     in_store = [name for name in command.sweeps if not name.endswith(EXPORTED)]
     for name in in_store:
         early.check_sweep(name, command.tracking_uri)

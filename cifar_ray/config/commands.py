@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
+from cifar_ray.config import schema
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count, Numbers
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +291,26 @@ class CompletionCommand:
 
     shell: Positional[Literal["bash", "zsh"]]
     """The shell."""
+
+
+def checked(command: type, names: str) -> Callable[[_F], _F]:
+    """Decorator for a function that does from Python what a command does: check its arguments as the command's.
+
+    Args:
+        command: its options.
+        names: the field that has the function's positional arguments, of which there must be one.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*given: Any, **options: Any) -> Any:
+            if not given:
+                raise ConfigError(names, "must be given")
+            texts = schema.field(command, names, tuple(map(schema.plain, given)), strict=True)
+            known = {name for name, value in options.items() if value is not None} & {*schema.field_types(command)}
+            plain = {name: schema.field(command, name, schema.plain(options[name]), strict=True) for name in known}
+            return function(*texts, **{**options, **plain})
+
+        return cast(_F, call)
+
+    return decorate

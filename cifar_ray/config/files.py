@@ -20,6 +20,17 @@ def absolute(key: str, path: str) -> Path:
         raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
 
 
+def folder(key: str, given: str) -> Path:
+    """A folder that a person has given.
+
+    Raises:
+        ConfigError: naming ``key`` when it is empty, or the address of something else than a folder.
+    """
+    if not given or "://" in given:
+        raise ConfigError(key, f"must be a folder here, on this machine or mounted, got {given!r}")
+    return absolute(key, given)
+
+
 def home() -> Path:
     """This program's folder in the home folder.
 
@@ -42,9 +53,7 @@ def storage(given: str | None) -> Path:
     Raises:
         ConfigError: when it is the address of something else than a folder.
     """
-    if given is not None and "://" in given:
-        raise ConfigError("storage", f"must be a folder here, on this machine or mounted, got {given!r}")
-    return absolute("storage", given) if given else home() / "runs"
+    return folder("storage", given) if given else home() / "runs"
 
 
 def write_whole(path: Path, text: str) -> None:

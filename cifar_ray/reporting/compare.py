@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cifar_ray import tracking
-from cifar_ray.config import runfile
+from cifar_ray.config import commands, runfile
+from cifar_ray.config.commands import CompareCommand
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
 from cifar_ray.reporting.contents import Entry, Results, Table
 from cifar_ray.reporting.cost import Price
@@ -60,6 +61,7 @@ class Comparison(Results):
 
 
 @tracking.unchanged()
+@commands.checked(CompareCommand, "runs")
 def compare(
     *runs: str,
     price: str | None = None,

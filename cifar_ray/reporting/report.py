@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from cifar_ray import __version__, tracking
-from cifar_ray.config import files, flags
+from cifar_ray.config import commands, files, flags
+from cifar_ray.config.commands import ReportCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import EXPORTED, cautions, charts, cost, data, draw, exported, pages, papers, tables, words
 from cifar_ray.reporting.contents import Report, Results
@@ -28,6 +31,7 @@ _MANIFEST = ".report.json"
 
 
 @tracking.unchanged()
+@commands.checked(ReportCommand, "sweeps")
 def report(
     *sweeps: str,
     out: str | None = None,
@@ -53,10 +57,12 @@ def report(
     inches = chart_width(style, width)
     if out is None and (latex or inches is not None):
         raise ConfigError("latex" if latex else "style", "writes files, so there must be a folder for them")
+    into = files.folder("out", out) if out is not None else None
     if baseline is not None:
         papers.check(baseline)
     study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
-    into = folder(out) if out is not None else None
+    if into is not None:
+        prepare(into, latex)
     built = build(study, baseline, node, target, title)
     if into is None:
         return built
@@ -135,27 +141,26 @@ def summary(study: Study) -> list[str]:
 
 
 @contextmanager
-def _writing(out: Path) -> Iterator[None]:
+def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"must be a folder that can be written to, and {out} is not ({error.strerror or error})"
+        problem = f"must be a folder that can be written to, and {folder} is not ({error.strerror or error})"
         raise ConfigError("out", problem) from None
 
 
-def folder(given: str) -> Path:
-    """The folder that receives a report, made if it is missing, so that nothing is computed in vain.
+def prepare(out: Path, latex: bool = False) -> None:
+    """Make the folder that receives a report, and write to it and to those below it, before anything is computed.
 
     Raises:
-        ConfigError: when it cannot be written to.
+        ConfigError: when one cannot be written to.
     """
-    out = files.absolute("out", given)
-    with _writing(out):
-        (out / "charts").mkdir(parents=True, exist_ok=True)
-        for probe in (out / ".probe", out / "charts" / ".probe"):
-            files.write_whole(probe, "")
+    tables = out / "tables"
+    for folder in (out, out / "charts", *([tables] if latex and tables.exists() else [])):
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write_whole(probe := folder / ".probe", "")
             probe.unlink()
-    return out
 
 
 def write(
@@ -167,11 +172,11 @@ def write(
 ) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
 
-    The charts and LaTeX tables of an earlier report in the same folder are removed first, and nothing else is.
+    When all is written, it replaces an earlier report in the same folder, of which nothing remains; other files do.
 
     Args:
         report: to write.
-        out: the folder.
+        out: a folder that :func:`prepare` has made.
         note: receives what is being written.
         inches: width of charts for a paper, ``charts/*.pdf``; None for none.
         latex: whether to write ``tables/*.tex``.
@@ -182,42 +187,61 @@ def write(
     Raises:
         ConfigError: when the folder cannot be written to.
     """
-    with _writing(out):
-        _remove_earlier(out)
-        latex_texts = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
-        kinds = ("png", "svg") if inches is None else ("png", "svg", "pdf")
-        listed = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds] + list(latex_texts)
-        files.write_whole(out / _MANIFEST, json.dumps({"files": listed}, indent=1) + "\n")
-        drawn: list[Path] = []
+    tabled = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
+    kinds = ("png", "svg") if inches is None else ("png", "svg", "pdf")
+    drawn = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds]
+    named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
+    for path in (out / name for name in (*named, _MANIFEST)):
+        if path.is_dir():
+            raise ConfigError("out", f"must have no folder where a report has a file, and {path} is one")
+    with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
+        staged = Path(folder)
+        for name in ("charts", "tables"):
+            (staged / name).mkdir()
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
-            drawn += draw.save(chart, out / "charts")
+            draw.save(chart, staged / "charts")
             if inches is not None:
-                drawn.append(draw.save_for_print(chart, out / "charts", inches))
-        wanted = {"charts as PDF": (inches is not None, report.charts), "LaTeX tables": (latex, latex_texts)}
+                draw.save_for_print(chart, staged / "charts", inches)
+        wanted = {"charts as PDF": (inches is not None, report.charts), "LaTeX tables": (latex, tabled)}
         if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
             note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
         note("pages")
         texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)} | {
             **{f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()},
-            **latex_texts,
+            **tabled,
         }
-        if latex_texts:
-            (out / "tables").mkdir(exist_ok=True)
         for name, content in texts.items():
-            files.write_whole(out / name, content)
-    return [*(out / name for name in texts), *drawn]
+            (staged / name).write_text(content, encoding="utf-8")
+        _move(named, staged, out)
+    return [out / name for name in named]
 
 
-def _remove_earlier(out: Path) -> None:
-    """Remove what an earlier report says that it wrote here, as far as a report writes such files at all."""
+def _move(names: Sequence[str], staged: Path, out: Path) -> None:
+    """Move a report's files into place, then remove an earlier one's; until then, the manifest lists those of both."""
+    earlier, listed = _earlier(out), [name for name in names if "/" in name]
+    _write_manifest(out, [*earlier, *listed])
+    for name in names:
+        (out / name).parent.mkdir(exist_ok=True)
+        shutil.move(staged / name, out / name)
+    for name in {*earlier} - {*listed}:
+        (out / name).unlink(missing_ok=True)
+        if name.startswith("tables/"):
+            with suppress(OSError):  # somebody else's files are in it
+                (out / "tables").rmdir()
+    _write_manifest(out, listed)
+
+
+def _write_manifest(out: Path, names: Sequence[str]) -> None:
+    files.write_whole(out / _MANIFEST, json.dumps({"files": list(dict.fromkeys(names))}, indent=1) + "\n")
+
+
+def _earlier(out: Path) -> list[str]:
+    """What an earlier report says that it wrote here, as far as a report writes such files at all."""
     try:
         listed = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
-        return
-    for name in listed if isinstance(listed, list) else ():
-        if isinstance(name, str) and re.fullmatch(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.(csv|tex)", name):
-            (out / name).unlink(missing_ok=True)
-            if name.startswith("tables/"):
-                with suppress(OSError):  # somebody else's files are in it
-                    (out / "tables").rmdir()
+        return []
+    pattern = re.compile(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.(csv|tex)")
+    names = listed if isinstance(listed, list) else []
+    return [name for name in names if isinstance(name, str) and pattern.fullmatch(name)]

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
-from cifar_ray.reporting import data, exported, report
+from cifar_ray.reporting import data, draw, exported, report
+from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
 from tests.support.studies import trial, without_run
@@ -250,6 +252,78 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: P
     manifest.write_text("damaged")
     assert main.main(words) == 0
     assert "charts/accuracy.png" in json.loads(manifest.read_text())["files"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
+    error: BaseException, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path)]
+    assert main.main([*words, "--style", "paper"]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    drawn = itertools.count()
+    save = draw.save
+
+    def stop(chart: Chart, folder: Path) -> None:
+        if next(drawn):
+            raise error
+        save(chart, folder)
+
+    monkeypatch.setattr(draw, "save", stop)
+    assert main.main([*words, "--title", "Another"]) in (2, 130)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
+
+
+@pytest.mark.parametrize(
+    ("blocked", "is_folder", "complaint"),
+    [
+        ("tables", False, "must be a folder that can be written to, and {} is not (File exists)"),
+        ("charts", False, "must be a folder that can be written to, and {} is not (File exists)"),
+        ("report.html", True, "must have no folder where a report has a file, and {} is one"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_report_is_named_before_a_chart_is_drawn(
+    blocked: str, is_folder: bool, complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / blocked
+    path.mkdir() if is_folder else path.touch()
+    assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), "--latex"]) == 2
+    assert capsys.readouterr().err == f"error: --out {complaint.format(path)}\n"
+
+
+@pytest.mark.parametrize("out", ["", "s3://bucket/x", "http://host/x", "file:///tmp/x"])
+def test_a_report_goes_to_a_folder_here(
+    out: str, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = f"out must be a folder here, on this machine or mounted, got {out!r}"
+    assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", out]) == 2
+    assert capsys.readouterr().err == f"error: --{sentence}\n"
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        cifar_ray.report("scaling", out=out, tracking_uri=uri)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "options", "complaint"),
+    [
+        (cifar_ray.report, (), {}, "sweeps must be given"),
+        (cifar_ray.compare, (), {}, "runs must be given"),
+        (cifar_ray.report, (["s"],), {}, "sweeps must be text, got ['s']"),
+        (cifar_ray.compare, (["s"],), {}, "runs must be text, got ['s']"),
+        (cifar_ray.report, ("s",), {"style": "paper", "width": 84, "out": "x"}, "width must be text, got 84"),
+        (cifar_ray.report, ("s",), {"target": 0.5}, "target must be a list, got 0.5"),
+        (cifar_ray.compare, ("s",), {"target": ["x"]}, "target must be a finite number, got 'x'"),
+        (cifar_ray.report, ("s",), {"hold": "lr"}, "hold must be batch or global_batch, got 'lr'"),
+    ],
+)
+def test_a_mistake_from_python_is_one_sentence(
+    function: Callable[..., object], names: tuple[object, ...], options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        function(*names, **options)
+    assert str(caught.value) == complaint
 
 
 def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
@@ -496,5 +570,6 @@ def test_what_cannot_be_compared_is_refused(
 def test_a_folder_is_tried_before_anything_is_computed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="must be a folder that can be written to"):
-        report.folder(str(tmp_path / "file"))
-    assert report.folder(str(tmp_path / "good")) == tmp_path / "good"
+        report.prepare(tmp_path / "file")
+    report.prepare(tmp_path / "good")
+    assert [path.name for path in (tmp_path / "good").rglob("*")] == ["charts"]
