@@ -123,7 +123,7 @@ def usual(config: TrainConfig, seconds: float, device: torch.device) -> dict[str
     from torchvision import transforms
     from torchvision.datasets import CIFAR10
 
-    torch.backends.cudnn.allow_tf32 = True  # PyTorch's default, which our float32 has turned off in this process
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # PyTorch's default, which ours has turned off in this process
     resolved, spec = recipe.resolve(config), data.SPECS["cifar10"]
     transform = transforms.Compose(
         [

@@ -11,10 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_BACKENDS: Any = torch.backends  # whose stubs lack most of these
+_CUDNN = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
+_CAN_ROUND = (*_CUDNN, _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn, _BACKENDS.mkldnn.matmul)
+"""Operations whose float32 inputs PyTorch may round. Its older switches, such as ``cudnn.allow_tf32``, stand for
+several of them and raise when these differ, so none is read."""
+
 _CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -79,19 +86,25 @@ def keep_freed_memory() -> None:
 
 
 def use_precision(precision: str) -> None:
-    """Have ``fp32`` mean float32: by itself, cuDNN rounds the inputs of convolutions to TF32."""
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    """Have ``fp32`` mean float32 in all operations, whatever the user's own modules have set.
+
+    In ``bf16`` what remains in float32 is so too, but for cuDNN's operations, which round to TF32 as they do by
+    PyTorch's default.
+    """
+    for operation in _CAN_ROUND:
+        operation.fp32_precision = "tf32" if operation in _CUDNN and precision != "fp32" else "ieee"
 
 
 @contextmanager
 def plain_float32() -> Iterator[None]:
     """Context manager: float32 means float32, whatever :func:`use_precision` has said."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    before = [operation.fp32_precision for operation in _CAN_ROUND]
+    use_precision("fp32")
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        for operation, rounding in zip(_CAN_ROUND, before):
+            operation.fp32_precision = rounding
 
 
 def describe(device: torch.device) -> str:

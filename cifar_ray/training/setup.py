@@ -102,7 +102,6 @@ def prepare(
     if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
         chosen, measured = (found[1].config.precision, "") if found else precision.choose(config, worker)
         config = recipe.with_precision(config, chosen)
-    hardware.use_precision(config.precision)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if is_own(config.model):
@@ -118,6 +117,7 @@ def prepare(
     context = StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
+    hardware.use_precision(config.precision)  # after all of the user's own modules
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
     _warm_up(strategy, loader, fresh)

@@ -6,15 +6,21 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from cifar_ray import models
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
 from cifar_ray.strategies import stages, stopwatch
 from cifar_ray.training import hardware
 from cifar_ray.training.clock import Clock
+from tests.support.helpers import train_here
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -151,9 +157,67 @@ def test_where_there_is_no_affinity_every_cpu_counts(
     assert hardware.allowed_cpus(tmp_path / "none", tmp_path) == allowed
 
 
-def test_fp32_keeps_cudnn_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+def rounding() -> list[str]:
+    return [operation.fp32_precision for operation in hardware._CAN_ROUND]
+
+
+@pytest.fixture
+def rounding_restored() -> Iterator[None]:
+    before = rounding()
+    yield
+    torch.backends.fp32_precision = "none"
+    for operation, precision in zip(hardware._CAN_ROUND, before):
+        operation.fp32_precision = precision
+
+
+def set_new_switch() -> None:
+    torch.backends.fp32_precision = "tf32"
+
+
+def set_switch_of_one_operation() -> None:
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
+
+
+def set_old_switches() -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+
+
+@pytest.mark.usefixtures("rounding_restored")
+@pytest.mark.parametrize("set_switches", [set_new_switch, set_switch_of_one_operation, set_old_switches])
+def test_float32_is_float32_whatever_a_users_file_has_set(set_switches: Callable[[], None]) -> None:
+    set_switches()
     hardware.use_precision("fp32")
-    assert not torch.backends.cudnn.allow_tf32
+    assert rounding() == ["ieee"] * 6
     hardware.use_precision("bf16")
-    assert torch.backends.cudnn.allow_tf32
+    assert rounding() == ["tf32", "tf32", *["ieee"] * 4]
+    set_switches()
+    before = rounding()
+    with hardware.plain_float32():
+        assert rounding() == ["ieee"] * 6
+    assert rounding() == before
+
+
+@pytest.mark.usefixtures("rounding_restored")
+@pytest.mark.parametrize("set_switches", [set_new_switch, set_switch_of_one_operation, set_old_switches])
+def test_a_network_whose_file_sets_switches_trains_in_float32(
+    set_switches: Callable[[], None],
+    small: TrainConfig,
+    digits: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    build = models.build
+
+    def of_the_users_own(*about: Any) -> torch.nn.Module:
+        set_switches()
+        model = build(*about)
+        model.register_forward_pre_hook(lambda *_: seen.append(rounding()))
+        return model
+
+    monkeypatch.setattr(models, "build", of_the_users_own)
+    train_here(small, digits, tmp_path)
+    assert seen
+    assert all(precisions == ["ieee"] * 6 for precisions in seen)

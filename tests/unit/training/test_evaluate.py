@@ -112,13 +112,13 @@ def test_figures_are_those_of_the_saved_model_in_float32(
 
     def seen(self: nn.Flatten, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            rounding.append((torch.backends.cudnn.allow_tf32, x.dtype))
+            rounding.append((torch.backends.cudnn.conv.fp32_precision, x.dtype))
         return forward(self, x)
 
     monkeypatch.setattr(nn.Flatten, "forward", seen)
     outcome = train_here(replace(small, precision="bf16", normalise="half"), digits, tmp_path)
-    assert set(rounding) == {(False, torch.float32)}
-    assert torch.backends.cudnn.allow_tf32  # for training again
+    assert set(rounding) == {("ieee", torch.float32)}
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
         probabilities = classifier.load(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
     labels = digits.test.labels
