@@ -87,6 +87,9 @@ class Draw(Protocol):
 
     def __call__(self, theme: Theme, width: float | None = None) -> Any: ...
 
+    def halves(self) -> Sequence[Draw]:
+        """What draws it in two figures; empty where it cannot be parted."""
+
 
 @dataclass(frozen=True)
 class Chart:

@@ -138,18 +138,37 @@ def settings(look: Look) -> Iterator[None]:
         yield
 
 
-def drawn(paint: Callable[..., Any], *given: Any) -> Draw:
-    """``paint`` as a chart's ``draw``: it is called with the look, within its settings."""
+class Drawing(NamedTuple):
+    """A chart's ``draw``: it calls ``paint`` with the look, within its settings; its panels are given first."""
 
-    def draw(theme: Theme, width: float | None = None) -> Any:
-        look = LOOKS[theme] if width is None else _in_print(width)
+    paint: Callable[..., Any]
+    given: tuple[Any, ...]
+
+    def __call__(self, theme: Theme, width: float | None = None) -> Any:
+        look = LOOKS[theme] if width is None else in_print(width)
         with settings(look):
-            return paint(look, *given)
+            return self.paint(look, *self.given)
 
-    return draw
+    def halves(self) -> list[Drawing]:
+        """Two drawings with half of the panels each, or half of what is in the only one; none of a single thing."""
+        return [Drawing(self.paint, (half, *self.given[1:])) for half in _halves(self.given[0])]
 
 
-def _in_print(width: float) -> Look:
+def drawn(paint: Callable[..., Any], *given: Any) -> Draw:
+    """``paint`` as a chart's ``draw``."""
+    return Drawing(paint, given)
+
+
+def _halves(panels: Any) -> list[Any]:
+    items, kind = list(panels.items() if isinstance(panels, Mapping) else panels), type(panels)
+    if len(items) > 1:
+        middle = math.ceil(len(items) / 2)
+        return [kind(items[:middle]), kind(items[middle:])]
+    title, inside = items[0]
+    return [kind([(title, half)]) for half in _halves(inside)] if len(inside) > 1 else []
+
+
+def in_print(width: float) -> Look:
     """The look of charts in a column of print so many inches wide."""
     return LOOKS["light"]._replace(width=width, scale=_PRINT_SCALE)
 
@@ -293,17 +312,6 @@ def save(chart: Chart, folder: Path) -> list[Path]:
         figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
         figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
     return paths
-
-
-def save_for_print(chart: Chart, folder: Path, width: float) -> Path:
-    """Write ``KEY.pdf``, so many inches wide, without a title, and with its fonts in it; return the path."""
-    figure, path = chart.draw("light", width), folder / f"{chart.key}.pdf"
-    titles = [(axes, loc) for axes in figure.axes for loc in ("left", "center") if axes.get_title(loc)]
-    with settings(_in_print(width)):
-        for axes, loc in titles if len(titles) == 1 else ():  # several tell panels apart
-            axes.set_title("", loc=loc)
-        figure.savefig(path, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
-    return path
 
 
 def svg(chart: Chart, theme: Theme) -> str:

@@ -17,7 +17,20 @@ from cifar_ray import __version__, tracking
 from cifar_ray.config import commands, files, flags
 from cifar_ray.config.commands import ReportCommand
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import EXPORTED, cautions, charts, cost, data, draw, exported, pages, papers, tables, words
+from cifar_ray.reporting import (
+    EXPORTED,
+    cautions,
+    charts,
+    cost,
+    data,
+    draw,
+    exported,
+    pages,
+    papers,
+    printed,
+    tables,
+    words,
+)
 from cifar_ray.reporting.contents import Report, Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
@@ -188,8 +201,10 @@ def write(
         ConfigError: when the folder cannot be written to.
     """
     tabled = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
-    kinds = ("png", "svg") if inches is None else ("png", "svg", "pdf")
-    drawn = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds]
+    prints = [] if inches is None else [printed.figures(chart, inches) for chart in report.charts]
+    pdfs = [name for chart, parts in zip(report.charts, prints) for name in printed.names(chart, len(parts))]
+    drawn = [f"charts/{name}" for chart in report.charts for name in (f"{chart.key}.png", f"{chart.key}.svg")]
+    drawn += [f"charts/{name}" for name in pdfs]
     named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
     for path in (out / name for name in (*named, _MANIFEST)):
         if path.is_dir():
@@ -202,7 +217,7 @@ def write(
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
             draw.save(chart, staged / "charts")
             if inches is not None:
-                draw.save_for_print(chart, staged / "charts", inches)
+                printed.save(chart, prints[number - 1], staged / "charts", inches)
         wanted = {"charts as PDF": (inches is not None, report.charts), "LaTeX tables": (latex, tabled)}
         if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
             note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
@@ -242,6 +257,6 @@ def _earlier(out: Path) -> list[str]:
         listed = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    pattern = re.compile(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.(csv|tex)")
+    pattern = re.compile(r"charts/\w+(-\d+)?\.(png|svg|pdf)|tables/\w+\.(csv|tex)")
     names = listed if isinstance(listed, list) else []
     return [name for name in names if isinstance(name, str) and pattern.fullmatch(name)]
