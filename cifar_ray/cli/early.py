@@ -67,6 +67,17 @@ def check_sweep(name: str, tracking_uri: str | None) -> None:
         raise stores.no_such_sweep(uri, name)
 
 
+def check_sweep_or_run(name: str, tracking_uri: str | None) -> None:
+    """Refuse a name that neither a sweep nor a run of the tracking store has.
+
+    Raises:
+        ConfigError: when certainly none has it.
+    """
+    uri = stores.resolve_uri(tracking_uri)
+    if stores.lacks(uri, name):
+        raise stores.no_such_name(uri, name)
+
+
 def known_config(name: str) -> TrainConfig | None:
     """The config of a run, or what all runs of a sweep share, from its folder; None where only the store knows that."""
     folder = storage.at(name) if "/" in name else storage.at(None).below(name)

@@ -140,7 +140,12 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         )
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
-    values = sweepfile.merge(sweepfile.load(file) if file else {}, given, file)
-    is_named = "name" in values
-    config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
-    return SweepRequest(config, config.name, file, is_named=is_named, quiet=quiet)
+    base = sweepfile.load(file) if file else {}
+    try:
+        values = sweepfile.merge(base, given, file)
+        config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
+    except ConfigError as error:
+        if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in given)):
+            raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
+        raise
+    return SweepRequest(config, config.name, file, is_named="name" in values, quiet=quiet)

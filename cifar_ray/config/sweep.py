@@ -375,7 +375,7 @@ def _check(sweep: SweepConfig) -> None:
     if not sweep.grid or not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
     if "run_name" in sweep.train:
-        raise ConfigError("train", "must not have run_name; runs are named after their cells")
+        raise ConfigError("run_name", "is not for a sweep, whose runs are named after their cells")
     if any("elastic" in axes for axes in (sweep.train, *sweep.grid)):
         raise ConfigError(
             "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"

@@ -71,14 +71,19 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
     """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
 
     Raises:
-        ConfigError: when a word has no ``=``, or a field comes twice.
+        ConfigError: when a word has no ``=``, a field comes twice, or it is an option of the sweep.
     """
     axes: dict[str, Any] = {}
+    of_sweep = schema.field_types(SweepConfig).keys() - {"grid", "train"}
     for word in words:
         name, equals, text = word.partition("=")
         name = name.replace("-", "_")
         if not equals:
             raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
+        if name in of_sweep:
+            raise ConfigError(
+                "grid", f"must not have {name}, which is an option of the sweep: use {errors.flag_of(name)}"
+            )
         if name in axes:
             raise ConfigError("grid", f"must name every field once, and {name} comes twice")
         axes[name] = text.split(",") if text else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import LOAD, MEASURE_TAG, Point, Study, Trial
-from cifar_ray.tracking.uri import no_such_run, no_such_sweep
+from cifar_ray.tracking.uri import no_such_name, no_such_run
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
@@ -56,14 +56,14 @@ def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
     """
     tracking.quieten(verbose=False)
     if not store.exists(uri):
-        raise no_such_sweep(uri, names[0])
+        raise no_such_name(uri, names[0])
     client, studies = store.connect(uri), []
     with store.refusing(uri):
         for name in names:
             if (known := parent.find(client, name)) is not None:
                 studies.append(_planned(client, name, client.get_run(known.run_id)))
             else:
-                alone = _named(client, [name])
+                alone = _named(client, [name], no_such_name)
                 studies.append(replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", "")))
         return _measured(client, studies)
 
@@ -107,9 +107,11 @@ def _planned(client: MlflowClient, name: str, own: Run) -> Study:
     )
 
 
-def _named(client: MlflowClient, names: Sequence[str]) -> Study:
-    """Runs named one by one, without what :func:`_measured` reads."""
-    ids = dict.fromkeys(store.find(client, name).run_id for name in names)
+def _named(
+    client: MlflowClient, names: Sequence[str], absent: Callable[[str, str], ConfigError] = no_such_run
+) -> Study:
+    """Runs named one by one, without what :func:`_measured` reads; ``absent`` as for :func:`store.find`."""
+    ids = dict.fromkeys(store.find(client, name, absent).run_id for name in names)
     trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
     uri = client.tracking_uri
     for trial in trials:

@@ -214,8 +214,13 @@ def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
     return client, find(client, run)
 
 
-def find(client: MlflowClient, run: str) -> KnownRun:
+def find(client: MlflowClient, run: str, absent: Callable[[str, str], ConfigError] = no_such_run) -> KnownRun:
     """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
+
+    Args:
+        client: of the store.
+        run: its name or id.
+        absent: makes the error where there is none, of the store's URI and the name.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
@@ -229,7 +234,7 @@ def find(client: MlflowClient, run: str) -> KnownRun:
             if matches:
                 break
         else:
-            raise no_such_run(client.tracking_uri, run)
+            raise absent(client.tracking_uri, run)
     if key == f"tags.`{SWEEP_TAG}`":
         listing = f"cifar-ray runs {run}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; `{listing}` lists its runs")

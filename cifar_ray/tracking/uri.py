@@ -82,6 +82,11 @@ def no_such_sweep(uri: str, name: str) -> ConfigError:
     return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
 
 
+def no_such_name(uri: str, name: str) -> ConfigError:
+    """The error about what is neither a sweep nor a run in the store."""
+    return ConfigError("", f"there is no sweep or run {name!r} in {uri}; a run is named by its name or MLflow id")
+
+
 def sqlite_path(uri: str) -> Path | None:
     """The file of an absolute SQLite URI; None for any other URI."""
     match = re.fullmatch(r"sqlite:///(/[^?]+)(\?.*)?", uri)

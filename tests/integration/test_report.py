@@ -158,8 +158,10 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert list(compared.data["side_by_side"].loc["topology"]) == ["1x1", "2x2"]
     assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--json", "--tracking-uri", uri]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == data.records(compared.data["runs"])
-    with pytest.raises(ConfigError, match="there is no run 'none'"):
+    with pytest.raises(ConfigError) as caught:
         cifar_ray.report("none", tracking_uri=uri)
+    assert main.main(["report", "none", "--tracking-uri", uri]) == 2
+    assert capsys.readouterr().err == f"error: {caught.value}\n"
 
 
 def test_histories_are_read_once_and_only_those_that_are_shown(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +452,7 @@ def test_no_such_sweep_is_status_2_and_leaves_nothing(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
-    assert "there is no sweep 'none'" in capsys.readouterr().err
+    assert "there is no sweep or run 'none'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

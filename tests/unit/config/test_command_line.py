@@ -105,3 +105,33 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
     with pytest.raises(ConfigError) as caught:
         command_line.sweep([str(file)])
     assert str(caught.value) == f"{file}: put servers, vit.depth under `train:`, where the options of all runs belong"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "sentence"),
+    [
+        (
+            "grid: {measure: times}",
+            (),
+            "{}: `grid:` must not have measure, which is an option of the sweep: give it beside grid",
+        ),
+        (
+            "grid: {lr: [0.1]}\ntrain: {measure: times}",
+            (),
+            "{}: `train:` must not have measure, which is an option of the sweep: give it beside train",
+        ),
+        ("grid: {lr: [0.1]}\ntrain: []", ("--epochs", "3"), "{}: `train:` must be a mapping of fields to values, got []"),
+        ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid must not have measure, which is an option of the sweep: use --measure"),
+        ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid must not have max_concurrent, which is an option of the sweep: use --max-concurrent"),
+        ("grid: {lr: [0.1]}", ("--grid", "zzz=2"), "--grid has 'zzz', which is no field of a run"),
+        ("grid: {lr: [0.1]}", ("--run-name", "x"), "--run-name is not for a sweep, whose runs are named after their cells"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_sweep_is_told_where_it_was_made(
+    text: str, words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        command_line.sweep([str(file), *words])
+    assert caught.value.as_flag() == sentence.format(file)

@@ -226,7 +226,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"batch_size": [16, 64]}, "train": {"batch_size": 32}},
             "--grid has batch_size, which is given for all runs, too; give it once",
         ),
-        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--train must not have run_name; runs are named after their cells"),
+        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name is not for a sweep, whose runs are named after their cells"),
         ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
         ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
         ({"grid": {"run_name": ["x"]}}, "--grid must not have run_name, which is the same for all runs of a sweep"),
