@@ -110,7 +110,8 @@ def _bars(runs: Runs, names: Names, figure: Figure, key: str) -> Chart | None:
         for panel in shown
     }
     more = _spread(shown) + (_unequal(shown, figure) if figure.alike == "work" else "")
-    return _chart(key, more, draw.bars, drawn, figure.title, figure is ACCURACY)
+    series = list(dict.fromkeys(bar.series for bars in drawn.values() for bar in bars))
+    return _chart(key, more, draw.bars, drawn, series, figure.title, figure is ACCURACY)
 
 
 def _spread(shown: Sequence[Panel]) -> str:

@@ -150,7 +150,7 @@ class Drawing(NamedTuple):
             return self.paint(look, *self.given)
 
     def halves(self) -> list[Drawing]:
-        """Two drawings with half of the panels each, or half of what is in the only one; none of a single thing."""
+        """Two drawings with half of the panels each, or of the rows of the only one; none where it has no rows."""
         return [Drawing(self.paint, (half, *self.given[1:])) for half in _halves(self.given[0])]
 
 
@@ -164,8 +164,9 @@ def _halves(panels: Any) -> list[Any]:
     if len(items) > 1:
         middle = math.ceil(len(items) / 2)
         return [kind(items[:middle]), kind(items[middle:])]
-    title, inside = items[0]
-    return [kind([(title, half)]) for half in _halves(inside)] if len(inside) > 1 else []
+    title, rows = items[0]
+    apart = isinstance(rows, Mapping) and len(rows) > 1
+    return [kind([(title, half)]) for half in _halves(rows)] if apart else []
 
 
 def in_print(width: float) -> Look:
@@ -173,12 +174,11 @@ def in_print(width: float) -> Look:
     return LOOKS["light"]._replace(width=width, scale=_PRINT_SCALE)
 
 
-def bars(look: Look, panels: Mapping[str, Sequence[Bar]], axis: str, dots: bool) -> Any:
+def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str], axis: str, dots: bool) -> Any:
     """A group for every place with a bar or a dot for every series: means over the seeds, with their spread.
 
     With ``dots``, the axis shows their range, the same in every panel; bars begin at 0.
     """
-    series = list(dict.fromkeys(bar.series for shown in panels.values() for bar in shown))
     most = max(len({bar.place for bar in shown}) for shown in panels.values()) * len(series)
     columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
     columns, width = look.fitted(len(panels), columns, width)

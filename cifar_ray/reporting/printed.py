@@ -9,11 +9,11 @@ from typing import Any
 from cifar_ray.reporting import draw
 from cifar_ray.reporting.contents import Chart, Draw
 
-_TALLEST = 220 / 25.4  # inches, of the text on A4
+_TALLEST = 200 / 25.4  # inches; with a caption, as tall as the text of article on A4
 
 
 def figures(chart: Chart, width: float) -> list[Any]:
-    """The chart in print, so many inches wide; in several figures where one would be taller than a page."""
+    """The chart in print, so many inches wide; in several figures where one that can be parted would be too tall."""
     parts = list(_parts(chart.draw, width))
     every = [axes for figure in parts for axes in figure.axes]
     titles = [(axes, loc) for axes in every for loc in ("left", "center") if axes.get_title(loc)]
@@ -47,7 +47,7 @@ def save(chart: Chart, parts: list[Any], folder: Path, width: float) -> list[Pat
 
 def _parts(drawing: Draw, width: float) -> Iterator[Any]:
     figure = drawing("light", width)
-    # Whoever asks for more width than the height of A4 has a larger page.
+    # Whoever asks for more width than that has a larger page.
     halves = drawing.halves() if figure.get_figheight() > max(_TALLEST, width) + 1e-6 else ()
     if not halves:
         yield figure

@@ -315,9 +315,9 @@ def test_a_chart_for_print_is_no_taller_than_a_page(width: float, tmp_path: Path
     of = study(*(replace(one, params={**one.params, "lr": lr}) for one, lr in zip(trials, params)))
     found = made(replace(of, axes=("topology", "batch_size", "lr")))
     whole = found["phases"].draw("light", width)
-    assert whole.get_figheight() > 220 / 25.4
+    assert whole.get_figheight() > 200 / 25.4
     parts = printed.figures(found["phases"], width)
-    assert all(figure.get_figheight() <= 220 / 25.4 for figure in parts)
+    assert all(figure.get_figheight() <= 200 / 25.4 for figure in parts)
     labels = [label.get_text() for figure in parts for label in figure.axes[0].get_yticklabels()]
     assert labels == [label.get_text() for label in whole.axes[0].get_yticklabels()]
     assert len({figure.axes[0].get_xlim() for figure in parts}) == 1
