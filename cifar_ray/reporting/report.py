@@ -166,7 +166,7 @@ def prepare(out: Path, latex: bool = False) -> None:
     """Make the folder that receives a report, and write to it and to those below it, before anything is computed.
 
     Raises:
-        ConfigError: when one cannot be written to.
+        ConfigError: when one cannot be written to, or a folder stands where a page belongs.
     """
     tables = out / "tables"
     for folder in (out, out / "charts", *([tables] if latex and tables.exists() else [])):
@@ -174,6 +174,14 @@ def prepare(out: Path, latex: bool = False) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             files.write_whole(probe := folder / ".probe", "")
             probe.unlink()
+    _refuse_folders(out, ["report.html", "report.md", "runs.csv", "figures.csv", _MANIFEST])
+
+
+def _refuse_folders(out: Path, names: Sequence[str]) -> None:
+    """Raise where a folder stands in the way of a file."""
+    for path in (out / name for name in names):
+        if path.is_dir():
+            raise ConfigError("out", f"must have no folder where a report has a file, and {path} is one")
 
 
 def write(
@@ -206,9 +214,7 @@ def write(
     drawn = [f"charts/{name}" for chart in report.charts for name in (f"{chart.key}.png", f"{chart.key}.svg")]
     drawn += [f"charts/{name}" for name in pdfs]
     named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
-    for path in (out / name for name in (*named, _MANIFEST)):
-        if path.is_dir():
-            raise ConfigError("out", f"must have no folder where a report has a file, and {path} is one")
+    _refuse_folders(out, [*drawn, *tabled])
     with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
         staged = Path(folder)
         for name in ("charts", "tables"):

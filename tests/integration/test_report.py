@@ -282,6 +282,7 @@ def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
     [
         ("tables", False, "must be a folder that can be written to, and {} is not (File exists)"),
         ("charts", False, "must be a folder that can be written to, and {} is not (File exists)"),
+        ("charts/accuracy.svg", True, "must have no folder where a report has a file, and {} is one"),
         ("report.html", True, "must have no folder where a report has a file, and {} is one"),
     ],
 )
@@ -289,7 +290,7 @@ def test_what_stands_in_the_way_of_a_report_is_named_before_a_chart_is_drawn(
     blocked: str, is_folder: bool, complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / blocked
-    path.mkdir() if is_folder else path.touch()
+    path.mkdir(parents=True) if is_folder else path.touch()
     assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), "--latex"]) == 2
     assert capsys.readouterr().err == f"error: --out {complaint.format(path)}\n"
 

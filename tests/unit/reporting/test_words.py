@@ -233,7 +233,7 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
         runs
     )
     assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
-    assert {row["lr"] for row in figures(runs)} == set(rates)
+    assert {row["lr"] for row in figures(runs)} == set(map(float, rates))
     chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
     names = [row for row, _ in sections(chosen)[0].tables[0].rows]
     assert names == ["1x1, ema=0.99995", "1x1, ema=0.9999", "1x1, ema=none"]
