@@ -77,10 +77,10 @@ def submit(words: Sequence[str]) -> int:
     """``cifar-ray submit``."""
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
-    own, job = words[:end], words[end + 1 :]
-    if not job and not set(flags.HELP) & set(own):
+    flags_of_submit, job = words[:end], words[end + 1 :]
+    if not job and not set(flags.HELP) & set(flags_of_submit):
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
-    command = flags.read(SubmitCommand, own, "submit")
+    command = flags.read(SubmitCommand, flags_of_submit, "submit")
     from cifar_ray.orchestration.jobs import submission
 
     asked = submission.read(job, command.name)
@@ -132,10 +132,10 @@ def register(command: RegisterCommand) -> int:
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import registry
 
-    made = registry.register(command.run, command.name, command.alias, command.tracking_uri)
-    told = "is" if made.fresh else "is already"
-    uri = f"models:/{made.name}/{made.version}"
-    print(f"the model of run {made.run} {told} version {made.version} of {made.name}: {uri}")
+    version = registry.register(command.run, command.name, command.alias, command.tracking_uri)
+    told = "is" if version.fresh else "is already"
+    uri = f"models:/{version.name}/{version.version}"
+    print(f"the model of run {version.run} {told} version {version.version} of {version.name}: {uri}")
     return 0
 
 

@@ -59,8 +59,8 @@ def _processor() -> str:
     from cifar_ray.training import hardware
 
     cpu = torch.device("cpu")
-    allowed, there = hardware.allowed_cpus(), os.cpu_count()
-    cpus = f"{there} CPUs" if allowed == there else f"{allowed} of {there} CPUs may be used"
+    allowed, count = hardware.allowed_cpus(), os.cpu_count()
+    cpus = f"{count} CPUs" if allowed == count else f"{allowed} of {count} CPUs may be used"
     return f"{hardware.describe(cpu)}, {cpus}"
 
 
@@ -97,13 +97,13 @@ def _storage(config: TrainConfig) -> Check:
 
 
 def _folder(path: Path) -> Check:
-    there = path
-    while not os.path.lexists(there):
-        there = there.parent
-    free = shutil.disk_usage(there).free / 1e9
+    existing = path
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free / 1e9
     state = f"{path}, {free:.1f} GB free"
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        return Check("storage", state, f"{there} cannot be written; choose another --storage")
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        return Check("storage", state, f"{existing} cannot be written; choose another --storage")
     if free < _LEAST_FREE_GB:
         return Check("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
     return Check("storage", state)

@@ -121,8 +121,8 @@ def runs(command: RunsCommand) -> int:
         from cifar_ray.tracking import listing, store
 
     uri = store.resolve_uri(command.tracking_uri)
-    found = listing.everything(uri) if command.sweep is None else listing.of_sweep(uri, command.sweep)
-    output.show(found, command.json, lambda: show(found, store.shown(uri)))
+    listed = listing.everything(uri) if command.sweep is None else listing.of_sweep(uri, command.sweep)
+    output.show(listed, command.json, lambda: show(listed, store.shown(uri)))
     return 0
 
 
@@ -147,14 +147,14 @@ def report(command: ReportCommand) -> int:
         with early.loading("loading MLflow"):
             import cifar_ray.tracking.reading  # noqa: F401
     options = {name: value for name, value in vars(command).items() if name not in ("sweeps", "out", "format")}
-    made = reports.report(*command.sweeps, out=command.out if command.format == "files" else None, **options)
-    if not made.files:
-        output.show(data.whole(made), as_json=True)
+    report = reports.report(*command.sweeps, out=command.out if command.format == "files" else None, **options)
+    if not report.files:
+        output.show(data.whole(report), as_json=True)
         return 0
-    for line in spoken(made.findings, made.cautions):
+    for line in spoken(report.findings, report.cautions):
         print(line)
-    print(made.files[0])
-    print(f"{len(made.files)} files in {made.files[0].parent}")
+    print(report.files[0])
+    print(f"{len(report.files)} files in {report.files[0].parent}")
     return 0
 
 
@@ -189,10 +189,10 @@ def export(command: ExportCommand) -> int:
     early.check_sweep_or_run(command.sweep, command.tracking_uri)
     from cifar_ray.reporting import exported
 
-    given = command.out or f"{command.sweep}{EXPORTED}"
-    out = files.absolute("out", given)
+    path = command.out or f"{command.sweep}{EXPORTED}"
+    out = files.absolute("out", path)
     if out.suffix != EXPORTED:
-        raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {given}")
+        raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import reading
     (study,) = reading.sweeps_or_runs(stores.resolve_uri(command.tracking_uri), [command.sweep])
@@ -200,7 +200,7 @@ def export(command: ExportCommand) -> int:
         files.write_whole(out, exported.text(study))
     except OSError as error:
         raise ConfigError("out", f"must be a file that can be written, and {out} is not ({error.strerror})") from None
-    print(f"{out}: {counted(len(study.trials), 'run')}; `cifar-ray report {shlex.quote(given)}` reads it")
+    print(f"{out}: {counted(len(study.trials), 'run')}; `cifar-ray report {shlex.quote(path)}` reads it")
     return 0
 
 
@@ -248,8 +248,12 @@ def predict(command: PredictCommand) -> int:
         from cifar_ray.orchestration.run import results
 
     predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
-    top = [replace(one, classes=one.classes[: command.top]) for one in predictions]
-    output.show(top, command.json, lambda: Console().predictions((str(one.image), one.classes) for one in top))
+    top = [replace(prediction, classes=prediction.classes[: command.top]) for prediction in predictions]
+    output.show(
+        top,
+        command.json,
+        lambda: Console().predictions((str(prediction.image), prediction.classes) for prediction in top),
+    )
     return 0
 
 

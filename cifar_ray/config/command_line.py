@@ -90,9 +90,9 @@ def train(words: Sequence[str]) -> TrainRequest:
         ConfigError: on an option or a value that there is not.
     """
     file, rest = config_file(words)
-    given = flags.given(TrainCommand, rest, "cifar-ray train")
-    as_json, quiet = given.pop("json", False), given.pop("quiet", False)
-    return TrainRequest(runfile.merge(runfile.load(file) if file else TrainConfig(), given), as_json, quiet)
+    values = flags.given(TrainCommand, rest, "cifar-ray train")
+    as_json, quiet = values.pop("json", False), values.pop("quiet", False)
+    return TrainRequest(runfile.merge(runfile.load(file) if file else TrainConfig(), values), as_json, quiet)
 
 
 def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -103,10 +103,10 @@ def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """
     parser = flags.Parser(prog="cifar-ray train", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
-    found, rest = parser.parse_known_args(words)
-    if len(found.config) > 1:
+    known, rest = parser.parse_known_args(words)
+    if len(known.config) > 1:
         raise ConfigError("config", "may be given once")
-    return (found.config[0] if found.config else None), rest
+    return (known.config[0] if known.config else None), rest
 
 
 def resume(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -116,8 +116,10 @@ def resume(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         ConfigError: on an option or a value that there is not.
     """
     command = flags.read(ResumeCommand, words, "resume")
-    given = dataclasses.asdict(command).items()
-    changes = {name: value for name, value in given if value is not None and (name, value) != ("oversubscribe", False)}
+    options = dataclasses.asdict(command).items()
+    changes = {
+        name: value for name, value in options if value is not None and (name, value) != ("oversubscribe", False)
+    }
     return changes.pop("run"), changes
 
 

@@ -303,10 +303,10 @@ def checked(command: type, names: str) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         @functools.wraps(function)
-        def call(*given: Any, **options: Any) -> Any:
-            if not given:
+        def call(*args: Any, **options: Any) -> Any:
+            if not args:
                 raise ConfigError(names, "must be given")
-            texts = schema.field(command, names, tuple(map(schema.plain, given)), strict=True)
+            texts = schema.field(command, names, tuple(map(schema.plain, args)), strict=True)
             known = {name for name, value in options.items() if value is not None} & {*schema.field_types(command)}
             plain = {name: schema.field(command, name, schema.plain(options[name]), strict=True) for name in known}
             return function(*texts, **{**options, **plain})

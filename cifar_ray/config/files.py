@@ -20,15 +20,15 @@ def absolute(key: str, path: str) -> Path:
         raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
 
 
-def folder(key: str, given: str) -> Path:
+def folder(key: str, text: str) -> Path:
     """A folder that a person has given.
 
     Raises:
         ConfigError: naming ``key`` when it is empty, or the address of something else than a folder.
     """
-    if not given or "://" in given:
-        raise ConfigError(key, f"must be a folder here, on this machine or mounted, got {given!r}")
-    return absolute(key, given)
+    if not text or "://" in text:
+        raise ConfigError(key, f"must be a folder here, on this machine or mounted, got {text!r}")
+    return absolute(key, text)
 
 
 def home() -> Path:
@@ -47,13 +47,13 @@ def home() -> Path:
         ) from None
 
 
-def storage(given: str | None) -> Path:
+def storage(text: str | None) -> Path:
     """The folder of all runs: the one given, or one in the home folder.
 
     Raises:
         ConfigError: when it is the address of something else than a folder.
     """
-    return folder("storage", given) if given else home() / "runs"
+    return folder("storage", text) if text else home() / "runs"
 
 
 def write_whole(path: Path, text: str) -> None:

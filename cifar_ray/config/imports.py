@@ -51,15 +51,15 @@ def load(path: str, key: str) -> Callable[..., Any]:
     """
     name, _, attribute = path.partition(":")
     module = _module(name, key)
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = suggestion(part, [known for known in dir(found) if not known.startswith("_")])
+        if not hasattr(value, part):
+            near = suggestion(part, [known for known in dir(value) if not known.startswith("_")])
             raise ConfigError(key, f"must name a function, and {name} has no {part}{near}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(key, f"must name a function, and {path} is {brief(found)}")
-    return found  # type: ignore[no-any-return]
+        value = getattr(value, part)
+    if not callable(value):
+        raise ConfigError(key, f"must name a function, and {path} is {brief(value)}")
+    return value  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -182,8 +182,8 @@ def to_ship(paths: Sequence[str]) -> list[ModuleType]:
         ConfigError: as :func:`load`.
     """
     tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths if is_own(path))
-    found = [_module(name, "model") for name in tops]
-    return [module for module in found if not is_installed(Path(str(module.__file__)))]
+    modules = [_module(name, "model") for name in tops]
+    return [module for module in modules if not is_installed(Path(str(module.__file__)))]
 
 
 def _module(name: str, key: str) -> ModuleType:

@@ -210,9 +210,9 @@ _BOUNDS = {
 
 def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
     """The first complaint of pydantic as one sentence."""
-    found = error.errors(include_url=False)[0]
-    code, given, context = found["type"], found["input"], found.get("ctx", {})
-    path = [str(part) for part in found["loc"] if not isinstance(part, int)]
+    details = error.errors(include_url=False)[0]
+    code, value, context = details["type"], details["input"], details.get("ctx", {})
+    path = [str(part) for part in details["loc"] if not isinstance(part, int)]
     where = ".".join([key, *path] if key else path)
     if isinstance(problem := context.get("error"), ConfigError):  # from a check of several fields
         is_of_group = path and dataclasses.is_dataclass(bare(field_types(kind).get(path[0])))
@@ -222,7 +222,7 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         near = f"; did you mean '{renamed(kind)[where]}'?" if where in renamed(kind) else ""
         return ConfigError("", f"unknown key {brief(where)}{near or suggestion(path[-1], field_types(known))}")
     if code == "invalid_key":  # YAML has keys that are no text
-        return ConfigError("", f"unknown key {brief(given)}")
+        return ConfigError("", f"unknown key {brief(value)}")
     if code == "missing":
         return ConfigError(where, "must be given")
     if code == "value_error":
@@ -230,7 +230,7 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
     if code in _BOUNDS:
         words, name = _BOUNDS[code]
         bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
-        shown = given[:LONGEST] if isinstance(given, str) else brief(given)  # a number as text, without quotes
+        shown = value[:LONGEST] if isinstance(value, str) else brief(value)  # a number as text, without quotes
         return ConfigError(where, f"must be {words} {bound}, got {shown}")
     if code == "dataclass_exact_type":
         wanted = f"a {context['class_name']}"
@@ -239,8 +239,8 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
     elif code == "literal_error":
         wanted = context["expected"].replace("'", "")
     else:
-        wanted = _KINDS.get(code.split("_")[0], found["msg"].removeprefix("Input should be "))
-    return ConfigError(where, f"must be {wanted}, got {brief(given)}")
+        wanted = _KINDS.get(code.split("_")[0], details["msg"].removeprefix("Input should be "))
+    return ConfigError(where, f"must be {wanted}, got {brief(value)}")
 
 
 @functools.cache

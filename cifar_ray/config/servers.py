@@ -21,13 +21,13 @@ JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8
 _CONNECT_TIMEOUT_S = 5.0
 
 
-def ray_head(given: str | None) -> str | None:
+def ray_head(address: str | None) -> str | None:
     """The Ray cluster to join; None when Ray is to be started here, which Ray calls ``local``.
 
     Raises:
         ConfigError: when the address has a secret in it.
     """
-    chosen = given or os.environ.get("RAY_ADDRESS")
+    chosen = address or os.environ.get("RAY_ADDRESS")
     addresses.check("address", chosen)
     return None if chosen in (None, "", "local") else chosen
 
@@ -38,8 +38,8 @@ def token_mode() -> dict[str, str]:
     Ray reads it when it is imported. ``ray start`` does the same.
     """
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    there = os.environ.get("RAY_AUTH_TOKEN") or path.is_file()
-    return {"RAY_AUTH_MODE": "token"} if there and "RAY_AUTH_MODE" not in os.environ else {}
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or path.is_file()
+    return {"RAY_AUTH_MODE": "token"} if has_token and "RAY_AUTH_MODE" not in os.environ else {}
 
 
 @contextmanager
@@ -82,50 +82,50 @@ def reach(head: str) -> None:
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
 
 
-def reach_chosen(given: str | None) -> None:
+def reach_chosen(address: str | None) -> None:
     """As :func:`reach` for the cluster that ``--address`` or RAY_ADDRESS names, if one is named by its host."""
-    head = ray_head(given)
+    head = ray_head(address)
     if head not in (None, "auto"):
         reach(head)
 
 
-def job_server(given: str | None) -> str:
+def job_server(address: str | None) -> str:
     """The job server to ask: the one given, RAY_API_SERVER_ADDRESS, or port 8265 of this machine.
 
     Raises:
         ConfigError: when it is not ``http://HOST:PORT``.
     """
-    url = (given or os.environ.get(JOB_SERVER_VARIABLE) or _JOB_SERVER).rstrip("/")
+    url = (address or os.environ.get(JOB_SERVER_VARIABLE) or _JOB_SERVER).rstrip("/")
     if not re.fullmatch(r"https?://[^/@\s]+", url):
         shown = re.sub(r"//.*@", "//...@", url)  # do not print a password
         raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
     return url
 
 
-def reach_job_server(given: str | None) -> None:
+def reach_job_server(address: str | None) -> None:
     """Check that something listens where :func:`job_server` is; behind a proxy, only Ray's client can tell.
 
     Raises:
         ConfigError: when nothing does.
     """
-    url = job_server(given)
+    url = job_server(address)
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if not getproxies():
             socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
-        raise no_job_server(given, url, "refused") from None
+        raise no_job_server(address, url, "refused") from None
     except (OSError, ValueError) as error:
-        raise no_job_server(given, url, str(error)) from None
+        raise no_job_server(address, url, str(error)) from None
 
 
-def no_job_server(given: str | None, url: str, reason: str) -> ConfigError:
+def no_job_server(address: str | None, url: str, reason: str) -> ConfigError:
     """The error about a job server that does not answer at ``url``."""
     tunnel = "for a remote cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`"
-    if given is not None:
-        there = f"must be that of a Ray job server, and there is none at {url} ({reason})"
-        return ConfigError("address", f"{there}; {tunnel}")
+    if address is not None:
+        problem = f"must be that of a Ray job server, and there is none at {url} ({reason})"
+        return ConfigError("address", f"{problem}; {tunnel}")
     return ConfigError(
         "",
         f"there is no Ray cluster at {url} ({reason}): start one with `ray start --head`, or name it with --address "

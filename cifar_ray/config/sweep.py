@@ -157,10 +157,10 @@ def options(value: Any) -> Mapping[str, Any]:
     Raises:
         ConfigError: when it is neither a mapping nor a ``TrainConfig``.
     """
-    given = {} if value is None else _changed(value, TrainConfig())
-    if not isinstance(given, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(given)}")
-    return given
+    changes = {} if value is None else _changed(value, TrainConfig())
+    if not isinstance(changes, Mapping):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(changes)}")
+    return changes
 
 
 def _changed(value: Any, default: Any) -> Any:
@@ -233,8 +233,8 @@ class SweepConfig:
         """``hold``, decided."""
         if self.hold is not None:
             return self.hold
-        given = {name for axes in self.grid for name in axes} | set(self.train)
-        return "batch" if given.intersection(BATCHES) == {"batch_size"} else "global_batch"
+        names = {name for axes in self.grid for name in axes} | set(self.train)
+        return "batch" if names.intersection(BATCHES) == {"batch_size"} else "global_batch"
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -246,9 +246,9 @@ class SweepConfig:
         varying = [name for name in fields if self._varies(name)]
         chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
         if _combinations(self) <= MOST_RUNS:
-            made = combinations(self)
-            told = {tuple(repr(values.get(name)) for name in chosen) for values in made}
-            varying = chosen if len(told) == len(made) else varying
+            combined = combinations(self)
+            told = {tuple(repr(values.get(name)) for name in chosen) for values in combined}
+            varying = chosen if len(told) == len(combined) else varying
         held = _HELD if self.held == "global_batch" else {}
         return tuple(dict.fromkeys(held.get(name, name) for name in varying))
 
@@ -260,8 +260,8 @@ class SweepConfig:
     @property
     def base(self) -> TrainConfig:
         """What is the same for all runs: where they run and are recorded."""
-        own = {name: value for name, value in self.train.items() if name in OWN}
-        return schema.build(TrainConfig, own)
+        values = {name: value for name, value in self.train.items() if name in OWN}
+        return schema.build(TrainConfig, values)
 
 
 def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
@@ -386,8 +386,8 @@ def _check(sweep: SweepConfig) -> None:
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
-    given = {name for axes in sweep.grid for name in axes} | set(sweep.train)
-    if sweep.hold == "batch" and "global_batch_size" in given:
+    names = {name for axes in sweep.grid for name in axes} | set(sweep.train)
+    if sweep.hold == "batch" and "global_batch_size" in names:
         raise ConfigError("hold", "must be global_batch where global_batch_size is given")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
         raise ConfigError(

@@ -33,16 +33,16 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     Raises:
         ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
-    own = {field.name for field in dataclasses.fields(SweepConfig)}
+    names = {field.name for field in dataclasses.fields(SweepConfig)}
     of_run = {*schema.field_types(TrainConfig), *schema.renamed(TrainConfig)}
-    if misplaced := [key for key in map(str, base) if key not in own and key.partition(".")[0] in of_run]:
+    if misplaced := [key for key in map(str, base) if key not in names and key.partition(".")[0] in of_run]:
         these = ", ".join(misplaced)
         raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
     flags = dict(flags)
     merged = dict(base)
     if "grid" in flags:
         merged["grid"] = read_axes(flags.pop("grid"))
-    merged |= {key: flags.pop(key) for key in own & flags.keys()}
+    merged |= {key: flags.pop(key) for key in names & flags.keys()}
     if file is not None:
         merged.setdefault("name", Path(file).stem)
     shared = runfile.present(schema.flatten(options(merged.get("train"))))

@@ -73,12 +73,12 @@ def parse_range(text: str) -> tuple[Topology, Topology]:
 
 def between(low: Topology, high: Topology) -> list[Topology]:
     """All topologies of a range, those with the most workers first, of equals those on the fewest nodes."""
-    found = [
+    topologies = [
         Topology(nodes, workers)
         for nodes in range(low.nodes, high.nodes + 1)
         for workers in range(low.workers_per_node, high.workers_per_node + 1)
     ]
-    return sorted(found, key=lambda topology: (-topology.world_size, topology.nodes))
+    return sorted(topologies, key=lambda topology: (-topology.world_size, topology.nodes))
 
 
 def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: int) -> int:
@@ -112,12 +112,12 @@ def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: in
 def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> int:
     """How many runs of this topology the nodes hold at once."""
     free = sorted(capacity(node, cpus_per_worker, gpus_per_worker) // topology.workers_per_node for node in nodes)
-    found = 0
+    count = 0
     while len(free) >= topology.nodes and free[-topology.nodes] > 0:  # each takes the freest nodes
         free[-topology.nodes :] = [room - 1 for room in free[-topology.nodes :]]
         free.sort()
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 def verify(topology: Topology, node_ids: Sequence[str]) -> None:

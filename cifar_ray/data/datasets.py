@@ -121,8 +121,8 @@ def _mapped(path: str, labels: np.ndarray) -> Split:
     try:
         return Split(np.load(path, mmap_mode="r"), labels)
     except OSError:
-        there = f"{path} is not on {platform.node()}"
-        raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {there}") from None
+        problem = f"{path} is not on {platform.node()}"
+        raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {problem}") from None
 
 
 def _grey(value: float) -> tuple[float, float, float]:

@@ -66,11 +66,11 @@ def cutmix(images: Tensor, others: Tensor, drawn: Partners) -> Tensor:
     return torch.where(inside, others.flatten(2), images.flatten(2)).view(images.shape)
 
 
-def labels(own: Tensor, others: Tensor, drawn: Partners, name: str, side: int, classes: int) -> Tensor:
+def labels(first: Tensor, others: Tensor, drawn: Partners, name: str, side: int, classes: int) -> Tensor:
     """The labels of images that :func:`mixup` or :func:`cutmix` has made.
 
     Args:
-        own: labels of the images, int64, shape (B,).
+        first: labels of the images, int64, shape (B,).
         others: those of the partners, likewise.
         drawn: the draws.
         name: ``mixup`` or ``cutmix``.
@@ -85,7 +85,7 @@ def labels(own: Tensor, others: Tensor, drawn: Partners, name: str, side: int, c
     else:
         (top, bottom), (left, right) = _boxes(drawn, side, side)
         share = (bottom - top) * (right - left) / side**2
-    one, other = (F.one_hot(each, classes).float() for each in (own, others))
+    one, other = (F.one_hot(each, classes).float() for each in (first, others))
     return one.lerp(other, share.float()[:, None])
 
 

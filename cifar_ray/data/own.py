@@ -166,7 +166,7 @@ def _reading(root: Path) -> Iterator[None]:
 def _stamp(root: Path) -> tuple[int, ...]:
     """The times at which a folder and those of its classes got or lost a file."""
     folders = (root, *root.glob("*/"), *root.glob("*/*/"))
-    return tuple(each.stat().st_mtime_ns for each in folders if each.is_dir())
+    return tuple(folder.stat().st_mtime_ns for folder in folders if folder.is_dir())
 
 
 @functools.cache
@@ -219,12 +219,12 @@ def _folders(root: Path) -> list[str]:
 def _halves(root: Path) -> tuple[Path, Path | None, list[str]]:
     """The folder of the training classes, that of the test classes if there is one, and the names of unused ones."""
     names = _folders(root)
-    found = {half: [name for name in names if name.lower() in usual] for half, usual in _HALVES.items()}
-    count = sum(map(len, found.values()))
+    matches = {half: [name for name in names if name.lower() in usual] for half, usual in _HALVES.items()}
+    count = sum(map(len, matches.values()))
     # Training/ may be a class among others, but not train/, and not where all folders have such names.
     if not count or (count < len(names) and not _HALVES.keys() & set(names)):
         return root, None, []
-    train, test = found["train"], found["test"] or found["val"]
+    train, test = matches["train"], matches["test"] or matches["val"]
     for several in (train, test):
         if len(several) > 1:
             raise ConfigError(
@@ -261,15 +261,15 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple
     found: list[tuple[str, int]] = []
     for label, name in enumerate(names):
         others: Counter[str] = Counter()
-        there = sorted(_images(root / name, others))
-        if not there:
+        paths = sorted(_images(root / name, others))
+        if not paths:
             kinds = ", ".join(imagefiles.SUFFIXES)
             has = f"; left out there: {_kinds(others)}" * bool(others)
             raise ConfigError(
                 "dataset", f"must have an image in every class, and {root / name} has none ({kinds}){has}"
             )
         left_out += others
-        found += [(path, label) for path in there]
+        found += [(path, label) for path in paths]
     if beside := sum(entry.is_file() and not _is_hidden(entry.name) for entry in root.iterdir()):
         left_out["beside the classes"] += beside
     return tuple(map(_readable, names)), tuple(found)

@@ -93,12 +93,12 @@ def _verify(name: str, root: Path) -> None:
         if not path.is_file():
             raise ConfigError("", f"data set {name} is incomplete: {path} is missing; {again}")
         try:
-            found = files.digest(path, "md5")
+            digest = files.digest(path, "md5")
         except OSError as error:
             raise ConfigError("", f"cannot read {path} of data set {name}: {error.strerror}") from None
-        if found != md5:
+        if digest != md5:
             raise ConfigError(
-                "", f"data set {name} is corrupt: {path} has MD5 {found}, the published file {md5}; {again}"
+                "", f"data set {name} is corrupt: {path} has MD5 {digest}, the published file {md5}; {again}"
             )
 
 

@@ -91,9 +91,9 @@ class Console(Display):
         """Have the live line say what is going on."""
         self.live.update(self._task, description=text, figures="")
 
-    def waiting(self, found: int, wanted: int, waited_s: float, limit_s: float) -> None:
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
         """The run waits for nodes."""
-        self.doing(f"waiting for nodes: {found} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
 
     def no_room(self, seconds: float) -> None:
         """The workers have waited so long for room in the cluster."""

@@ -196,12 +196,12 @@ def _traits(model: nn.Module, images: Tensor) -> Traits:
         if isinstance(module, _BatchNorm):
             norms[module] = name
             module.register_forward_hook(lambda norm, *_: passes.update([norm]))
-    found: dict[str, str] = {}
+    traits: dict[str, str] = {}
     for name, parameter in parameters.items():
         if parameter.ndim == 0:
-            found.setdefault("scalar", name)
+            traits.setdefault("scalar", name)
         if parameter.dtype != torch.float32:
-            found.setdefault("dtype", name)
+            traits.setdefault("dtype", name)
     for _ in range(_PASSES):
         before = {
             name: buffer.clone()
@@ -213,14 +213,14 @@ def _traits(model: nn.Module, images: Tensor) -> Traits:
         model.train()(torch.rand_like(images)).sum().backward()
         for name, parameter in parameters.items():
             if parameter.requires_grad and parameter.grad is None:
-                found.setdefault("unused", name)
+                traits.setdefault("unused", name)
         for name, buffer in model.named_buffers():
             if name in before and not torch.equal(buffer, before[name]):
-                found.setdefault("counted", name)
+                traits.setdefault("counted", name)
         for norm, count in passes.items():
             if count > 1:
-                found.setdefault("repeated", norms[norm])
-    return Traits(**found)
+                traits.setdefault("repeated", norms[norm])
+    return Traits(**traits)
 
 
 def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Module], list[nn.Module]]) -> None:
@@ -283,6 +283,6 @@ def _layers(path: str, model: nn.Module) -> list[nn.Module]:
         )
     with imports.calling(path, "model", "must list its layers in stages()"):
         listed = list(stages())
-    if not all(isinstance(each, nn.Module) for each in listed):
+    if not all(isinstance(layer, nn.Module) for layer in listed):
         raise ConfigError("model", f"must list modules in stages(), and {path} lists something else")
     return listed

@@ -30,6 +30,6 @@ def replace(network: nn.Module) -> None:
         for name, child in parent.named_children():
             if type(child) is nn.Conv2d and child.kernel_size == (1, 1):
                 with torch.device("meta"):  # no memory and no random numbers for weights that are not kept
-                    made = Pointwise(child.in_channels, child.out_channels, 1, bias=child.bias is not None)
-                made.stride, made.weight, made.bias = child.stride, child.weight, child.bias
-                setattr(parent, name, made)
+                    layer = Pointwise(child.in_channels, child.out_channels, 1, bias=child.bias is not None)
+                layer.stride, layer.weight, layer.bias = child.stride, child.weight, child.bias
+                setattr(parent, name, layer)

@@ -89,16 +89,16 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
 
 def _convolution(channels: int, filters: int) -> nn.Conv2d:
     """A 3x3 convolution whose first filters hand on their channel."""
-    made = nn.Conv2d(channels, filters, 3, padding=1, bias=False)
+    layer = nn.Conv2d(channels, filters, 3, padding=1, bias=False)
     with torch.no_grad():
-        nn.init.dirac_(made.weight[:channels])
-    return made
+        nn.init.dirac_(layer.weight[:channels])
+    return layer
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
-    made.weight.requires_grad_(False)
-    return made
+    layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
+    layer.weight.requires_grad_(False)
+    return layer
 
 
 @torch.no_grad()

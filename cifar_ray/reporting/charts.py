@@ -92,9 +92,9 @@ def panels(runs: Runs, shown: Callable[[Configuration], object]) -> list[Panel]:
     return [Panel(heading, sorted(group, key=lambda config: config.size)) for heading, group in groups.items()]
 
 
-def _chart(key: str, more: str, paint: Callable[..., Any], *given: Any) -> Chart:
+def _chart(key: str, more: str, paint: Callable[..., Any], *args: Any) -> Chart:
     title, caption = _TEXTS[key]
-    return Chart(key, title, caption + more, draw.drawn(paint, *given))
+    return Chart(key, title, caption + more, draw.drawn(paint, *args))
 
 
 def _bars(runs: Runs, names: Names, figure: Figure, key: str) -> Chart | None:

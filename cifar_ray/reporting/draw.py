@@ -154,9 +154,9 @@ class Drawing(NamedTuple):
         return [Drawing(self.paint, (half, *self.given[1:])) for half in _halves(self.given[0])]
 
 
-def drawn(paint: Callable[..., Any], *given: Any) -> Draw:
+def drawn(paint: Callable[..., Any], *args: Any) -> Draw:
     """``paint`` as a chart's ``draw``."""
-    return Drawing(paint, given)
+    return Drawing(paint, args)
 
 
 def _halves(panels: Any) -> list[Any]:

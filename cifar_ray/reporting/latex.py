@@ -44,8 +44,8 @@ def chart_width(style: Style, width: str | None) -> float | None:
         if width is not None:
             raise ConfigError("width", "is the width of charts for a paper, and needs --style paper")
         return None
-    given = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(mm|cm|in|pt)", _COLUMN if width is None else width, re.ASCII)
-    inches = float(given[1]) / _PER_INCH[given[2]] if given else 0.0
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(mm|cm|in|pt)", _COLUMN if width is None else width, re.ASCII)
+    inches = float(match[1]) / _PER_INCH[match[2]] if match else 0.0
     if not _NARROWEST <= round(inches * 25.4, 6) <= _WIDEST:  # 6 cm in inches are 59.99999 mm
         problem = f"must be a length from 60mm to 400mm, such as 84mm, 8.4cm, 3.3in or 239pt, got {errors.brief(width)}"
         raise ConfigError("width", problem)

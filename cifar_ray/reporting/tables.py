@@ -89,9 +89,9 @@ class Part:
     @property
     def section(self) -> Section:
         """The tables, with notes on what all runs share and what is missing."""
-        made = [_table(self, filled) for filled in self.tables]
+        tables = [_table(self, filled) for filled in self.tables]
         notes = [*_settings(self.group.among), *_targets(self), *_missing(self.group)]
-        return Section(self.title, made[:1], made[1:], notes)
+        return Section(self.title, tables[:1], tables[1:], notes)
 
 
 def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> list[Part]:

@@ -307,25 +307,25 @@ def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking
     top = accuracies.ranked[0]
     if accuracies.same:
         return f"{_ONCE}, all had an accuracy of {accuracies.span}."
-    own = next((measured for measured in accuracies.ranked if measured.config is fastest), None)
-    if own is None:
+    of_fastest = next((measured for measured in accuracies.ranked if measured.config is fastest), None)
+    if of_fastest is None:
         return _most_accurate(group, accuracies)
-    if own is top:
+    if of_fastest is top:
         return "No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."
-    both = _both(ACCURACY, own, top)
-    distinct = chance.distinct(own.value, top.value, accuracies.images)
+    both = _both(ACCURACY, of_fastest, top)
+    distinct = chance.distinct(of_fastest.value, top.value, accuracies.images)
     if distinct is False:
         return (
             f"Its accuracy is not distinguishable from the highest, that of {group.name(top.config)}: {both} "
-            f"({accuracies.test(top, [own])})."
+            f"({accuracies.test(top, [of_fastest])})."
         )
-    if ACCURACY.number(own.value.mean) == ACCURACY.number(top.value.mean):
+    if ACCURACY.number(of_fastest.value.mean) == ACCURACY.number(top.value.mean):
         where = "In the digits shown, its accuracy is" if distinct else f"{_ONCE}, its accuracy was"
-        return f"{where} the highest, {ACCURACY.text(own.value.mean)}."
-    less, sizes = top.value.mean - own.value.mean, ""
+        return f"{where} the highest, {ACCURACY.text(of_fastest.value.mean)}."
+    less, sizes = top.value.mean - of_fastest.value.mean, ""
     lost = f"{less:.{1 if less >= _LEAST_POINTS else 2}f} points"
-    if own.config.global_batch_size != top.config.global_batch_size:
-        sizes = f" Its global batch is {own.config.global_batch_size}, against {top.config.global_batch_size}."
+    if of_fastest.config.global_batch_size != top.config.global_batch_size:
+        sizes = f" Its global batch is {of_fastest.config.global_batch_size}, against {top.config.global_batch_size}."
     if distinct:
         return f"It loses {lost} of accuracy against {group.name(top.config)}: {both}.{sizes}"
     doubt = "One run of each (n = 1) cannot tell that from chance."

@@ -46,20 +46,20 @@ def of_run(
         CheckpointError: the run has no usable checkpoint.
         ConfigError: there is no such run.
     """
-    found = results.find_checkpoint(run, which, tracking_uri, note)
-    snapshot = found.snapshot
+    checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
+    snapshot = checkpoint.snapshot
     about = {
-        "run": found.run.name,
-        "run_id": found.run.run_id,
+        "run": checkpoint.run.name,
+        "run_id": checkpoint.run.run_id,
         "model": snapshot.config.model,
         "dataset": snapshot.config.dataset,
-        "checkpoint": found.address.rpartition("/")[2],
+        "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
         "test_accuracy": snapshot.accuracy,
-        "weights_sha256": found.weights_sha256,
+        "weights_sha256": checkpoint.weights_sha256,
         "classes": snapshot.class_names,
     }
-    return build(about, data.spec(snapshot.config), classifier.of(found.address, snapshot))
+    return build(about, data.spec(snapshot.config), classifier.of(checkpoint.address, snapshot))
 
 
 def build(about: dict[str, Any], spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:

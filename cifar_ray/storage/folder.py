@@ -156,7 +156,7 @@ class Folder:
         return _file_system(self.scheme, self.endpoint, self.region)
 
 
-def at(given: str | None) -> Folder:
+def at(address: str | None) -> Folder:
     """The folder or prefix that an address names; ``~/.cifar_ray/runs`` for None.
 
     A server other than the cloud's own is named by ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` or
@@ -165,11 +165,11 @@ def at(given: str | None) -> Folder:
     Raises:
         ConfigError: when the address is neither a folder nor a bucket's, or the bucket's region cannot be found.
     """
-    if given is None or "://" not in given:
-        return Folder(str(files.storage(given)))
-    match = _ADDRESS.fullmatch(given)
+    if address is None or "://" not in address:
+        return Folder(str(files.storage(address)))
+    match = _ADDRESS.fullmatch(address)
     if match is None or ".." in match["path"].split("/"):
-        shown = re.sub(r"//.*@", "//...@", given)  # a secret is not repeated
+        shown = re.sub(r"//.*@", "//...@", address)  # a secret is not repeated
         raise ConfigError(
             "storage", f"must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {shown!r}"
         )

@@ -68,5 +68,5 @@ def about(name: str) -> About:
         text,
     )
     assert opening is not None, f"strategies/{name}.py does not open with its label, source and cost"
-    found = opening.groupdict()
-    return About(**{**found, "condition": found["condition"].strip(".:;, ")})
+    groups = opening.groupdict()
+    return About(**{**groups, "condition": groups["condition"].strip(".:;, ")})

@@ -59,9 +59,9 @@ class Asynchronous(Replicas):
 
     def losses(self, loss: Tensor) -> list[float]:
         """The latest known loss of every rank, without waiting; this rank's ``loss`` for one not heard of yet."""
-        own = loss.item()
+        mine = loss.item()
         others = self.known_losses()
-        return [own if rank == self.rank or other is None else other for rank, other in enumerate(others)]
+        return [mine if rank == self.rank or other is None else other for rank, other in enumerate(others)]
 
     @abstractmethod
     def known_losses(self) -> Sequence[float | None]:

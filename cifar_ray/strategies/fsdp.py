@@ -91,13 +91,13 @@ class FSDP(Replicas):
             _share_buffers(self.model, self.context.model)  # a forward pass may have put others there
 
     def state(self) -> dict[str, Any]:
-        found = super().state()
+        state = super().state()
         each: dict[int, dict[str, Any]] = {}
-        for index, of in found["state"].items():
+        for index, of in state["state"].items():
             whole = {key: _whole(value) for key, value in of.items()}
             if self.context.worker.rank == 0:  # one parameter at a time is on the device in full
                 each[index] = on_cpu(whole)
-        return {**found, "state": each}
+        return {**state, "state": each}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         if self.model is self.context.model:

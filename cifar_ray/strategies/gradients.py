@@ -156,7 +156,7 @@ def average_with_state(
     would leave there; where no rank has one, there is none afterwards.
     """
     parameters = numbered(optimizer)
-    states: list[dict[str, Any]] = [optimizer.state.get(each, {}) for each in parameters]
+    states: list[dict[str, Any]] = [optimizer.state.get(parameter, {}) for parameter in parameters]
     if not any(states):  # of an optimizer that keeps nothing
         average(tensors)
         return

@@ -33,12 +33,14 @@ from cifar_ray.strategies.worker import Worker, autocast
 class Stage(PipelineStage):
     """A stage that tells its computing from its waiting."""
 
-    def __init__(self, layers: stages.Layers, worker: Worker, given: Tensor, made: Tensor, watch: Stopwatch) -> None:
+    def __init__(
+        self, layers: stages.Layers, worker: Worker, inputs: Tensor, outputs: Tensor, watch: Stopwatch
+    ) -> None:
         """Take the shapes of what the stage is given and what it makes from two tensors.
 
         With them, PyTorch needs no passes of its own to find them out.
         """
-        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=given, output_args=made)
+        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=inputs, output_args=outputs)
         self._layers, self._watch = layers, watch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -68,8 +70,8 @@ class Pipeline(Base):
         self._watch = Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, config.precision, worker.device)
-        given = _like(costs[part.start - 1], grad=True) if part.start else self._images("meta")
-        stage = Stage(self._layers, worker, given, _like(costs[part.stop - 1], grad=True), self._watch)
+        inputs = _like(costs[part.start - 1], grad=True) if part.start else self._images("meta")
+        stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1], grad=True), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod
@@ -139,15 +141,15 @@ class Pipeline(Base):
                 dist.broadcast(flat(tensor.detach()), src=owner)
 
     def state(self) -> dict[str, Any]:
-        own = self.optimizer.state_dict()
-        mine = {number: on_cpu(values) for number, values in own["state"].items()}
+        state = self.optimizer.state_dict()
+        mine = {number: on_cpu(values) for number, values in state["state"].items()}
         first = self.context.worker.rank == 0
         gathered: list[Any] = [None] * self.world_size
         dist.gather_object(mine, gathered if first else None, dst=0)
         if not first:
-            return own
+            return state
         whole = {number: values for found in gathered for number, values in found.items()}
-        return {**own, "state": dict(sorted(whole.items()))}
+        return {**state, "state": dict(sorted(whole.items()))}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         if state is not None:

@@ -34,10 +34,10 @@ class SendRecv(Replicas):
         chunks = vector.tensor_split(self.world_size)
         rank, hops = self.context.worker.rank, range(self.world_size - 1)
         for hop in hops:  # afterwards this rank has the whole sum of chunk rank + 1
-            own = self._chunk(chunks, rank - hop - 1)
-            arrived = torch.empty_like(own)
+            chunk = self._chunk(chunks, rank - hop - 1)
+            arrived = torch.empty_like(chunk)
             self._hop(self._chunk(chunks, rank - hop), arrived)
-            own += arrived
+            chunk += arrived
         for hop in hops:
             self._hop(self._chunk(chunks, rank + 1 - hop), self._chunk(chunks, rank - hop))
 

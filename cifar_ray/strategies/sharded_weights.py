@@ -55,8 +55,8 @@ class ShardedServer:
         """The optimizer's state; for the worker that has called :meth:`reset`."""
         assert self._start is not None
         order, whole = _numbering(self._start, self._start.layout)
-        found = self._all(lambda server: server.state(generation))
-        for part, shared in zip(self._parts(self._start.layout), found, strict=True):
+        states = self._all(lambda server: server.state(generation))
+        for part, shared in zip(self._parts(self._start.layout), states, strict=True):
             inner, _ = _numbering(self._start, self._start.layout[part])
             whole["state"] |= {order.index(part.start + inner[index]): of for index, of in shared["state"].items()}
         return whole

@@ -184,14 +184,14 @@ class KnownTrial:
     reason: str = ""
 
 
-def children(client: MlflowClient, own: Run) -> list[Run]:
+def children(client: MlflowClient, parent: Run) -> list[Run]:
     """The runs of a sweep, oldest first, by the sweep's own run.
 
     Raises:
         MlflowException: when the store does not answer.
     """
-    of_sweep = f"tags.`{PARENT_TAG}` = '{own.info.run_id}'"
-    return store.search(client, [own.info.experiment_id], of_sweep)[::-1]
+    of_sweep = f"tags.`{PARENT_TAG}` = '{parent.info.run_id}'"
+    return store.search(client, [parent.info.experiment_id], of_sweep)[::-1]
 
 
 def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:

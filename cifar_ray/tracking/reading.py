@@ -39,9 +39,9 @@ def study(uri: str, name: str) -> Study:
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
-    client, own = sweep(uri, name)
+    client, parent = sweep(uri, name)
     with store.refusing(uri):
-        return _measured(client, [_planned(client, name, own)])[0]
+        return _measured(client, [_planned(client, name, parent)])[0]
 
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:

@@ -125,14 +125,14 @@ class Sink:
             except Exception as error:  # tracking must not end a run, whatever happens to it
                 self._doubtful = True
                 reason, refused = store.reason(error), _is_refusal(error)
-                there = self._takes_writes()
+                writable = self._takes_writes()
             late = time.monotonic() + pause > self._deadline
-            failed_while_there += there
-            if refused or (there and (late or failed_while_there >= _TRIES)):
+            failed_while_there += writable
+            if refused or (writable and (late or failed_while_there >= _TRIES)):
                 self.refused.append(reason)
                 self._doubtful = False
                 return True
-            self.trouble, self._doubtful = "" if there else reason, not there
+            self.trouble, self._doubtful = "" if writable else reason, not writable
             if late:
                 return False
             self._closing.wait(pause) if not self._closing.is_set() else time.sleep(pause)

@@ -147,10 +147,10 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     return experiment.experiment_id
 
 
-def experiment_name(given: str | None, datasets: Collection[str]) -> str:
+def experiment_name(name: str | None, datasets: Collection[str]) -> str:
     """The experiment of runs: the one given, ``cifar_ray/DATASET``, or ``cifar_ray`` for several data sets."""
-    if given is not None or len(datasets) != 1:
-        return given or "cifar_ray"
+    if name is not None or len(datasets) != 1:
+        return name or "cifar_ray"
     (dataset,) = datasets
     return f"cifar_ray/{Path(dataset.removeprefix(FOLDER)).absolute().name if dataset.startswith(FOLDER) else dataset}"
 

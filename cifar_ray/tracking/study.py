@@ -154,8 +154,8 @@ class Trial:
     @property
     def gpus_per_worker(self) -> int:
         """GPUs that each worker drives, where it has any."""
-        given = self.params.get("gpus_per_worker", "1")
-        return int(given) if given.isdecimal() else 1
+        count = self.params.get("gpus_per_worker", "1")
+        return int(count) if count.isdecimal() else 1
 
     @property
     def seed(self) -> int:

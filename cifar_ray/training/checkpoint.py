@@ -150,14 +150,14 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
 
 def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights on the CPU, each in memory of its own: safetensors refuses those that a model has under two names."""
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     held: set[int] = set()
     for name, tensor in weights.items():
-        there = tensor.detach().cpu().contiguous()
-        place = there.untyped_storage().data_ptr()
-        found[name] = there.clone() if place in held else there
+        on_cpu = tensor.detach().cpu().contiguous()
+        place = on_cpu.untyped_storage().data_ptr()
+        separate[name] = on_cpu.clone() if place in held else on_cpu
         held.add(place)
-    return found
+    return separate
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
@@ -181,10 +181,10 @@ def _packed(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _check_same(made: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
+def _check_same(config: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise."""
     for name in option.decide_weights(TrainConfig):
-        was, wanted = option.value_of(made, name), option.value_of(record, name)
+        was, wanted = option.value_of(config, name), option.value_of(record, name)
         undecided = (name == "precision" and wanted == "auto") or (name == "images" and wanted.digest is None)
         if was != wanted and not undecided:
             raise CheckpointError(
@@ -239,11 +239,11 @@ def best(folder: Path) -> Path | None:
 
 def _readable(folder: Path) -> dict[Path, Manifest]:
     """The checkpoints whose manifests can be read, oldest first."""
-    found = {}
+    manifests = {}
     for path in every(folder):
         with suppress(CheckpointError):
-            found[path] = manifest.read(path)
-    return found
+            manifests[path] = manifest.read(path)
+    return manifests
 
 
 def _best(readable: Mapping[Path, Manifest]) -> Path | None:

@@ -101,8 +101,8 @@ def _evaluation(confusion: Tensor, loss: float) -> Evaluation:
         "f1": share(2 * right, true + predicted),
         "specificity": share(images - true - predicted + right, images - true),
     }
-    there = true + predicted > 0  # a class that no image has or seems to have is left out of macro averages
-    macro = {name: rate[there].mean().item() for name, rate in rates.items()}
+    present = true + predicted > 0  # a class that no image has or seems to have is left out of macro averages
+    macro = {name: rate[present].mean().item() for name, rate in rates.items()}
     return Evaluation(
         metrics={"loss": loss, "accuracy": right.sum().item() / images.item(), **macro},
         per_class={name: rate.tolist() for name, rate in rates.items()},

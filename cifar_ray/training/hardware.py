@@ -35,9 +35,9 @@ def allowed_cpus(cgroups: Path = _CGROUPS, mount: Path = _CGROUP_MOUNT) -> int:
         cgroups: the process's control groups, as Linux lists them.
         mount: where control groups are mounted, of version 1, 2 or both.
     """
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = min((_quota(group) for group in _groups(cgroups, mount)), default=math.inf)
-    return max(int(min(there, quota)), 1)
+    return max(int(min(count, quota)), 1)
 
 
 def _groups(cgroups: Path, mount: Path) -> list[Path]:

@@ -127,8 +127,8 @@ def _digest(values: dict[str, Any]) -> str:
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
     config = runfile.resolved_from_mapping({**values["config"]})
-    own = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
-    made: Manifest = schema.build(
-        Manifest, {**own, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
+    fields = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
+    manifest: Manifest = schema.build(
+        Manifest, {**fields, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
     )
-    return made
+    return manifest

@@ -56,14 +56,14 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
     matrices. With ``ema``, a parameter's moving average is part of its state.
     """
-    made = _build(model, config)
+    optimizer = _build(model, config)
     if is_own(config.schedule):
         imports.check_source(config, "schedule")
     if config.ema is not None:
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             group["ema"] = config.ema
-        made.register_step_post_hook(_follow)
-    return made
+        optimizer.register_step_post_hook(_follow)
+    return optimizer
 
 
 def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:

@@ -44,8 +44,8 @@ def choose(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
     fp32, bf16 = seconds
     if math.isinf(bf16):
         return "fp32", "a GPU here has no bf16 arithmetic"
-    found = f"{images} images forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
-    return "bf16" if fp32 > MARGIN * bf16 else "fp32", found
+    measured = f"{images} images forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
+    return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
 
 
 def _images(config: ResolvedConfig, device: torch.device) -> int:

@@ -40,21 +40,21 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
     spec = data.spec(config)
     recipe = _recipe(config)
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
-    given |= {name: value for name, value in recipe.items() if given[name] is None}
-    given["augment"] = config.augment or ("crop_flip" if spec.flip else "crop")
-    if given["augment"] == "crop_flip" and not spec.flip:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    values |= {name: value for name, value in recipe.items() if values[name] is None}
+    values["augment"] = config.augment or ("crop_flip" if spec.flip else "crop")
+    if values["augment"] == "crop_flip" and not spec.flip:
         others = errors.one_of([name for name in typing.get_args(AugmentName) if name != "crop_flip"])
         raise ConfigError(
             "augment",
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
-    given["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
-    given |= {"batch_size": None, "global_batch_size": _global_batch(config)}
+    values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
+    values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
     for name in FUNCTIONS:
-        if is_own(given[name]) and getattr(config, f"{name}_source") is None:
-            given[f"{name}_source"] = imports.source(given[name], name)
-    resolved = ResolvedConfig(**given)
+        if is_own(values[name]) and getattr(config, f"{name}_source") is None:
+            values[f"{name}_source"] = imports.source(values[name], name)
+    resolved = ResolvedConfig(**values)
     if is_own(config.model):
         own_models.check(resolved, spec)
     elif is_own(config.dataset):
@@ -108,15 +108,15 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
 def _recipe(config: TrainConfig) -> dict[str, Any]:
     """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
     recipes: dict[str, Recipe] = {recipe.optimizer: recipe for recipe in models.of(config.model).recipes}
-    own = next(iter(recipes))
-    chosen = config.optimizer or own
+    default = next(iter(recipes))
+    chosen = config.optimizer or default
     if chosen not in recipes and (config.lr is None or config.weight_decay is None):
         raise ConfigError(
             "optimizer",
             f"must come with --lr and --weight-decay where it is {chosen}, which {config.model} has no "
-            f"recipe for; its own is {own}",
+            f"recipe for; its own is {default}",
         )
-    found = recipes.get(chosen, recipes[own])
+    found = recipes.get(chosen, recipes[default])
     warmup = min(found.warmup_epochs, LONGEST_WARMUP * config.epochs)
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     defaults = {name: value for name, value in dataclasses.asdict(found).items() if name in names}
@@ -227,14 +227,14 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     """
     if not is_own(config.dataset):
         return config
-    found = data.own.described(dataset)
-    if config.images.digest not in (None, found.digest):
+    images = data.own.described(dataset)
+    if config.images.digest not in (None, images.digest):
         raise ConfigError(
             "dataset",
             f"must have the images that the run began with, and those of {config.dataset} have changed since; undo "
             "that, or begin a new run",
         )
-    return dataclasses.replace(config, images=found)
+    return dataclasses.replace(config, images=images)
 
 
 def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:

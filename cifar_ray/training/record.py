@@ -171,13 +171,13 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
 
 def _final(state: TrainingState) -> tuple[str, str]:
     """The last checkpoint's folder and the SHA-256 of its weights, read by rank 0."""
-    found: list[Any] = [None]
+    paths: list[Any] = [None]
     if state.worker.rank == 0:
         path = checkpoint.every(state.folder)[-1]
-        found[0] = str(path), manifest.read(path).weights.sha256
+        paths[0] = str(path), manifest.read(path).weights.sha256
     if state.worker.world_size > 1:
-        dist.broadcast_object_list(found, src=0, device=state.worker.device)
-    return found[0]
+        dist.broadcast_object_list(paths, src=0, device=state.worker.device)
+    return paths[0]
 
 
 def _sum_losses(state: TrainingState) -> float:
@@ -195,17 +195,17 @@ def _sum_losses(state: TrainingState) -> float:
 def _parts(state: TrainingState) -> dict[str, float]:
     """Mean seconds per step by part, averaged over the ranks that measured the part."""
     mine = state.clock.parts()
-    found = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
-    found = found.to(state.worker.device)
+    parts = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
+    parts = parts.to(state.worker.device)
     if state.worker.world_size > 1:
-        dist.all_reduce(found)
-    return {part: seconds / count for part, (seconds, count) in zip(PARTS, found.tolist()) if count}
+        dist.all_reduce(parts)
+    return {part: seconds / count for part, (seconds, count) in zip(PARTS, parts.tolist()) if count}
 
 
 def _memory(peaks: list[float]) -> dict[str, float]:
     """Metrics of peak memory: every rank's, and the largest."""
-    each = {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
-    return {"peak_memory_mib": max(peaks), **each}
+    by_rank = {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
+    return {"peak_memory_mib": max(peaks), **by_rank}
 
 
 def _gather(state: TrainingState, value: float) -> list[float]:

@@ -97,10 +97,10 @@ def prepare(
     hardware.set_threads(config.cpus_reserved)
     hardware.keep_freed_memory()
     config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
-    found = _agree(folder, config, worker)
+    resumed = _agree(folder, config, worker)
     measured = ""
     if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
-        chosen, measured = (found[1].config.precision, "") if found else precision.choose(config, worker)
+        chosen, measured = (resumed[1].config.precision, "") if resumed else precision.choose(config, worker)
         config = recipe.with_precision(config, chosen)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
@@ -109,7 +109,7 @@ def prepare(
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     model = model.to(worker.device).to(memory_format=torch.channels_last).train()
-    if found is None:
+    if resumed is None:
         _prepare_weights(model, config, dataset, worker)
     clock = Clock(worker.device, launch.begun)
     criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
@@ -137,8 +137,8 @@ def prepare(
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )
-    if found is not None:
-        _restore(state, *found)
+    if resumed is not None:
+        _restore(state, *resumed)
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return state

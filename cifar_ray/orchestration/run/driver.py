@@ -226,9 +226,9 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]
         ConfigError: when its folder cannot be read.
     """
     config = folder.config()
-    with folder.checkpoints(config) as there:
-        checkpoint.latest(there, config)
-        return config, checkpoint.existing(there)
+    with folder.checkpoints(config) as path:
+        checkpoint.latest(path, config)
+        return config, checkpoint.existing(path)
 
 
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:

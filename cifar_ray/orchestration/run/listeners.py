@@ -39,7 +39,11 @@ def checked(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
         ConfigError: when they are no list of callbacks.
     """
     is_list = isinstance(callbacks, list | tuple)
-    wrong = next((given for given in callbacks if not isinstance(given, Callback)), None) if is_list else callbacks
+    wrong = (
+        next((candidate for candidate in callbacks if not isinstance(candidate, Callback)), None)
+        if is_list
+        else callbacks
+    )
     if wrong is not None:
         raise ConfigError("callbacks", f"must be a list of cifar_ray.Callback objects, got {errors.brief(wrong)}")
     return tuple(callbacks)

@@ -51,7 +51,9 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
     for axes in config.grid:
         wanted = len(drawn) + config.samples
         for _ in range(_MOST_DRAWS * config.samples):  # a combination is drawn once; there may be fewer than samples
-            values = {name: _domain(each).sample(random_state=state.randrange(2**31)) for name, each in axes.items()}
+            values = {
+                name: _domain(domain).sample(random_state=state.randrange(2**31)) for name, domain in axes.items()
+            }
             if len(drawn) == wanted:
                 break
             if values not in drawn:

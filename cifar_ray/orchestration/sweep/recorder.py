@@ -201,8 +201,10 @@ class SweepRecorder:
                 self._take_up(trial, trial.opening)
                 if trial.opening is not None and time.monotonic() >= end:
                     trial.opening = None
-                    own = [event.reason for event in trial.held if isinstance(event, TrialFinished) and event.reason]
-                    self.close(trial, boards.FAILED, *own or [f"MLflow has no record of it ({self._away})"])
+                    reasons = [
+                        event.reason for event in trial.held if isinstance(event, TrialFinished) and event.reason
+                    ]
+                    self.close(trial, boards.FAILED, *reasons or [f"MLflow has no record of it ({self._away})"])
             check()
             time.sleep(_POLL_S)
 

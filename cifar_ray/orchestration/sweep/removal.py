@@ -93,14 +93,14 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     if known.run_id and (sweep := parent.find(client, name)):
         ids = f"{known.run_id} (run), {sweep.run_id} (sweep)"
         raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
-    own = [client.get_run(known.run_id)] if known.run_id else []
-    registry.refuse_registered(client, own)
+    parents = [client.get_run(known.run_id)] if known.run_id else []
+    registry.refuse_registered(client, parents)
     folder = run_folder.reopen(storage.at(known.folder)) if _exists(known.folder) else None
     if folder is None or folder.key != known.key:  # there may be another run's of the same name
         folder = None
-        _refuse_running(own, known.folder)
+        _refuse_running(parents, known.folder)
     lock = stack.enter_context(folder.lock()) if folder else None
-    return _removal(f"run {known.name}", client, own, folder.folder if folder else None, lock, known.folder)
+    return _removal(f"run {known.name}", client, parents, folder.folder if folder else None, lock, known.folder)
 
 
 def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
