@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ _BACKENDS: Any = torch.backends  # whose stubs lack most of these
 _CUDNN = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
 _CAN_ROUND = (*_CUDNN, _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn, _BACKENDS.mkldnn.matmul)
 """Operations whose float32 inputs PyTorch may round. Its older switches, such as ``cudnn.allow_tf32``, stand for
-several of them and raise when these differ, so none is read."""
+several of them and raise when these differ, so none is trusted."""
 
 _CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -91,8 +91,7 @@ def use_precision(precision: str) -> None:
     In ``bf16`` what remains in float32 is so too, but for cuDNN's operations, which round to TF32 as they do by
     PyTorch's default.
     """
-    for operation in _CAN_ROUND:
-        operation.fp32_precision = "tf32" if operation in _CUDNN and precision != "fp32" else "ieee"
+    _round(["tf32" if operation in _CUDNN and precision != "fp32" else "ieee" for operation in _CAN_ROUND])
 
 
 @contextmanager
@@ -103,8 +102,14 @@ def plain_float32() -> Iterator[None]:
     try:
         yield
     finally:
-        for operation, rounding in zip(_CAN_ROUND, before):
-            operation.fp32_precision = rounding
+        _round(before)
+
+
+def _round(precisions: Sequence[str]) -> None:
+    """Set what each operation rounds to, and the older switch of cuDNN, which ``torch.export`` reads, to agree."""
+    torch.backends.cudnn.allow_tf32 = precisions[0] == "tf32"
+    for operation, precision in zip(_CAN_ROUND, precisions):
+        operation.fp32_precision = precision
 
 
 def describe(device: torch.device) -> str:

@@ -190,8 +190,10 @@ def test_float32_is_float32_whatever_a_users_file_has_set(set_switches: Callable
     set_switches()
     hardware.use_precision("fp32")
     assert rounding() == ["ieee"] * 6
+    assert not torch.backends.cudnn.allow_tf32  # torch.export reads the older switch, which raises if it disagrees
     hardware.use_precision("bf16")
     assert rounding() == ["tf32", "tf32", *["ieee"] * 4]
+    assert torch.backends.cudnn.allow_tf32
     set_switches()
     before = rounding()
     with hardware.plain_float32():
