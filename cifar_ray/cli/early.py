@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
@@ -56,26 +56,22 @@ def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
             raise stores.no_such_run(uri, run)
 
 
-def check_sweep(name: str, tracking_uri: str | None) -> None:
-    """Refuse the name of a sweep that the tracking store does not have.
+def check_sweep(
+    name: str, tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_sweep
+) -> None:
+    """Refuse the name of a sweep, or of a sweep or a run, that the tracking store does not have.
+
+    Args:
+        name: of the sweep.
+        tracking_uri: the store.
+        absent: makes the error, of the store's URI and the name.
 
     Raises:
         ConfigError: when it certainly does not.
     """
     uri = stores.resolve_uri(tracking_uri)
     if stores.lacks(uri, name):
-        raise stores.no_such_sweep(uri, name)
-
-
-def check_sweep_or_run(name: str, tracking_uri: str | None) -> None:
-    """Refuse a name that neither a sweep nor a run of the tracking store has.
-
-    Raises:
-        ConfigError: when certainly none has it.
-    """
-    uri = stores.resolve_uri(tracking_uri)
-    if stores.lacks(uri, name):
-        raise stores.no_such_name(uri, name)
+        raise absent(uri, name)
 
 
 def known_config(name: str) -> TrainConfig | None:

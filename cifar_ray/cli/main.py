@@ -136,7 +136,7 @@ def report(command: ReportCommand) -> int:
         files.folder("out", command.out)
     in_store = [name for name in command.sweeps if not name.endswith(EXPORTED)]
     for name in in_store:
-        early.check_sweep_or_run(name, command.tracking_uri)
+        early.check_sweep(name, command.tracking_uri, stores.no_such_name)
     from cifar_ray.reporting import data, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken
@@ -186,7 +186,7 @@ def _agreed(question: str) -> bool:
 
 def export(command: ExportCommand) -> int:
     """``cifar-ray export``."""
-    early.check_sweep_or_run(command.sweep, command.tracking_uri)
+    early.check_sweep(command.sweep, command.tracking_uri, stores.no_such_name)
     from cifar_ray.reporting import exported
 
     path = command.out or f"{command.sweep}{EXPORTED}"
