@@ -162,6 +162,8 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
     values = schema.to_plain(config)
     if values.pop("cpus_follow", False):
         values["cpus_per_worker"] = None
+    if config.task is None:  # a run whose data set tells the task is written as it was before there were others
+        del values["task"], values["task_source"]
     return values
 
 

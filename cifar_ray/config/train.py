@@ -20,12 +20,13 @@ from cifar_ray.config.topology import Topology
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.models.options import Model
 from cifar_ray.strategies.options import Strategy
+from cifar_ray.tasks.options import Task
 from cifar_ray.training.options import Batch, Optimisation, OptimizerText, ScheduleText
 
 
 @plainly
 @dataclass(frozen=True, config=STRICT)
-class TrainConfig(Tracking, Strategy, Placement, Batch, Optimisation, Model, Data):
+class TrainConfig(Tracking, Strategy, Placement, Batch, Optimisation, Model, Task, Data):
     """Train one image classifier on one topology."""
 
     # What a person may choose is declared by its owners, which are listed from the last section to the first.

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from cifar_ray import tasks
+from cifar_ray.tasks import TaskSpec
+
+TASK_TAG = "cifar_ray.task"
+"""Tag of a run of another task than image classification: the task's facts, as JSON."""
 
 MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
@@ -78,6 +85,11 @@ class Trial:
     def finished(self) -> bool:
         """Whether the run has finished, so that its figures are final."""
         return self.status == "FINISHED"
+
+    @property
+    def task(self) -> TaskSpec:
+        """What it learns."""
+        return tasks.recorded(json.loads(self.tags.get(TASK_TAG, "null")))
 
     @property
     def measure(self) -> str:

@@ -10,21 +10,22 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "cifar_ray"
 HEAVY = {"ray": "orchestration", "mlflow": "tracking", "pyarrow": "storage"}
 # What each room may import of the package, besides itself.
-DOMAIN = {"config", "data", "models", "strategies", "training"}
+DOMAIN = {"config", "tasks", "data", "models", "strategies", "training"}
 # Options stand in ``options.py`` of the rooms that own them; config composes them, and lends them its foundation.
 FOUNDATION = ("errors", "option", "schema")
 BELOW = {
     "foundation": set(),
     "options": {"foundation"},
     "config": {"foundation", "options"},
-    "data": {"config"},
+    "tasks": {"config"},
+    "data": {"config", "tasks"},
     "models": {"config", "data"},
-    "strategies": {"config", "data", "models"},
-    "training": {"config", "data", "models", "strategies"},
+    "strategies": {"config", "data", "models", "tasks"},
+    "training": {"config", "data", "models", "strategies", "tasks"},
     "storage": {"config"},
-    "tracking": {"config", "data", "training"},
-    "reporting": {"config", "tracking"},
-    "display": {"config", "strategies"},
+    "tracking": {"config", "data", "tasks", "training"},
+    "reporting": {"config", "tasks", "tracking"},
+    "display": {"config", "strategies", "tasks"},
     "orchestration.cluster": {*DOMAIN, "storage"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
     "orchestration.sweep": {

@@ -1,0 +1,63 @@
+"""Tasks by name: what a batch, a loss, an evaluation and a prediction are.
+
+The registry is ``TaskName`` in ``options.py``: every name in it is a file here, whose ``TASK`` is a class with the
+methods of :class:`~cifar_ray.tasks.protocol.Task`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cifar_ray.config.option import is_own
+from cifar_ray.tasks import classification
+from cifar_ray.tasks.spec import LOSS, Figure, TaskSpec, from_mapping
+
+if TYPE_CHECKING:
+    from cifar_ray.config.train import TrainConfig
+    from cifar_ray.tasks.protocol import Task
+
+__all__ = ["LOSS", "Figure", "TaskSpec", "build", "of", "recorded", "spec", "to_record"]
+
+
+def of(config: TrainConfig) -> type[Task]:
+    """The class of a config's task.
+
+    Raises:
+        ConfigError: when it is one of the user's own that cannot be loaded or is no task.
+    """
+    if is_own(config.task):
+        from cifar_ray.tasks import own
+
+        return own.load(config)
+    task: type[Task] = importlib.import_module(f"cifar_ray.tasks.{config.task or 'classification'}").TASK
+    return task
+
+
+def build(config: TrainConfig) -> Task:
+    """A config's task, ready for use."""
+    return of(config)(config)
+
+
+def spec(config: TrainConfig) -> TaskSpec:
+    """The facts of a config's task.
+
+    Raises:
+        ConfigError: as :func:`of`.
+    """
+    return of(config).spec
+
+
+def to_record(task: TaskSpec) -> dict[str, Any] | None:
+    """What a record holds of a task, for :func:`recorded`; None of image classification."""
+    return None if task == classification.SPEC else task.to_mapping()
+
+
+def recorded(values: Mapping[str, Any] | None) -> TaskSpec:
+    """The task of a record that holds these values; image classification where it holds none.
+
+    Raises:
+        ConfigError: when they are no task's.
+    """
+    return classification.SPEC if values is None else from_mapping(values)

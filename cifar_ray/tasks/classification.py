@@ -1,0 +1,112 @@
+"""Image classification: one label for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cifar_ray.config.errors import brief
+from cifar_ray.tasks.protocol import Evaluation, Targets
+from cifar_ray.tasks.spec import Figure, TaskSpec
+
+if TYPE_CHECKING:  # reports read the facts, without torch
+    from torch import Tensor
+
+    from cifar_ray.config.train import TrainConfig
+
+SPEC = TaskSpec(
+    "classification",
+    (
+        Figure("accuracy", "Accuracy", percent=True),
+        Figure("precision", "Precision", percent=True, macro=True),
+        Figure("recall", "Recall", percent=True, macro=True),
+        Figure("f1", "F1", percent=True, macro=True),
+        Figure("specificity", "Specificity", percent=True, macro=True),
+    ),
+)
+
+
+class Classification:
+    """Cross-entropy over classes; figures of the confusion matrix.
+
+    The loss of an evaluation is without label smoothing.
+    """
+
+    spec = SPEC
+    target = "labels"
+    rule = "for each a whole number from 0, without a gap"
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._smoothing = config.label_smoothing or 0.0
+
+    @classmethod
+    def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
+        """See the protocol."""
+        halves = [np.asarray(half) for half in (train, test)]
+        for name, half in zip(("training", "test"), halves):
+            if half.ndim != 1 or not np.issubdtype(half.dtype, np.integer):
+                raise ValueError(f"{name} labels of {half.dtype} {half.shape}")
+        labels = np.unique(halves[0])
+        if len(labels) < 2 or labels.tolist() != list(range(len(labels))) or not np.isin(halves[1], labels).all():
+            last = max(labels[-1], halves[1].max())
+            raise ValueError(f"{len(labels)} kinds of labels for training, and labels from {labels[0]} to {last}")
+        given = tuple(map(str, range(len(labels)) if names is None else names))
+        if len(set(given)) != len(labels) or len(given) != len(labels):
+            raise ValueError(f"{brief(names)} as the names of {len(labels)} classes")
+        return Targets(halves[0].astype(np.int64), halves[1].astype(np.int64), given)
+
+    def counts(self, targets: Tensor) -> None:
+        """Every image counts 1."""
+
+    def loss(self, outputs: Tensor, targets: Tensor, count: float) -> Tensor:
+        """Mean cross-entropy of logits (B, classes) and labels (B,), or of mixed images each class's share."""
+        from torch.nn import functional as F
+
+        # Not a sum that is divided: with label smoothing its last bits are others.
+        return F.cross_entropy(outputs, targets, label_smoothing=self._smoothing)
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The sum of the cross-entropy, and images by true class (row) and predicted class (column)."""
+        from torch.nn import functional as F
+
+        from cifar_ray.tasks.confusion import multiclass_confusion_matrix
+
+        predicted, classes = outputs.argmax(1), outputs.shape[1]
+        return {
+            "loss": F.cross_entropy(outputs.double(), targets, reduction="sum"),  # float32 would lose digits
+            "confusion": multiclass_confusion_matrix(predicted, targets, classes, validate_args=False),
+        }
+
+    def evaluation(self, tally: Mapping[str, Tensor], images: int) -> Evaluation:
+        """Figures in float64; torchmetrics' own rates are float32."""
+        import torch
+
+        confusion = tally["confusion"]
+        right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+
+        def share(part: Tensor, whole: Tensor) -> Tensor:
+            return torch.where(whole > 0, part.double() / whole, 0.0)
+
+        rates = {
+            "precision": share(right, predicted),
+            "recall": share(right, true),
+            "f1": share(2 * right, true + predicted),
+            "specificity": share(images - true - predicted + right, images - true),
+        }
+        present = true + predicted > 0  # a class that no image has or seems to have is left out of macro averages
+        macro = {name: rate[present].mean().item() for name, rate in rates.items()}
+        return Evaluation(
+            metrics={"loss": tally["loss"].item() / images, "accuracy": right.sum().item() / images, **macro},
+            images=images,
+            per_class={name: rate.tolist() for name, rate in rates.items()},
+            confusion=confusion.tolist(),
+        )
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Probabilities (B, classes)."""
+        return outputs.float().softmax(1)
+
+
+TASK = Classification

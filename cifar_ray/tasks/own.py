@@ -1,0 +1,37 @@
+"""Tasks of the user's own: ``--task MODULE:CLASS`` names a class with the methods of the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cifar_ray.config import imports
+from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.tasks.protocol import Task
+from cifar_ray.tasks.spec import LOSS, TaskSpec
+
+_METHODS = ("targets", "counts", "loss", "tally", "evaluation", "predictions")
+
+
+def load(config: TrainConfig) -> type[Task]:
+    """The user's class.
+
+    Raises:
+        ConfigError: when it cannot be imported or lacks a part of the protocol, or when its file is no longer the one
+            that the run began with.
+    """
+    imports.check_source(config, "task")
+    path = str(config.task)
+    task: Any = imports.load(path, "task")
+    rule = "must have the parts of cifar_ray.tasks.protocol.Task"
+    if not isinstance(task, type):
+        raise ConfigError("task", f"must name a class, and {path} is {brief(task)}")
+    if lacks := [name for name in ("spec", "target", "rule", *_METHODS) if not hasattr(task, name)]:
+        raise ConfigError("task", f"{rule}, and {path} has no {lacks[0]}")
+    loaded: type[Task] = task
+    spec: Any = loaded.spec
+    if not isinstance(spec, TaskSpec) or not spec.figures:
+        raise ConfigError("task", f"{rule}; its spec must be a TaskSpec with a figure, and is {brief(spec)}")
+    if LOSS.name in (figure.name for figure in spec.figures):
+        raise ConfigError("task", f"must not list the figure {LOSS.name}, which every task has, and {path} does")
+    return loaded

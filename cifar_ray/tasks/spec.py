@@ -1,0 +1,87 @@
+"""Facts about a task that need no torch: its figures, which way each is better, and what it counts and answers.
+
+A checkpoint and a run in MLflow hold the facts of a task of the user's own, so that reading them needs no code of
+theirs. Those without are of image classification.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cifar_ray.config import schema
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of an evaluation.
+
+    Attributes:
+        name: as in the metric ``test/NAME``.
+        title: as the head of a table's column.
+        better: whether the highest value is the best, or the lowest.
+        percent: whether it is a share from 0 to 1, which people read in percent.
+        macro: whether it is a mean over classes, each of equal weight.
+    """
+
+    name: str
+    title: str
+    better: Literal["max", "min"] = "max"
+    percent: bool = False
+    macro: bool = False
+
+    @property
+    def metric(self) -> str:
+        """Its name among a run's metrics."""
+        return f"test/{self.name}"
+
+    def text(self, value: float) -> str:
+        """A value as people read it: ``91.23%`` or ``0.1234``."""
+        return f"{value:.2%}" if self.percent else f"{value:.4f}"
+
+    def rank(self, value: float) -> float:
+        """A number that is higher for a better value."""
+        return value if self.better == "max" else -value
+
+
+LOSS = Figure("loss", "Loss", "min")
+"""Mean of what is minimised, over the test set: every task has it beside its own figures."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """Facts about a task.
+
+    Attributes:
+        name: ``classification``, or MODULE:CLASS.
+        figures: of an evaluation, beside the loss. The first is the primary one, by which checkpoints and runs are
+            chosen and compared.
+        unit: what is counted, in the plural: throughput is in ``images/s``, and its metric is ``images_per_s``.
+        answer: what a prediction is: a probability for each name (``classes``) or a number for each (``values``).
+    """
+
+    name: str
+    figures: tuple[Figure, ...]
+    unit: str = "images"
+    answer: Literal["classes", "values"] = "classes"
+
+    @property
+    def primary(self) -> Figure:
+        """The figure by which checkpoints and runs are chosen and compared."""
+        return self.figures[0]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values, for :func:`from_mapping`."""
+        return dataclasses.asdict(self)
+
+
+def from_mapping(values: Mapping[str, Any]) -> TaskSpec:
+    """What :meth:`TaskSpec.to_mapping` made.
+
+    Raises:
+        ConfigError: when it is something else.
+    """
+    spec: TaskSpec = schema.build(TaskSpec, {**values})
+    return spec
