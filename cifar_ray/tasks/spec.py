@@ -72,6 +72,21 @@ class TaskSpec:
         """The figure by which checkpoints and runs are chosen and compared."""
         return self.figures[0]
 
+    @property
+    def throughput(self) -> str:
+        """Metric of what is counted in a second of steady state: ``images_per_s``."""
+        return f"{self.unit}_per_s"
+
+    @property
+    def epoch_throughput(self) -> str:
+        """Metric of what is counted in a second of an epoch: ``epoch_images_per_s``."""
+        return f"epoch_{self.throughput}"
+
+    @property
+    def counted(self) -> str:
+        """Metric of how many an evaluation counts: ``test/images``."""
+        return f"test/{self.unit}"
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for :func:`from_mapping`."""
         return dataclasses.asdict(self)
