@@ -56,7 +56,7 @@ def make_up_images() -> None:
 
     def split(size: int) -> Split:
         images = random.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
-        return Split(images, random.integers(0, spec.num_classes, size))
+        return Split({"images": images, "labels": random.integers(0, spec.num_classes, size)})
 
     made = Dataset(spec, split(spec.train_size), split(spec.test_size), tuple("0123456789"), "random")
 
@@ -67,10 +67,10 @@ def make_up_images() -> None:
             self._transform = transform
 
         def __len__(self) -> int:
-            return len(made.train.labels)
+            return len(made.train["labels"])
 
         def __getitem__(self, index: int) -> Any:
-            return self._transform(Image.fromarray(made.train.images[index])), int(made.train.labels[index])
+            return self._transform(Image.fromarray(made.train.images[index])), int(made.train["labels"][index])
 
     data.load = lambda *_: made
     torchvision.datasets.CIFAR10 = Random  # type: ignore[assignment, misc]

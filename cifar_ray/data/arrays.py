@@ -1,7 +1,8 @@
 """Data sets of arrays: those of a function of the user's own, ``--dataset MODULE:FUNCTION``, and their facts.
 
 The function returns ``(images, labels), (images, labels)``, for training and for the test, and may return the names of
-the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,).
+the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,). For a task of the
+user's own it returns what that learns in place of labels.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.sections import Images
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest
+from cifar_ray.tasks.protocol import Task
 
 _RULE = (
-    "must return (images, labels) for training and for the test, and perhaps the classes' names: uint8 images "
-    "(N, side, side, 3) or (N, side, side) of one size, and for each a whole number from 0, without a gap"
+    "must return (images, {target}) for training and for the test, and perhaps the {names}' names: uint8 images "
+    "(N, side, side, 3) or (N, side, side) of one size, and {rule}"
 )
 
 
 @functools.cache
-def from_function(path: str) -> Dataset:
-    """What the user's function returns, once in a process.
+def from_function(path: str, task: type[Task]) -> Dataset:
+    """What the user's function returns, once in a process, for a task that learns of it.
 
     Raises:
         ConfigError: when it fails, or returns something else.
@@ -32,33 +34,36 @@ def from_function(path: str) -> Dataset:
     with imports.calling(path, "dataset", "must return arrays"):
         returned = imports.load(path, "dataset")()
     try:
-        return _checked(path, returned)
+        return _checked(path, returned, task)
     except ValueError as error:
-        raise ConfigError("dataset", f"{_RULE}; {path} returns {error}") from None
+        names = "classes" if task.spec.answer == "classes" else "outputs"
+        rule = _RULE.format(target=task.target, names=names, rule=task.rule)
+        raise ConfigError("dataset", f"{rule}; {path} returns {error}") from None
 
 
-def _checked(path: str, returned: Any) -> Dataset:
+def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     """The data set of what a function returned; a ValueError says what is wrong with it."""
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise ValueError(brief(returned))
-    train, test = _split(returned[0], "training"), _split(returned[1], "test")
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ValueError(f"images of {train.images.shape[1:3]} for training and {test.images.shape[1:3]} for the test")
-    labels = np.unique(train.labels)
-    if len(labels) < 2 or labels.tolist() != list(range(len(labels))) or not np.isin(test.labels, labels).all():
-        last = max(labels[-1], test.labels.max())
-        raise ValueError(f"{len(labels)} kinds of labels for training, and labels from {labels[0]} to {last}")
-    given = returned[2] if len(returned) == 3 else range(len(labels))
-    names = tuple(map(str, given)) if isinstance(given, list | tuple | range) else ()
-    if len(set(names)) != len(labels) or len(names) != len(labels):
-        raise ValueError(f"{brief(given)} as the names of {len(labels)} classes")
-    return made(path, train, test, names)
+    halves = [_arrays(half, name, task.target) for half, name in zip(returned, ("training", "test"))]
+    images, targets = ([half[at] for half in halves] for at in (0, 1))
+    if images[0].shape[1:] != images[1].shape[1:]:
+        raise ValueError(f"images of {images[0].shape[1:3]} for training and {images[1].shape[1:3]} for the test")
+    names = returned[2] if len(returned) == 3 else None
+    if len(returned) == 3 and not isinstance(names, list | tuple | range):
+        raise ValueError(f"{brief(names)} as names")
+    checked = task.targets(targets[0], targets[1], names)
+    train, test = (
+        Split({"images": each, task.target: np.ascontiguousarray(target)})
+        for each, target in zip(images, (checked.train, checked.test))
+    )
+    return made(path, train, test, checked.names)
 
 
-def _split(half: Any, name: str) -> Split:
-    """One half of what a function returned, as the loader takes it; a ValueError says what is wrong with it."""
+def _arrays(half: Any, name: str, target: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and targets of one half of what a function returned; a ValueError says what is wrong with it."""
     try:
-        images, labels = map(np.asarray, half)
+        images, targets = map(np.asarray, half)
     except (TypeError, ValueError, RuntimeError):  # torch's tensors that have a gradient raise the last one
         raise ValueError(f"{brief(half)} for {name}") from None
     if images.ndim == 3:
@@ -66,9 +71,9 @@ def _split(half: Any, name: str) -> Split:
     is_square = images.ndim == 4 and images.shape[1:] == (images.shape[1], images.shape[1], 3)
     if images.dtype != np.uint8 or not images.size or not is_square:
         raise ValueError(f"{name} images of {images.dtype} {images.shape}")
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{name} labels of {labels.dtype} {labels.shape} for {len(images)} images")
-    return Split(np.ascontiguousarray(images), labels.astype(np.int64))
+    if targets.shape[:1] != images.shape[:1]:
+        raise ValueError(f"{name} {target} of {targets.dtype} {targets.shape} for {len(images)} images")
+    return np.ascontiguousarray(images), targets
 
 
 def made(name: str, train: Split, test: Split, classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
@@ -90,8 +95,8 @@ def facts_of(train: Split, test: Split, classes: int) -> Images:
     std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
     return Images(
         classes,
-        len(train.labels),
-        len(test.labels),
+        len(train),
+        len(test),
         train.images.shape[1],
         tuple(round(float(value), 4) for value in mean),
         tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour

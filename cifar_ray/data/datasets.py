@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ class DatasetSpec:
 
     Attributes:
         name: its name on the command line.
-        num_classes: labels run from 0 to ``num_classes - 1``.
+        num_classes: numbers that a model gives for a sample: labels run from 0 to ``num_classes - 1``.
         train_size: training images.
         test_size: test images.
         mean: mean of the training pixels per channel, on a scale of 0 to 1.
@@ -59,15 +60,29 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test images.
+    """Training or test samples, as rows of named columns: ``images``, and what a task learns of them.
 
     Attributes:
-        images: uint8, shape (N, side, side, 3), channels last; may be read-only, and stay on disk.
-        labels: int64, shape (N,).
+        columns: name -> array whose first axis counts the samples. ``images`` are uint8 (N, side, side, 3), channels
+            last, may be read-only, and may stay on disk. ``labels``, where it has them, are int64 (N,).
     """
 
-    images: np.ndarray
-    labels: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def images(self) -> np.ndarray:
+        """What the model is given."""
+        return self.columns["images"]
+
+    def at(self, rows: Any) -> Split:
+        """Some of the samples, as NumPy chooses rows."""
+        return Split({name: column[rows] for name, column in self.columns.items()})
 
     @property
     def file(self) -> str | None:
@@ -75,7 +90,9 @@ class Split:
         return str(self.images.filename) if isinstance(self.images, np.memmap) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_mapped, (self.file, self.labels)) if self.file else (Split, (self.images, self.labels))
+        if self.file is None:
+            return Split, (self.columns,)
+        return _mapped, (self.file, {name: column for name, column in self.columns.items() if name != "images"})
 
 
 @dataclass(frozen=True)
@@ -86,8 +103,8 @@ class Dataset:
         spec: its fixed facts.
         train: training images.
         test: test images.
-        class_names: one per label.
-        digest: first 16 hex digits of the SHA-256 over all images and labels.
+        class_names: one for each number that a model gives for a sample, such as its labels.
+        digest: first 16 hex digits of the SHA-256 over all columns.
         left_out: what was found beside the images and is not used, in words.
     """
 
@@ -113,13 +130,12 @@ class Dataset:
         """The same with that many of the test images, spread evenly over all; with all of them when it is None."""
         if count is None:
             return self
-        spread = np.arange(count) * len(self.test.labels) // count
-        return replace(self, test=Split(self.test.images[spread], self.test.labels[spread]))
+        return replace(self, test=self.test.at(np.arange(count) * len(self.test) // count))
 
 
-def _mapped(path: str, labels: np.ndarray) -> Split:
+def _mapped(path: str, others: Mapping[str, np.ndarray]) -> Split:
     try:
-        return Split(np.load(path, mmap_mode="r"), labels)
+        return Split({"images": np.load(path, mmap_mode="r"), **others})
     except OSError:
         problem = f"{path} is not on {platform.node()}"
         raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {problem}") from None
@@ -162,7 +178,9 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     published.provide(name, root)
     train, test = (published.read(name, root, train) for train in (True, False))
     names = tuple(str(label) for label in train.classes)
-    train_split, test_split = (Split(to_model_size(spec, half.data), _labels(half.targets)) for half in (train, test))
+    train_split, test_split = (
+        Split({"images": to_model_size(spec, half.data), "labels": _labels(half.targets)}) for half in (train, test)
+    )
     return _dataset(spec, train_split, test_split, names)
 
 
@@ -209,7 +227,8 @@ def _digits(spec: DatasetSpec) -> Dataset:
     bunch = load_digits()
     images = to_model_size(spec, np.rint(bunch.images * (255 / 16)))
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
-    train, test = (Split(images[part], _labels(bunch.target[part])) for part in np.split(shuffled, [spec.train_size]))
+    every = Split({"images": images, "labels": _labels(bunch.target)})
+    train, test = (every.at(part) for part in np.split(shuffled, [spec.train_size]))
     return _dataset(spec, train, test, tuple(str(digit) for digit in range(spec.num_classes)))
 
 
@@ -220,19 +239,19 @@ def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...
 
 
 def digest(train: Split, test: Split) -> str:
-    """First 16 hex digits of the SHA-256 over all images and labels."""
+    """First 16 hex digits of the SHA-256 over all columns."""
     state = hashlib.sha256()
     for split in (train, test):
-        state.update(np.ascontiguousarray(split.images).data)
-        state.update(split.labels.data)
+        for column in split.columns.values():
+            state.update(np.ascontiguousarray(column).data)
     return state.hexdigest()[:16]
 
 
-def as_tensors(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """The split's memory as tensors, without a copy: uint8 (N, 32, 32, 3) and int64 (N,)."""
+def as_tensor(column: np.ndarray) -> torch.Tensor:
+    """A column's memory as a tensor, without a copy."""
     import torch
 
     with warnings.catch_warnings():
         # Memory shared between processes is read-only; nothing here writes to it.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(split.images), torch.from_numpy(split.labels)
+        return torch.from_numpy(column)

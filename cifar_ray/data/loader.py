@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cifar_ray import tasks
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, order, policies
-from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensors
+from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
 """Test images per forward pass, by kind of device. But for rounding it has no effect on the metrics. On a CPU, float32
@@ -30,7 +31,7 @@ small operations that take as long for 16 images as for 1,024 are paid once for 
 class DataShard:
     """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``micro_batches``.
 
-    A rank that has no use for the images gets none of them, only labels and seeds.
+    A rank that has no use for the images gets none of them, only targets and seeds.
     """
 
     index: int = 0
@@ -44,22 +45,31 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         images: normalised float32, shape (B, C, H, W).
-        labels: int64, shape (B,); of mixed images, each class's share: float32, shape (B, num_classes).
+        targets: what is learned of them, rows of the task's column, such as int64 labels (B,); of mixed images, each
+            class's share: float32, shape (B, num_classes).
         seed: of torch's generators while they do; it depends on the step and the micro-batch, not on what came before.
+        divisor: what the sum of their losses is divided by: a micro-batch's mean share of what its global batch counts,
+            so that the mean over all micro-batches on all ranks is the global batch's. Where each sample counts 1,
+            it is B.
     """
 
     images: Tensor
-    labels: Tensor
+    targets: Tensor
     seed: int
+    divisor: float
 
 
 class _Block(NamedTuple):
-    """One rank's shares of consecutive global batches: uint8 images (steps, B, H, W, C) and labels (steps, B, ...)."""
+    """One rank's shares of consecutive global batches: uint8 images (steps, B, H, W, C), targets (steps, B, ...).
+
+    ``divisors`` are those of the micro-batches, by step.
+    """
 
     epoch: int
     steps: range
     images: Tensor
-    labels: Tensor
+    targets: Tensor
+    divisors: Sequence[float]
 
 
 class TrainLoader:
@@ -83,14 +93,17 @@ class TrainLoader:
         self._variation = variation
         self._device = device
         self._normalise = augment.Normalise(dataset.spec).to(device)
-        images, labels = as_tensors(dataset.train)
+        task = tasks.build(config)
+        images, targets = as_tensor(dataset.train.images), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
-        self._images, self._labels = images if self._reader else images.to(device), labels.to(device)
-        self._order: tuple[int, Tensor] = (-1, self._labels)
+        self._images, self._targets = images if self._reader else images.to(device), targets.to(device)
+        counts = task.counts(targets)
+        self._counts = None if counts is None else counts.to(device)
+        self._order: tuple[int, Tensor] = (-1, self._targets)
         self._seeds: list[list[int]] = []
-        self._ready = _Block(-1, range(0), self._images, self._labels)
-        whole = order.steps_per_epoch(len(self._labels), config.global_batch_size)
+        self._ready = _Block(-1, range(0), self._images, self._targets, ())
+        whole = order.steps_per_epoch(len(targets), config.global_batch_size)
         self.steps_per_epoch = config.steps_per_epoch or whole
 
     def micro_batches(self, epoch: int, step: int) -> Iterator[MicroBatch]:
@@ -98,22 +111,22 @@ class TrainLoader:
         if self._ready.epoch != epoch or step not in self._ready.steps:
             self._ready = self._block(epoch, step)
         row = self._ready.steps.index(step)
-        images, labels = self._ready.images[row], self._ready.labels[row]
+        images, targets, divisor = self._ready.images[row], self._ready.targets[row], self._ready.divisors[row]
         parts = self._shard.micro_batches
-        for shown, of, seeds in zip(images.chunk(parts), labels.chunk(parts), self._seeds):
-            yield MicroBatch(self._normalise(shown), of, seeds[step])
+        for shown, learned, seeds in zip(images.chunk(parts), targets.chunk(parts), self._seeds):
+            yield MicroBatch(self._normalise(shown), learned, seeds[step], divisor)
 
     def _block(self, epoch: int, step: int) -> _Block:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""
         config, shard = self._config, self._shard
         steps, samples = self._samples(epoch, step)
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
-        images, labels = self._varied(shown, epoch), self._labels[samples.flatten()]
+        images, targets = self._varied(shown, epoch), self._targets[samples.flatten()]
         if config.augment in MIXING:
             spec, each = self._spec, samples.flatten()
-            drawn = mixing.partners(each, config.seed, epoch, len(self._labels))
-            others = self._labels[drawn.samples]
-            labels = mixing.labels(labels, others, drawn, config.augment, spec.image_size, spec.num_classes)
+            drawn = mixing.partners(each, config.seed, epoch, len(self._targets))
+            others = self._targets[drawn.samples]
+            targets = mixing.labels(targets, others, drawn, config.augment, spec.image_size, spec.num_classes)
             if shard.images:
                 mix = mixing.mixup if config.augment == "mixup" else mixing.cutmix
                 images = mix(images, self._varied(drawn.samples, epoch), drawn)
@@ -122,7 +135,17 @@ class TrainLoader:
             following = self._samples(epoch, steps.stop)[1].flatten().cpu()
             self._reader.submit(self._images.index_select, 0, following)
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
-        return _Block(epoch, steps, images, labels.view(*samples.shape, *labels.shape[1:]))
+        targets = targets.view(*samples.shape, *targets.shape[1:])
+        return _Block(epoch, steps, images, targets, self._divisors(epoch, steps))
+
+    def _divisors(self, epoch: int, steps: range) -> list[float]:
+        """Each micro-batch's mean share of what its global batch counts, by step."""
+        batch = self._config.global_batch_size
+        parts = self._shard.shares * self._shard.micro_batches
+        if self._counts is None:
+            return [batch / parts] * len(steps)
+        every = self._counts[self._permutation(epoch)[steps.start * batch : steps.stop * batch]]
+        return (every.view(len(steps), batch).sum(1).double() / parts).tolist()
 
     def _samples(self, epoch: int, step: int) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
@@ -147,8 +170,8 @@ class TrainLoader:
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
         if self._order[0] != epoch:
-            samples = order.permutation(self._config.seed, epoch, len(self._labels))
-            self._order = (epoch, samples.to(self._labels.device))
+            samples = order.permutation(self._config.seed, epoch, len(self._targets))
+            self._order = (epoch, samples.to(self._targets.device))
             steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
             first = self._shard.index * self._shard.micro_batches
             micro_batches = range(first, first + self._shard.micro_batches)
@@ -157,17 +180,17 @@ class TrainLoader:
 
 
 def evaluation_batches(
-    split: Split, spec: DatasetSpec, rank: int, world_size: int, device: torch.device
+    split: Split, target: str, spec: DatasetSpec, rank: int, world_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's share of ``split``: every sample is on exactly one rank, at any world size.
 
     Yields:
-        Normalised float32 images (B, C, H, W) and int64 labels (B,), on ``device``.
+        Normalised float32 images (B, C, H, W) and rows of the column ``target``, on ``device``.
     """
-    images, labels = as_tensors(split)
+    images, targets = as_tensor(split.images), as_tensor(split[target])
     normalise = augment.Normalise(spec).to(device)
-    mine = order.evaluation_range(len(labels), rank, world_size)
+    mine = order.evaluation_range(len(targets), rank, world_size)
     size = EVALUATION_BATCH[device.type]
     for start in range(mine.start, mine.stop, size):
         part = slice(start, min(start + size, mine.stop))
-        yield normalise(images[part].to(device)), labels[part].to(device)
+        yield normalise(images[part].to(device)), targets[part].to(device)

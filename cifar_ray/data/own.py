@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from cifar_ray import tasks
 from cifar_ray.config import files, schema
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.option import FOLDER
@@ -82,7 +83,7 @@ def look(config: TrainConfig) -> Images:
         with _reading(root):
             listing = _listing(root, config.test_share, _stamp(root))
         return Images(len(listing.classes), len(listing.train), len(listing.test), config.image_size)
-    return described(arrays.from_function(config.dataset))
+    return described(arrays.from_function(config.dataset, tasks.of(config)))
 
 
 def described(dataset: Dataset) -> Images:
@@ -100,7 +101,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
         ConfigError: when it cannot be read; the sentence names the file.
     """
     if not config.dataset.startswith(FOLDER):
-        return arrays.from_function(config.dataset)
+        return arrays.from_function(config.dataset, tasks.of(config))
     root = _path(config.dataset)
     with _reading(root):
         listing = _listing.__wrapped__(root, config.test_share)  # deeper folders may have changed since a first look
@@ -146,7 +147,7 @@ def _remove_unused(home: Path) -> None:
 
 def _kept(folder: Path, half: str, on_disk: bool) -> Split:
     images = np.load(folder / f"{half}_images.npy", mmap_mode="r" if on_disk else None)
-    return Split(images, np.load(folder / f"{half}_labels.npy"))
+    return Split({"images": images, "labels": np.load(folder / f"{half}_labels.npy")})
 
 
 def _path(dataset: str) -> Path:

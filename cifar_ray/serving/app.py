@@ -25,7 +25,7 @@ from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import results
-from cifar_ray.training import classifier
+from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
 MAX_BODIES_MIB = 256  # of all requests in progress
@@ -55,11 +55,11 @@ def of_run(
         "dataset": snapshot.config.dataset,
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
-        "test_accuracy": snapshot.accuracy,
+        "test_accuracy": snapshot.score,
         "weights_sha256": checkpoint.weights_sha256,
         "classes": snapshot.class_names,
     }
-    return build(about, data.spec(snapshot.config), classifier.of(checkpoint.address, snapshot))
+    return build(about, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
 
 
 def build(about: dict[str, Any], spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:

@@ -115,7 +115,7 @@ class Pipeline(Base):
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
-        """All of it: the first stage takes the images, the last one the labels."""
+        """All of it: the first stage takes the images, the last one the targets."""
         return DataShard(images=worker.rank == 0)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
@@ -126,8 +126,9 @@ class Pipeline(Base):
         self._watch.step()
         losses: list[Tensor] = []
         images = [micro_batch.images] if context.worker.rank == 0 else []
-        labels = micro_batch.labels if context.worker.rank == last else None
-        self._schedule.step(*images, target=labels, losses=losses, return_outputs=False)
+        targets = micro_batch.targets if context.worker.rank == last else None
+        self._divisor = micro_batch.divisor / self._count
+        self._schedule.step(*images, target=targets, losses=losses, return_outputs=False)
         loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=context.worker.device)
         dist.broadcast(loss, src=last)
         context.mark("communication")
@@ -192,10 +193,10 @@ class Pipeline(Base):
         shape = (self.at_once(config), spec.channels, spec.image_size, spec.image_size)
         return torch.rand(shape, device=device).to(memory_format=torch.channels_last)
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         config, device = self.context.config, self.context.worker.device
         with self._watch.computing("forward"), autocast(config.precision, device):
-            return self.context.criterion(logits, labels)
+            return self.context.task.loss(outputs, targets, self._divisor)
 
 
 def idle(busy: Sequence[float], took: float) -> float:

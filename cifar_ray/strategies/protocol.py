@@ -13,6 +13,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.protocol import Task
 
 Differs = Literal["nothing", "statistics", "weights"]
 
@@ -26,7 +27,7 @@ class StrategyContext:
         worker: this worker; the process group is up when there are several workers.
         model: initialised alike on every rank, on the device, in training mode.
         make_optimizer: makes the configured optimizer for a model that has the same parameters in the same order.
-        criterion: mean loss of logits (B, num_classes) and a micro-batch's labels.
+        task: has the loss of what the model gives for a micro-batch.
         mark: ``mark(part)`` says that the time since the last mark was spent on this part of a step:
             ``data``, ``forward``, ``backward``, ``communication`` or ``optimizer``.
         server: the parameter server, for the strategy that has one.
@@ -36,7 +37,7 @@ class StrategyContext:
     worker: Worker
     model: nn.Module
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    criterion: nn.Module
+    task: Task
     mark: Callable[[str], None]
     server: ServerHandle | None = None
 
@@ -90,7 +91,8 @@ class Strategy(Protocol):
         """Forward and backward pass of one global batch, and the exchange of the gradients.
 
         Returns:
-            This rank's loss: the mean over the images that it was given, a scalar on the device.
+            This rank's loss, a scalar on the device: the mean over the images that it was given, where each sample
+            counts 1; the mean over the ranks is that of the global batch.
         """
 
     def step(self) -> None:

@@ -43,9 +43,10 @@ class Replicas(Base, ABC):
             seed(micro_batch.seed, context.worker.device)
             with self.accumulating(last=number == count):
                 with autocast(context.config.precision, context.worker.device):
-                    loss = context.criterion(self.forward(micro_batch.images), micro_batch.labels) / count
+                    outputs = self.forward(micro_batch.images)
+                    loss = context.task.loss(outputs, micro_batch.targets, micro_batch.divisor) / count
                 context.mark("forward")
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             if number < count:
                 context.mark("backward")
@@ -56,7 +57,7 @@ class Replicas(Base, ABC):
         return total
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, C, H, W)."""
+        """What the model gives for images (B, C, H, W)."""
         return self.model(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:

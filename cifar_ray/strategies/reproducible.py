@@ -122,9 +122,9 @@ class Reproducible(Base):
         self._passes.clear()
         seed(micro_batch.seed, context.worker.device)
         with autocast(context.config.precision, context.worker.device):
-            loss = context.criterion(self.model(micro_batch.images), micro_batch.labels)
+            loss = context.task.loss(self.model(micro_batch.images), micro_batch.targets, micro_batch.divisor)
         context.mark("forward")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         missing = without_gradient(self._learning)
         self._used.update({*range(len(self._learning))}.difference(missing))
         has = presence(len(self._learning), missing, loss.device)

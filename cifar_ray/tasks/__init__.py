@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.tasks.protocol import Task
 
-__all__ = ["LOSS", "Figure", "TaskSpec", "build", "of", "recorded", "spec", "to_record"]
+__all__ = ["LOSS", "Figure", "TaskSpec", "build", "from_mapping", "of", "recorded", "spec", "to_record"]
 
 
 def of(config: TrainConfig) -> type[Task]:

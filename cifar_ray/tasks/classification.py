@@ -47,7 +47,7 @@ class Classification:
         halves = [np.asarray(half) for half in (train, test)]
         for name, half in zip(("training", "test"), halves):
             if half.ndim != 1 or not np.issubdtype(half.dtype, np.integer):
-                raise ValueError(f"{name} labels of {half.dtype} {half.shape}")
+                raise ValueError(f"{name} labels of {half.dtype} {half.shape} for {len(half)} images")
         labels = np.unique(halves[0])
         if len(labels) < 2 or labels.tolist() != list(range(len(labels))) or not np.isin(halves[1], labels).all():
             last = max(labels[-1], halves[1].max())
@@ -60,7 +60,7 @@ class Classification:
     def counts(self, targets: Tensor) -> None:
         """Every image counts 1."""
 
-    def loss(self, outputs: Tensor, targets: Tensor, count: float) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
         """Mean cross-entropy of logits (B, classes) and labels (B,), or of mixed images each class's share."""
         from torch.nn import functional as F
 

@@ -84,13 +84,13 @@ class Task(Protocol):
         None when each counts 1.
         """
 
-    def loss(self, outputs: Tensor, targets: Tensor, count: float) -> Tensor:
-        """The sum of a micro-batch's losses, divided by ``count``; a scalar, differentiable.
+    def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
+        """The sum of a micro-batch's losses, divided by ``divisor``; a scalar, differentiable.
 
         Args:
             outputs: what the model gives, (B, ...).
             targets: rows of the target column, (B, ...).
-            count: a micro-batch's mean share of what its global batch counts: the mean of what this returns, over all
+            divisor: a micro-batch's mean share of what its global batch counts: the mean of what this returns, over all
                 micro-batches on all ranks, is the global batch's mean loss. Where each sample counts 1, it is B.
         """
 

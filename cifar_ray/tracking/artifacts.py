@@ -19,7 +19,7 @@ from PIL import Image
 
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import drawing, store
-from cifar_ray.training.classifier import Classifier
+from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
@@ -73,7 +73,7 @@ def log_model(
     client: MlflowClient,
     run_id: str,
     which: str,
-    load: Callable[[], tuple[Classifier, str]],
+    load: Callable[[], tuple[Predictor, str]],
     dataset: Dataset,
     epoch: int,
 ) -> None:

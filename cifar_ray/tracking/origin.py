@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import platform
 import subprocess
@@ -17,11 +18,12 @@ from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
 from mlflow.entities import DatasetInput, InputTag
 
+from cifar_ray import tasks
 from cifar_ray.config import command_line
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tracking.study import EARLIER
+from cifar_ray.tracking.study import EARLIER, TASK_TAG
 from cifar_ray.training import recipe
 
 _HOMES = {
@@ -56,6 +58,7 @@ _FIGURES = {
 
 def run_tags(config: ResolvedConfig) -> dict[str, str]:
     """Tags of a run that goes on with this config on this machine."""
+    task = tasks.to_record(tasks.spec(config))
     return {
         "topology": config.topology,
         "world_size": str(config.world_size),
@@ -67,6 +70,7 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train",
         "cifar_ray.command": recipe.command(config),
+        **({} if task is None else {TASK_TAG: json.dumps(task)}),
         **origin_tags(),
     }
 

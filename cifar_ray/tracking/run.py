@@ -19,10 +19,10 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import artifacts, origin, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG
+from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
 from cifar_ray.training import recipe
-from cifar_ray.training.classifier import Classifier
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.predictor import Predictor
 
 _CONFIG_FILE = "config.yaml"
 _UNKEPT_FILE = "rows_after_checkpoint.json"
@@ -43,6 +43,7 @@ class RunRecord(Record):
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self.undrawn = ""
+        self._task = task_of(run.data.tags)
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._held: list[Row] = []
@@ -172,7 +173,7 @@ class RunRecord(Record):
                 "epoch": saved.epoch,
                 "path": self._address(saved.path),
                 "weights_sha256": saved.weights_sha256,
-                "accuracy": saved.accuracy,
+                self._task.primary.name: saved.score,
             }
         )
         if saved.best:
@@ -211,7 +212,7 @@ class RunRecord(Record):
         figures = origin.figures({**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
 
-    def model(self, which: str, load: Callable[[], tuple[Classifier, str]], dataset: Dataset, epoch: int) -> None:
+    def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log a checkpoint as a model of the run.
 
         Args:

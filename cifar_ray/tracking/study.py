@@ -40,6 +40,11 @@ def placement(topology: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def task_of(tags: Mapping[str, str]) -> TaskSpec:
+    """What a run with these tags learns."""
+    return tasks.recorded(json.loads(tags.get(TASK_TAG, "null")))
+
+
 @dataclass(frozen=True)
 class Point:
     """One recorded value: ``step`` counts what the metric counts, epochs or optimizer steps."""
@@ -89,7 +94,7 @@ class Trial:
     @property
     def task(self) -> TaskSpec:
         """What it learns."""
-        return tasks.recorded(json.loads(self.tags.get(TASK_TAG, "null")))
+        return task_of(self.tags)
 
     @property
     def measure(self) -> str:

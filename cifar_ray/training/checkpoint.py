@@ -24,9 +24,11 @@ from pydantic import TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from cifar_ray import tasks
 from cifar_ray.config import errors, option, runfile
 from cifar_ray.config.schema import Number
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
@@ -45,25 +47,27 @@ class Snapshot:
         config: the resolved config, with nothing left to ``auto``.
         step: optimizer steps done.
         epoch: whole epochs done.
-        accuracy: test accuracy from 0 to 1 of the epoch that ends here, if one does.
+        score: the task's primary figure on the test set, of the epoch that ends here, if one does.
         class_names: one per label.
         weights: the model's parameters and buffers by name.
         optimizer: the optimizer's state.
         clock: the clock's state.
         epoch_loss: sum over the epoch's steps so far of the losses' mean over ranks.
         history: every row recorded so far.
+        task: what is learned.
     """
 
     config: ResolvedConfig
     step: int
     epoch: int
-    accuracy: float | None
+    score: float | None
     class_names: tuple[str, ...]
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     clock: dict[str, Any]
     epoch_loss: float
     history: Sequence[Row]
+    task: TaskSpec
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ _STATE = TypeAdapter(_State)
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     """Write a checkpoint below ``folder`` and remove those that need not be kept.
 
-    The latest ``keep_checkpoints`` are kept, and the one with the highest test accuracy.
+    The latest ``keep_checkpoints`` are kept, and the one with the best score.
 
     Raises:
         CheckpointError: when there is no room for it; earlier checkpoints are untouched.
@@ -106,10 +110,11 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             config=snapshot.config,
             step=snapshot.step,
             epoch=snapshot.epoch,
-            accuracy=snapshot.accuracy,
+            score=snapshot.score,
             class_names=snapshot.class_names,
             weights=manifest.describe(partial / WEIGHTS),
             state=manifest.describe(partial / STATE),
+            task=snapshot.task,
         )
         manifest.write(made, partial)
         for name in (WEIGHTS, STATE, MANIFEST):
@@ -143,7 +148,9 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
     try:
         weights = safetensors.load((path / WEIGHTS).read_bytes())
         state = _STATE.validate_python(torch.load(path / STATE, map_location="cpu", weights_only=True))
-        return Snapshot(made.config, made.step, made.epoch, made.accuracy, made.class_names, weights, **vars(state))
+        return Snapshot(
+            made.config, made.step, made.epoch, made.score, made.class_names, weights, **vars(state), task=made.task
+        )
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
 
@@ -163,7 +170,7 @@ def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_bytes(snapshot: Snapshot) -> bytes:
     """A snapshot for another process of the same run, in the format of ``state.pt``."""
     config, history = runfile.to_mapping(snapshot.config), [asdict(row) for row in snapshot.history]
-    return _packed({**vars(snapshot), "config": config, "history": history})
+    return _packed({**vars(snapshot), "config": config, "history": history, "task": snapshot.task.to_mapping()})
 
 
 def from_bytes(content: bytes) -> Snapshot:
@@ -171,6 +178,7 @@ def from_bytes(content: bytes) -> Snapshot:
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     state["config"] = runfile.resolved_from_mapping(state["config"])
     state["history"] = [Row(**row) for row in state["history"]]
+    state["task"] = tasks.from_mapping(state["task"])
     return Snapshot(**state)
 
 
@@ -233,7 +241,7 @@ def existing(folder: Path) -> list[SavedCheckpoint]:
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the highest test accuracy, the earliest of equals; None when there is none."""
+    """The checkpoint with the best score, the earliest of equals; None when there is none."""
     return _best(_readable(folder))
 
 
@@ -247,12 +255,12 @@ def _readable(folder: Path) -> dict[Path, Manifest]:
 
 
 def _best(readable: Mapping[Path, Manifest]) -> Path | None:
-    scores = {path: made.accuracy for path, made in readable.items() if made.accuracy is not None}
-    return max(scores, key=scores.__getitem__, default=None)
+    ranks = {path: made.task.primary.rank(made.score) for path, made in readable.items() if made.score is not None}
+    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def _event(path: Path, made: Manifest, best: bool) -> SavedCheckpoint:
-    return SavedCheckpoint(path, made.step, made.epoch, made.weights.sha256, made.accuracy, best)
+    return SavedCheckpoint(path, made.step, made.epoch, made.weights.sha256, made.score, best)
 
 
 def lock(folder: Path) -> FileLock:

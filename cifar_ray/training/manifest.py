@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cifar_ray import tasks
 from cifar_ray.config import errors, files, runfile, schema
 from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.training.errors import CheckpointError
 
 FORMAT = 3
@@ -44,10 +46,11 @@ class Manifest:
     config: ResolvedConfig
     step: Whole
     epoch: Whole
-    accuracy: Number | None
+    score: Number | None
     class_names: tuple[str, ...]
     weights: Written
     state: Written
+    task: TaskSpec
 
 
 def describe(path: Path) -> Written:
@@ -57,11 +60,13 @@ def describe(path: Path) -> Written:
 
 def write(manifest: Manifest, folder: Path) -> None:
     """Write the manifest with its own digest into a checkpoint's folder."""
+    task = tasks.to_record(manifest.task)
     values = {
         "format": FORMAT,
         "step": manifest.step,
         "epoch": manifest.epoch,
-        "accuracy": manifest.accuracy,
+        manifest.task.primary.name: manifest.score,
+        **({} if task is None else {"task": task}),
         "class_names": list(manifest.class_names),
         "config": runfile.to_mapping(manifest.config),
         "files": {WEIGHTS: vars(manifest.weights), STATE: vars(manifest.state)},
@@ -127,7 +132,9 @@ def _digest(values: dict[str, Any]) -> str:
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
     config = runfile.resolved_from_mapping({**values["config"]})
-    fields = {name: values[name] for name in ("step", "epoch", "accuracy", "class_names")}
+    task = tasks.recorded(values.get("task"))
+    fields = {name: values[name] for name in ("step", "epoch", "class_names")}
+    fields |= {"score": values[task.primary.name], "task": task}
     manifest: Manifest = schema.build(
         Manifest, {**fields, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
     )

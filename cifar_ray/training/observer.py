@@ -96,15 +96,15 @@ class SavedCheckpoint:
         step: optimizer steps done.
         epoch: whole epochs done.
         weights_sha256: SHA-256 of its weights file; equal weights have equal hashes.
-        accuracy: test accuracy from 0 to 1, when its epoch was evaluated.
-        best: whether no other checkpoint of the run has a higher one.
+        score: the task's primary figure on the test set, when its epoch was evaluated.
+        best: whether no other checkpoint of the run has a better one.
     """
 
     path: Path
     step: int
     epoch: int
     weights_sha256: str
-    accuracy: float | None = None
+    score: float | None = None
     best: bool = False
 
 

@@ -1,7 +1,7 @@
 """Evaluate every rank's own replica beside the shared model.
 
 Without synchronised batch norm every rank has its own running statistics, and in some strategies its own weights
-between two averages. A checkpoint holds one model; studies print a loss and an accuracy for every rank.
+between two averages. A checkpoint holds one model; studies print figures for every rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
-from cifar_ray.training.evaluate import Evaluation
+from cifar_ray.tasks import LOSS
+from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training.setup import TrainingState
 
 Own = dict[str, Tensor]
@@ -29,18 +30,19 @@ def evaluate(state: TrainingState, own: Own | None) -> Evaluation:
     """Evaluate the shared model, and with ``own`` also every rank's replica.
 
     Returns:
-        The shared model's figures; with ``own`` also ``loss_rank0``, ``accuracy_rank0`` and so on, each over all
-        test images.
+        The shared model's figures; with ``own`` also the loss and the primary figure of every rank, such as
+        ``loss_rank0``, each over all test images.
     """
     shared = state.evaluator(state.model)
     if own is None:
         return shared
-    names = ("loss", "accuracy")
+    names = (LOSS.name, state.task.spec.primary.name)
     mine = [shared.metrics[name] for name in names]
     kept = {name: tensor.clone() for name, tensor in _own(state).items()}
     if any(not torch.equal(own[name], tensor) for name, tensor in kept.items()):
         state.model.load_state_dict(own, strict=False)
-        mine = list(state.evaluator.alone(state.model))
+        alone = state.evaluator.alone(state.model)
+        mine = [alone.metrics[name] for name in names]
         state.model.load_state_dict(kept, strict=False)
     figures = gather(torch.tensor(mine, dtype=torch.float64, device=state.worker.device))
     each = {f"{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)}

@@ -7,7 +7,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
 from cifar_ray import data, models, strategies
 from cifar_ray.config.train import ResolvedConfig
@@ -76,7 +75,6 @@ def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[f
     model = models.build(config, spec).to(device).to(memory_format=torch.channels_last).train()
     images = torch.rand(count, spec.channels, spec.image_size, spec.image_size, device=device)
     images = images.to(memory_format=torch.channels_last)
-    labels = torch.zeros(count, dtype=torch.int64, device=device)
     rounds: list[list[float]] = []
     begin = time.perf_counter()
     while len(rounds) <= _ROUNDS[0] or (len(rounds) <= _ROUNDS[1] and time.perf_counter() - begin < _ENOUGH_S):
@@ -85,7 +83,7 @@ def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[f
             hardware.use_precision(precision)
             before = _now(device)
             with autocast(precision, device):
-                loss = F.cross_entropy(model(images), labels)
+                loss = model(images).float().square().mean()  # of a cost that does not count, as every task's is
             loss.backward()  # type: ignore[no-untyped-call]
             rounds[-1].append(_now(device) - before)
     return [min(times) for times in zip(*rounds[1:])]

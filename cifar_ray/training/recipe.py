@@ -154,7 +154,7 @@ def widest(config: ResolvedConfig) -> ResolvedConfig:
     return config if config.elastic is None else at(config, topology.parse_range(config.elastic)[1])
 
 
-_ALWAYS = ("dataset", "model", "epochs", "global_batch_size", "topology", "seed")
+_ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
 _NEVER = (
     *runfile.WHERE,
     "device",
@@ -174,6 +174,7 @@ def command(config: ResolvedConfig) -> str:
         TrainConfig(
             dataset=config.dataset,
             images=config.images,
+            task=config.task,
             model=config.model,
             model_options=config.model_options,
             global_batch_size=config.global_batch_size,

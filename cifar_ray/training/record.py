@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
+from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training import checkpoint, hardware, manifest, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
 from cifar_ray.training.errors import DivergedError, RankFailedError
-from cifar_ray.training.evaluate import Evaluation
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
 from cifar_ray.training.setup import TrainingState
 
@@ -53,7 +53,7 @@ def due(state: TrainingState) -> bool:
     return wanted and state.strategy.may_pause
 
 
-def save(state: TrainingState, observer: Observer, accuracy: float | None = None) -> None:
+def save(state: TrainingState, observer: Observer, score: float | None = None) -> None:
     """Write a checkpoint on rank 0. The other ranks wait here, so that their next step does not.
 
     Raises:
@@ -69,23 +69,24 @@ def save(state: TrainingState, observer: Observer, accuracy: float | None = None
         optimizer_state = state.strategy.state()
     with state.clock.phase("checkpoint"), _meeting(state):
         if state.worker.rank == 0:
-            observer.checkpoint_ready(checkpoint.save(_snapshot(state, optimizer_state, total, accuracy), state.folder))
+            observer.checkpoint_ready(checkpoint.save(_snapshot(state, optimizer_state, total, score), state.folder))
 
 
-def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: float, accuracy: float | None) -> Snapshot:
+def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: float, score: float | None) -> Snapshot:
     """Collect the run's state after ``state.step`` steps.
 
     Args:
         state: at the end of a step.
         optimizer_state: the optimizer's.
         total: sum of all ranks' losses since the epoch began.
-        accuracy: on the test set, from 0 to 1, when an epoch ends here.
+        score: the task's primary figure on the test set, when an epoch ends here.
     """
     return Snapshot(
         config=state.config,
         step=state.step,
         epoch=state.step // state.loader.steps_per_epoch,
-        accuracy=accuracy,
+        score=score,
+        task=state.task.spec,
         class_names=state.class_names,
         weights=state.model.state_dict(),
         optimizer=optimizer_state,
@@ -129,17 +130,18 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
-    metrics["epoch_images_per_s"] = steps * state.config.global_batch_size / epoch_s
+    metrics[state.task.spec.epoch_throughput] = steps * state.config.global_batch_size / epoch_s
     row = Row.now("epoch", epoch + 1, metrics)
     state.history.append(row)
-    save(state, observer, accuracy=evaluation.metrics["accuracy"])
+    save(state, observer, score=evaluation.metrics[state.task.spec.primary.name])
     observer.epoch_done(EpochRecord(row, evaluation.confusion, evaluation.per_class))
 
 
 def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
     """Return the result of the run. Every rank gets the same, except for the times: rank 0's count."""
     epochs = [row for row in state.history if row.kind == "epoch"]
-    best = max(epochs, key=lambda row: row.metrics["test/accuracy"])
+    task, primary = state.task.spec, state.task.spec.primary
+    best = max(epochs, key=lambda row: primary.rank(row.metrics[primary.metric]))
     peaks = _gather(state, hardware.peak_memory_mib(state.worker.device))
     times = {f"time/{phase}_s": seconds for phase, seconds in state.clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in state.clock.iterations().items()}
@@ -147,14 +149,14 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
     times["time/epoch_mean_s"] = state.clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
         seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else state.clock.pace()
-        times["images_per_s"] = state.config.global_batch_size / seconds
+        times[task.throughput] = state.config.global_batch_size / seconds
     path, digest = _final(state)
     return Outcome(
         epochs=len(epochs),
         metrics={
             **epochs[-1].metrics,
-            "test/images": float(evaluation.images),
-            "best/accuracy": best.metrics["test/accuracy"],
+            task.counted: float(evaluation.images),
+            f"best/{primary.name}": best.metrics[primary.metric],
             "best/epoch": float(best.step),
             **_memory(peaks),
             **state.strategy.figures(),

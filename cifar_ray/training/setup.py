@@ -15,18 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cifar_ray import models, strategies
+from cifar_ray import models, strategies, tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
-from cifar_ray.data.datasets import as_tensors
+from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import checkpoint, hardware, optimizer, precision, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
@@ -55,6 +56,7 @@ class TrainingState:
     worker: Worker
     folder: Path
     model: nn.Module
+    task: Task
     strategy: Strategy
     loader: TrainLoader
     evaluator: Evaluator
@@ -112,9 +114,9 @@ def prepare(
     if resumed is None:
         _prepare_weights(model, config, dataset, worker)
     clock = Clock(worker.device, launch.begun)
-    criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing or 0.0)
+    task = tasks.build(config)
     make_optimizer = partial(optimizer.build, config=config)
-    context = StrategyContext(config, worker, model, make_optimizer, criterion, clock.mark, server)
+    context = StrategyContext(config, worker, model, make_optimizer, task, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = strategies.build(context)
     hardware.use_precision(config.precision)  # after all of the user's own modules
@@ -126,9 +128,10 @@ def prepare(
         worker=worker,
         folder=folder,
         model=model,
+        task=task,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset.tested_on(config.test_images), worker),
+        evaluator=Evaluator(dataset.tested_on(config.test_images), worker, task),
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),
@@ -168,7 +171,7 @@ def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset,
     if set_weights is None:
         return
     if worker.rank == 0:
-        images, _ = as_tensors(dataset.train)
+        images = as_tensor(dataset.train.images)
         set_weights(model, Normalise(dataset.spec)(images[:_PREPARING_IMAGES]).to(worker.device))
     if worker.world_size > 1:
         for parameter in model.parameters():

@@ -31,6 +31,7 @@ from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.models.options import ModelName, ResNetOptions
 from cifar_ray.strategies.options import DdpOptions
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import manifest, precision, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
@@ -167,7 +168,7 @@ def colour_images() -> Dataset:
 
     def split(size: int) -> Split:
         images = random.integers(0, 256, (size, 32, 32, spec.channels), dtype=np.uint8)
-        return Split(images, random.integers(0, spec.num_classes, size))
+        return Split({"images": images, "labels": random.integers(0, spec.num_classes, size)})
 
     return Dataset(spec, split(512), split(64), tuple("0123456789"), "random")
 
@@ -216,7 +217,7 @@ def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None
         for device in (torch.device("cpu"), DEVICE)
     )
     assert on_device.seed == on_cpu.seed
-    assert torch.allclose(on_device.labels.cpu(), on_cpu.labels)
+    assert torch.allclose(on_device.targets.cpu(), on_cpu.targets)
     apart = (on_device.images.cpu() - on_cpu.images).abs() > 0.02  # a step of 255 is 0.015 to 0.016 here
     assert apart.float().mean().item() < 1e-3
 
@@ -305,8 +306,10 @@ def test_a_checkpoint_goes_from_the_gpu_to_a_cpu_and_back(model: str, tmp_path: 
 def test_the_test_set_is_counted_alike_on_both(tmp_path: Path) -> None:
     asked = config(epochs=1)
     state = setup.prepare(asked, data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
-    on_device = Evaluator(data.load("digits"), Worker(device=DEVICE))(state.strategy.model)
-    on_cpu = Evaluator(data.load("digits"), Worker())(state.strategy.model.cpu())
+    on_device = Evaluator(data.load("digits"), Worker(device=DEVICE), Classification(TrainConfig()))(
+        state.strategy.model
+    )
+    on_cpu = Evaluator(data.load("digits"), Worker(), Classification(TrainConfig()))(state.strategy.model.cpu())
     assert on_device.confusion == on_cpu.confusion
     assert on_device.metrics["loss"] == pytest.approx(on_cpu.metrics["loss"], rel=1e-5)
 

@@ -42,7 +42,7 @@ def test_a_run_takes_the_gpu_and_its_model_loads(resident: Person, monkeypatch: 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", resident.uri)
     model = mlflow.pyfunc.load_model(f"models:/{logged.model_id}")
     answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in test.images]})
-    right = (np.asarray(answers["label"].astype(int)) == test.labels).mean()
+    right = (np.asarray(answers["label"].astype(int)) == test["labels"]).mean()
     assert right == pytest.approx(run.data.metrics["test/accuracy"], abs=0.01)
 
 

@@ -37,8 +37,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
 ) -> None:
     """Weights, metrics and history, interrupted within an epoch, at its end, and before any checkpoint."""
     config = recipe.resolve(replace(ARCHITECTURES[name], precision=precision, **SHORT))  # type: ignore[arg-type]
-    few = replace(digits.test, images=digits.test.images[:64], labels=digits.test.labels[:64])
-    digits = replace(digits, test=few)
+    digits = replace(digits, test=digits.test.at(slice(64)))
     whole = train_here(config, digits, tmp_path / "whole")
     for stops in ((2,), (4,), (6, 13), (11,), (21,)):
         folder = tmp_path / "-".join(map(str, stops))

@@ -15,7 +15,7 @@ def test_real_data_is_what_its_spec_says(name: str) -> None:
     dataset, spec = data.load(name), SPECS[name]
     assert dataset.train.images.shape == (spec.train_size, 32, 32, 3)
     assert dataset.test.images.shape == (10_000, 32, 32, 3)
-    assert set(dataset.train.labels.tolist()) == set(range(spec.num_classes))
+    assert set(dataset.train["labels"].tolist()) == set(range(spec.num_classes))
     assert len(dataset.class_names) == spec.num_classes
     values = np.arange(256) / 255
     for channel in range(3):

@@ -91,7 +91,7 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
     store = folder.below(checkpoints.CHECKPOINTS)
     with checkpoints.writing(folder, snapshot.config) as writer:
         for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6), (40, 0.7)):
-            writer.keep(checkpoint.save(replace(snapshot, step=step, accuracy=accuracy), writer.path).path)
+            writer.keep(checkpoint.save(replace(snapshot, step=step, score=accuracy), writer.path).path)
     assert not writer.path.exists()
     assert store.names() == ["step-00000010", "step-00000030", "step-00000040"]  # the best, and the latest two
     with checkpoints.reading(folder) as here:
@@ -101,11 +101,11 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
         assert torch.equal(newest[1].weights["w"], snapshot.weights["w"])
         assert [saved.best for saved in checkpoint.existing(here)] == [True, False, False]
     with checkpoints.reading(folder, "best") as here:
-        assert checkpoint.load(here / "step-00000010").accuracy == 0.9
+        assert checkpoint.load(here / "step-00000010").score == 0.9
     with checkpoints.reading(folder, "step-00000030") as here:
         assert checkpoint.load(here / "step-00000030").step == 30
     with checkpoints.writing(folder, snapshot.config) as writer:  # a later process knows the best one, too
-        saved = checkpoint.save(replace(snapshot, step=50, accuracy=0.8), writer.path)
+        saved = checkpoint.save(replace(snapshot, step=50, score=0.8), writer.path)
         writer.keep(saved.path)
     assert not saved.best
     assert store.names() == ["step-00000010", "step-00000040", "step-00000050"]
@@ -115,7 +115,7 @@ def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot
     store = folder.below(checkpoints.CHECKPOINTS)
     with checkpoints.writing(folder, snapshot.config) as writer:
         for step in (10, 20):
-            writer.keep(checkpoint.save(replace(snapshot, step=step, accuracy=None), writer.path).path)
+            writer.keep(checkpoint.save(replace(snapshot, step=step, score=None), writer.path).path)
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
     store.below("step-00000020").upload(tmp_path / WEIGHTS)
     store.below("step-00000030").upload(tmp_path / WEIGHTS)  # its writer was killed before the manifest

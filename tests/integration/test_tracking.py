@@ -38,7 +38,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import checkpoint, classifier, manifest
+from cifar_ray.training import checkpoint, manifest, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
 from tests.support.helpers import png, train_here
@@ -257,7 +257,7 @@ def test_checkpoints_become_models_of_the_run(
             loaded = mlflow.pyfunc.load_model(model.model_uri)
             example = loaded.metadata.load_input_example(model.model_uri)
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
-        expected = classifier.load(path)(torch.from_numpy(images)).detach().numpy()
+        expected = predictor.load(path)(torch.from_numpy(images)).detach().numpy()
         answers = loaded.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in images]})
         found = np.array([[row[name] for name in digits.class_names] for row in answers.probabilities])
         assert found == pytest.approx(expected, abs=1e-5)

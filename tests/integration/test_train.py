@@ -139,7 +139,7 @@ def test_the_model_is_loaded_from_mlflow_and_reaches_the_recorded_accuracy(run: 
     digits = data.load("digits")
     answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in digits.test.images]})
     assert [sum(each.values()) for each in answers.probabilities] == pytest.approx(np.ones(360), abs=1e-4)
-    accuracy = (answers.label.astype(int) == digits.test.labels).mean()
+    accuracy = (answers.label.astype(int) == digits.test["labels"]).mean()
     assert accuracy == pytest.approx(run.data.metrics["test/accuracy"], abs=1 / 360)  # float32 here, maybe bf16 there
     assert model.metadata.get_input_schema().to_dict() == [{"type": "binary", "name": "image", "required": True}]
 
@@ -158,7 +158,7 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
         Image.fromarray(pixels).resize((200, 200), Image.Resampling.NEAREST).save(file)
     shown = resident.succeeds("predict", "first", *map(str, files), "--top", "1").stdout.splitlines()
     found = [re.fullmatch(rf"{file}: (\d) +[\d.]+%", line) for file, line in zip(files, shown, strict=True)]
-    assert sum(each[1] == str(label) for each, label in zip(found, test.labels, strict=False) if each) >= 10
+    assert sum(each[1] == str(label) for each, label in zip(found, test["labels"], strict=False) if each) >= 10
 
 
 def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resident: Person) -> None:

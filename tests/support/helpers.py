@@ -26,16 +26,17 @@ from PIL import Image
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from cifar_ray import data, models, strategies
+from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training import hardware, manifest, optimizer, recipe, stopping
 from cifar_ray.training.checkpoint import Snapshot
-from cifar_ray.training.evaluate import Evaluation, Evaluator
+from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
@@ -158,9 +159,7 @@ def built(
 ) -> Any:
     """The configured strategy over ``model``; its class says what it has beside the protocol."""
     made = partial(optimizer.build, config=config)
-    return strategies.build(
-        StrategyContext(config, worker or Worker(), model, made, nn.CrossEntropyLoss(), mark, server)
-    )
+    return strategies.build(StrategyContext(config, worker or Worker(), model, made, tasks.build(config), mark, server))
 
 
 def train_on_ranks(
@@ -312,7 +311,7 @@ def _train(
 ) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
     dataset = data.read(config)
-    test = replace(dataset.test, images=dataset.test.images[:test_images], labels=dataset.test.labels[:test_images])
+    test = dataset.test.at(slice(test_images))
     try:
         with _watching(recorder):
             return train_here(config, replace(dataset, test=test), folder, recorder, worker), recorder
@@ -495,7 +494,7 @@ def _train_apart(
 def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
     dataset = data.read(config)
     torch.manual_seed(0)
-    return Evaluator(dataset, worker)(models.build(config, dataset.spec))
+    return Evaluator(dataset, worker, tasks.build(config))(models.build(config, dataset.spec))
 
 
 @dataclass(frozen=True)

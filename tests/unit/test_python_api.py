@@ -52,7 +52,7 @@ def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
     for best in (False, True):
         with torch.inference_mode():
             found = result.load_model(best)(images).argmax(1)
-        right = (found == torch.as_tensor(digits.test.labels)).float().mean().item()
+        right = (found == torch.as_tensor(digits.test["labels"])).float().mean().item()
         assert right == pytest.approx(max(row["test/accuracy"] for row in rows) if best else rows[-1]["test/accuracy"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cifar_ray import data, storage, tracking
+from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
@@ -17,7 +17,7 @@ from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, classifier, hardware, manifest, recipe
+from cifar_ray.training import checkpoint, hardware, manifest, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -136,15 +136,15 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
 
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
-    model = classifier.restore(chosen.address, snapshot)
+    model = predictor.restore(chosen.address, snapshot)
     config = snapshot.config
     dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
     recipe.with_images(config, dataset)  # those that it learned with
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = Evaluator(dataset, Worker(device=device))(model.to(device))
-    counted = None if snapshot.accuracy is None else config.test_images or evaluation.images
-    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.accuracy, counted)
+    evaluation = Evaluator(dataset, Worker(device=device), tasks.build(config))(model.to(device))
+    counted = None if snapshot.score is None else config.test_images or evaluation.images
+    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.score, counted)
 
 
 def predict(
@@ -162,7 +162,7 @@ def predict(
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     spec, names = data.spec(snapshot.config), snapshot.class_names
-    model = classifier.of(chosen.address, snapshot)
+    model = predictor.of(chosen.address, snapshot)
     scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
         probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])

@@ -17,8 +17,8 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints, run_names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import uri
-from cifar_ray.training import checkpoint, classifier, manifest, recipe
-from cifar_ray.training.classifier import Classifier
+from cifar_ray.training import checkpoint, manifest, predictor, recipe
+from cifar_ray.training.predictor import Predictor
 
 _DESCRIPTION = "run.json"
 
@@ -57,7 +57,7 @@ class RunFolder:
         """
         return checkpoints.reading(self.folder, config=config)
 
-    def classifier(self, name: str) -> tuple[Classifier, str]:
+    def classifier(self, name: str) -> tuple[Predictor, str]:
         """The model of a checkpoint, and the SHA-256 of its weights.
 
         Args:
@@ -69,7 +69,7 @@ class RunFolder:
         """
         with checkpoints.reading(self.folder, name) as here:
             path = (checkpoint.best(here) if name == "best" else None) or here / name
-            return classifier.load(path), manifest.read(path).weights.sha256
+            return predictor.load(path), manifest.read(path).weights.sha256
 
     def config(self) -> ResolvedConfig:
         """The run's config, which no checkpoint changes.

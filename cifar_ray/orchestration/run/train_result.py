@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from cifar_ray import storage
 from cifar_ray.orchestration.run import run_folder
 from cifar_ray.tracking import pages
-from cifar_ray.training.classifier import Classifier
+from cifar_ray.training.predictor import Predictor
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class TrainResult:
     weights_sha256: str
     checkpoint: str
 
-    def load_model(self, best: bool = False) -> Classifier:
+    def load_model(self, best: bool = False) -> Predictor:
         """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 probabilities (B, classes).
 
         Args:

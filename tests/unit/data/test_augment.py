@@ -126,20 +126,20 @@ def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset, name: A
 
 def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment="none"))
-    (images, labels, _), *_ = TrainLoader(config, digits, DataShard(), CPU).micro_batches(0, 0)
+    (images, labels, *_), *_ = TrainLoader(config, digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
     assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
-    assert labels.tolist() == digits.train.labels[samples].tolist()
+    assert labels.tolist() == digits.train["labels"][samples].tolist()
 
 
 def test_evaluation_batches_cover_the_test_set(digits: Dataset) -> None:
     labels = [
         label
         for rank in range(3)
-        for _, part in evaluation_batches(digits.test, digits.spec, rank, 3, CPU)
+        for _, part in evaluation_batches(digits.test, "labels", digits.spec, rank, 3, CPU)
         for label in part.tolist()
     ]
-    assert labels == digits.test.labels.tolist()
+    assert labels == digits.test["labels"].tolist()
 
 
 def test_augmentation_by_name(digits: Dataset) -> None:
@@ -157,7 +157,7 @@ def test_augmentation_by_name(digits: Dataset) -> None:
     mirrored = replace(digits, spec=replace(digits.spec, flip=True))
     for name in ("crop", "crop_flip"):
         loader = TrainLoader(replace(config, augment=name), mirrored, DataShard(), CPU)  # type: ignore[arg-type]
-        ((shown[name], _, _),) = loader.micro_batches(0, 0)
+        ((shown[name], *_),) = loader.micro_batches(0, 0)
     flipped = [torch.equal(one.flip(2), other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
     same = [torch.equal(one, other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
     assert all(one or other for one, other in zip(flipped, same, strict=True))

@@ -41,10 +41,10 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes
     made = TrainLoader(config(), digits, DataShard(0, 2), CPU)
     first, second, again = (next(made.micro_batches(epoch, 3)) for epoch in (0, 1, 0))
     assert torch.equal(first.images, again.images)
-    assert torch.equal(first.labels, again.labels)
+    assert torch.equal(first.targets, again.targets)
     assert not torch.equal(first.images, second.images)
     samples = order.global_batch(order.permutation(SEED, 1, 1437), 3, 120)[:60]
-    assert second.labels.tolist() == digits.train.labels[samples.numpy()].tolist()
+    assert second.targets.tolist() == digits.train["labels"][samples.numpy()].tolist()
 
 
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
@@ -52,7 +52,7 @@ def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) ->
     without = list(TrainLoader(config(), digits, DataShard(1, 2, 3, images=False), CPU).micro_batches(0, 0))
     assert [micro_batch.images.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
     for one, other in zip(with_images, without, strict=True):
-        assert (one.labels.tolist(), one.seed) == (other.labels.tolist(), other.seed)
+        assert (one.targets.tolist(), one.seed) == (other.targets.tolist(), other.seed)
 
 
 def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
@@ -63,7 +63,10 @@ def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Da
 def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loader.EVALUATION_BATCH, "cpu", 100)
     sizes = [
-        [(len(images), len(labels)) for images, labels in evaluation_batches(digits.test, digits.spec, rank, 2, CPU)]
+        [
+            (len(images), len(labels))
+            for images, labels in evaluation_batches(digits.test, "labels", digits.spec, rank, 2, CPU)
+        ]
         for rank in (0, 1)
     ]
     assert sizes == [[(100, 100), (80, 80)]] * 2
@@ -102,7 +105,7 @@ def test_a_step_is_the_same_whether_it_is_made_with_those_before_it_or_alone(
         monkeypatch.setattr(loader, "AHEAD", ahead)
         made = TrainLoader(config(), digits, DataShard(1, 2, 3), CPU)
         return [
-            (part.images, part.labels.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
+            (part.images, part.targets.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
         ]
 
     alone = steps(1, 0)

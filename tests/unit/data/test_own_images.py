@@ -60,7 +60,7 @@ def test_a_folder_gives_what_torchvisions_reader_gives(root: Path) -> None:
     config = of(root, image_size=8)
     found, theirs = data.read(config), ImageFolder(str(root / "train"))
     assert found.class_names == tuple(theirs.classes)
-    assert found.train.labels.tolist() == theirs.targets
+    assert found.train["labels"].tolist() == theirs.targets
     assert all(
         np.array_equal(np.asarray(image), ours) for (image, _), ours in zip(theirs, found.train.images, strict=True)
     )
@@ -124,8 +124,8 @@ def test_a_share_is_kept_for_the_test_and_is_the_same_in_every_run(tmp_path: Pat
     folder_of_digits(tmp_path / "some", 100, ("train",))
     config = of(tmp_path / "some" / "train", test_share=0.2)
     dataset = data.read(config)
-    per_class = np.bincount(dataset.train.labels) + np.bincount(dataset.test.labels)
-    assert np.bincount(dataset.test.labels).tolist() == [round(0.2 * count) for count in per_class]
+    per_class = np.bincount(dataset.train["labels"]) + np.bincount(dataset.test["labels"])
+    assert np.bincount(dataset.test["labels"]).tolist() == [round(0.2 * count) for count in per_class]
     assert data.read(replace(config, seed=1)).digest == dataset.digest
     together = [image.tobytes() for split in (dataset.train, dataset.test) for image in split.images]
     whole = ImageFolder(str(tmp_path / "some" / "train"))
@@ -226,8 +226,8 @@ def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_bef
 @pytest.mark.parametrize("name", ["ä" * 120, "x" + "写" * 84, "\udcff" * 200])
 def test_the_name_of_a_folder_may_be_long_in_any_script(root: Path, name: str) -> None:
     moved = root.rename(root.with_name(name))
-    assert len(data.read(of(moved)).train.labels) == 100
-    assert len(data.read(of(moved)).train.labels) == 100
+    assert len(data.read(of(moved)).train["labels"]) == 100
+    assert len(data.read(of(moved)).train["labels"]) == 100
     (kept,) = (path for path in (data.folder(None) / "folders").iterdir() if not path.name.startswith("."))
     assert kept.name.encode().startswith(name.encode(errors="ignore")[:99])
 
@@ -431,7 +431,7 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
         ("(half(12)[0], half(6)[1]), half(6)", "training labels of int64 (6,) for 12 images"),
         ("(half(12)[0], np.arange(12) % 3 + 7), half(6)", "3 kinds of labels for training, and labels from 7 to 9"),
         ("(half(12)[0], np.arange(12) % 2), half(6)", "2 kinds of labels for training, and labels from 0 to 2"),
-        ("half(12), half(6), None", "None as the names of 3 classes"),
+        ("half(12), half(6), None", "None as names"),
         ("half(12), half(6), ['a', 'a', 'b']", "['a', 'a', 'b'] as the names of 3 classes"),
         ("half(12), half(6), ['cat', 'dog']", "['cat', 'dog'] as the names of 3 classes"),
     ],
@@ -461,7 +461,7 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: Path, tmp_path: Path) -> None:
-    before = len(data.read(of(root)).train.labels)
+    before = len(data.read(of(root)).train["labels"])
     own._listing.cache_clear()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -471,7 +471,7 @@ def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: P
     (root / "train" / "3" / "back").symlink_to(root / "train" / "3")
     (root / "train" / "3" / ".ipynb_checkpoints").mkdir()
     (root / "train" / "3" / ".ipynb_checkpoints" / "0.png").write_bytes(image.read_bytes())
-    assert len(data.read(of(root)).train.labels) == before + 1
+    assert len(data.read(of(root)).train["labels"]) == before + 1
 
 
 def test_a_damaged_copy_is_named(root: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_damaged_copy_is_named(root: Path) -> None:
     (kept / "train_images.npy").write_bytes(b"")
     assert refusal(root) == f"--data-dir must have whole files, and those in {kept} are not; remove that folder"
     shutil.rmtree(kept)
-    assert len(data.read(of(root)).train.labels) == 100
+    assert len(data.read(of(root)).train["labels"]) == 100
 
 
 def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:
@@ -493,7 +493,7 @@ def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> No
     for mine, theirs in ((streamed, whole), (pickle.loads(sent), whole), (pickle.loads(pickle.dumps(whole)), whole)):
         for half in ("train", "test"):
             assert np.array_equal(getattr(mine, half).images, getattr(theirs, half).images)
-            assert np.array_equal(getattr(mine, half).labels, getattr(theirs, half).labels)
+            assert np.array_equal(getattr(mine, half)["labels"], getattr(theirs, half)["labels"])
     shutil.rmtree(data.folder(None))
     with pytest.raises(
         ConfigError, match=r"stream needs a --data-dir that all nodes share, and .*images.npy is not on "
@@ -514,7 +514,7 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
     for epoch, step in ((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 4), (1, 0)):
         (whole,), (streamed,) = (each.micro_batches(epoch, step) for each in both)
         assert torch.equal(whole.images, streamed.images)
-        assert torch.equal(whole.labels, streamed.labels)
+        assert torch.equal(whole.targets, streamed.targets)
 
 
 def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,7 +529,7 @@ def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypat
         f"--data-dir must have room for {root}: its 200 images of 32x32 pixels take 0.0 GiB, and {home} has 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
-    assert len(data.read(of(root, stream=True)).train.labels) == 100
+    assert len(data.read(of(root, stream=True)).train["labels"]) == 100
 
 
 def test_a_class_whose_name_is_not_utf_8_has_a_name_that_can_be_written(root: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Split, published
+from cifar_ray.data import SPECS, published
 from cifar_ray.data import datasets as ours
 
 GENERATOR = np.random.default_rng(0)
@@ -74,10 +74,10 @@ def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == ""  # no progress bar in a file
     assert np.array_equal(first.train.images, CONTENT["a"])
     assert np.array_equal(first.test.images, CONTENT["b"])
-    assert (first.train.labels.tolist(), first.test.labels.tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
+    assert (first.train["labels"].tolist(), first.test["labels"].tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
     assert first.class_names == ("cat", "dog")
     assert first.digest == again.digest
-    content = [CONTENT["a"], first.train.labels, CONTENT["b"], first.test.labels]
+    content = [CONTENT["a"], first.train["labels"], CONTENT["b"], first.test["labels"]]
     assert first.digest == hashlib.sha256(b"".join(array.tobytes() for array in content)).hexdigest()[:16]
 
 
@@ -122,7 +122,7 @@ def test_a_download_that_fails_leaves_nothing_that_counts(
     )
     assert not (tmp_path / "own").exists()
     monkeypatch.setattr(small, "error", None)
-    assert len(data.load("cifar10", str(tmp_path)).train.labels) == 6
+    assert len(data.load("cifar10", str(tmp_path)).train["labels"]) == 6
 
 
 def test_a_folder_that_is_a_file_is_said_in_one_sentence(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_without_scikit_learn_the_digits_are_refused(monkeypatch: pytest.MonkeyP
 
 def test_memory_that_is_read_only_is_taken_without_a_word() -> None:
     """As it is shared between processes. PyTorch would warn of it once in a process."""
-    images, labels = CONTENT["a"].copy(), np.arange(6)
-    images.flags.writeable = labels.flags.writeable = False
+    labels = np.arange(6)
+    labels.flags.writeable = False
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            ours.as_tensors(Split(images, labels))
+            ours.as_tensor(labels)
     finally:
         torch.set_warn_always(always)
     assert told == []

@@ -52,7 +52,7 @@ def micro_batches(wanted: TrainConfig, worker: Worker, step: int) -> Iterator[Mi
     images, labels = (
         part.chunk(data_shard.shares)[data_shard.index].chunk(data_shard.micro_batches) for part in whole(step)
     )
-    yield from (MicroBatch(*pair, seed=0) for pair in zip(images, labels, strict=True))
+    yield from (MicroBatch(*pair, seed=0, divisor=len(pair[0])) for pair in zip(images, labels, strict=True))
 
 
 def of(strategy: str, workers: int, **values: object) -> TrainConfig:

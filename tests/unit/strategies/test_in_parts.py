@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cifar_ray import models
-from cifar_ray.data import Dataset, Split
+from cifar_ray.data import Dataset
 from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint
 from cifar_ray.training.observer import Outcome
@@ -48,7 +48,7 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
     strategy: str, values: dict[str, object], bubble: float | None, digits: Dataset, tmp_path: Path
 ) -> None:
     """Also when it is stopped in between and goes on: its checkpoints are whole."""
-    few = replace(digits, test=Split(digits.test.images[:32], digits.test.labels[:32]))
+    few = replace(digits, test=digits.test.at(slice(32)))
     wanted = resolved(USUAL, strategy=strategy, **values)
     alone = {name: value for name, value in values.items() if name not in ("pipeline", "accumulate")}
     (plain, _), *_ = train_on_threads(resolved(USUAL, strategy="ddp", topology="1x1", **alone), few, tmp_path / "plain")

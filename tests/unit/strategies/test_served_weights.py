@@ -178,7 +178,7 @@ def test_a_step_costs_what_the_strategy_says(push_every: int) -> None:
     worker = built(config, model, server=Counting())
     worker.load(model.state_dict(), None)
     for seed in range(3):
-        worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed)])
+        worker.gradients([MicroBatch(torch.rand(8, 3, 32, 32), torch.arange(8), seed, 8)])
         worker.step()
     symbols = {"G": sum(parameter.numel() * 4 for parameter in model.parameters()), "K": push_every, "S": 1}
     about = strategies.about("parameter_server")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models, strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, Split
+from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.served_weights import ParameterServer
@@ -98,7 +98,7 @@ def test_one_worker_is_plain_training(strategy: str, digits: Dataset) -> None:
     makes = optimizer.build(plain.model, config(strategy="ddp"))
     for step in range(3):
         (batch,) = plain.micro_batches(step)
-        loss = nn.functional.cross_entropy(plain.model(batch.images), batch.labels)
+        loss = nn.functional.cross_entropy(plain.model(batch.images), batch.targets)
         loss.backward()
         makes.step()
         makes.zero_grad()
@@ -123,7 +123,7 @@ def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(
     every: int, steps: list[int], digits: Dataset, tmp_path: Path
 ) -> None:
     """After every second step of an epoch of 5, and at its end."""
-    few = replace(digits, test=Split(digits.test.images[:8], digits.test.labels[:8]))
+    few = replace(digits, test=digits.test.at(slice(8)))
     wanted = config(
         strategy="local_sgd", epochs=2, steps_per_epoch=5, local_sgd={"sync_every": 2}, checkpoint_every=every
     )

@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from cifar_ray import models
+from cifar_ray import models, tasks
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import checkpoint, classifier, recipe
+from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
@@ -38,13 +38,14 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
         config=config,
         step=step,
         epoch=step // 10,
-        accuracy=accuracy,
+        score=accuracy,
         class_names=("0", "1"),
         weights={"w": torch.full((2, 2), float(step))},
         optimizer={"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
         clock={"seconds": {"training": 1.5}, "iterations": torch.tensor([0.1, 0.2])},
         epoch_loss=2.5,
         history=[Row("iteration", step, 1234, {"train/loss": 0.5})],
+        task=tasks.recorded(None),
     )
 
 
@@ -339,9 +340,9 @@ def test_weights_that_are_not_those_of_the_config_are_no_classifier(
     spec = SPECS["digits"]
     whole = replace(snapshot(10), class_names=tuple(map(str, range(10))))
     whole = replace(whole, weights=models.build(whole.config, spec).state_dict())
-    restored = classifier.restore(tmp_path, whole)
+    restored = predictor.restore(tmp_path, whole)
     assert not restored.training
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
     with pytest.raises(CheckpointError) as caught:
-        classifier.restore(tmp_path, replace(whole, **change))  # type: ignore[arg-type]
+        predictor.restore(tmp_path, replace(whole, **change))  # type: ignore[arg-type]
     assert str(caught.value) == f"checkpoint {tmp_path} does not fit its own config: {sentence}"

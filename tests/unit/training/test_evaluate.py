@@ -13,9 +13,10 @@ from sklearn import metrics
 from torch import nn
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, Split
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import classifier
+from cifar_ray.tasks.classification import Classification
+from cifar_ray.training import predictor
 from cifar_ray.training.evaluate import Evaluator
 from tests.support.helpers import train_here
 
@@ -27,7 +28,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm2d(3)
         generator = torch.Generator().manual_seed(0)
-        labels = torch.from_numpy(dataset.test.labels)
+        labels = torch.from_numpy(dataset.test["labels"])
         noise = torch.randn(len(labels), 10, generator=generator)
         self.logits = 1.5 * nn.functional.one_hot(labels, 10) + noise
         self.position = 0
@@ -42,8 +43,8 @@ class Noisy(nn.Module):
 
 def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
     model = Noisy(digits)
-    evaluation = Evaluator(digits, Worker())(model)
-    truth, predicted = digits.test.labels, model.logits.argmax(1).numpy()
+    evaluation = Evaluator(digits, Worker(), Classification(TrainConfig()))(model)
+    truth, predicted = digits.test["labels"], model.logits.argmax(1).numpy()
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, predicted, average="macro")
     confusion = metrics.confusion_matrix(truth, predicted)
     false_positives = confusion.sum(0) - confusion.diagonal()
@@ -68,12 +69,12 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
 
 def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Dataset) -> None:
     """As scikit-learn does for the labels that occur."""
-    truth = digits.test.labels % 8
+    truth = digits.test["labels"] % 8
     predicted = np.where(np.arange(360) % 9 == 0, 8, truth)
     model = Noisy(digits)
     model.logits = nn.functional.one_hot(torch.from_numpy(predicted), 10).float()
-    split = replace(digits.test, labels=truth)
-    evaluation = Evaluator(replace(digits, test=split), Worker())(model)
+    split = Split({"images": digits.test.images, "labels": truth})
+    evaluation = Evaluator(replace(digits, test=split), Worker(), Classification(TrainConfig()))(model)
     expected = metrics.precision_recall_fscore_support(truth, predicted, average="macro", zero_division=0)
     found = [evaluation.metrics[name] for name in ("precision", "recall", "f1")]
     assert found == pytest.approx(expected[:3], rel=1e-12)
@@ -85,17 +86,17 @@ def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Datase
 def test_some_of_the_images_are_spread_over_the_whole_set(count: int, digits: Dataset) -> None:
     several = digits.tested_on(count)
     chosen = [at * 360 // count for at in range(count)]
-    assert several.test.labels.tolist() == digits.test.labels[chosen].tolist()
+    assert several.test["labels"].tolist() == digits.test["labels"][chosen].tolist()
     model = Noisy(digits)
     model.logits = model.logits[chosen]
-    assert Evaluator(several, Worker())(model).images == count
+    assert Evaluator(several, Worker(), Classification(TrainConfig()))(model).images == count
     assert digits.tested_on(None) is digits
 
 
 def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     model = Noisy(digits).train()
     before = model.norm.running_mean.clone()  # type: ignore[union-attr]
-    evaluator = Evaluator(digits, Worker())
+    evaluator = Evaluator(digits, Worker(), Classification(TrainConfig()))
     first = evaluator(model)
     model.position = 0
     assert evaluator(model) == first
@@ -120,8 +121,8 @@ def test_figures_are_those_of_the_saved_model_in_float32(
     assert set(rounding) == {("ieee", torch.float32)}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
-        probabilities = classifier.load(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
-    labels = digits.test.labels
+        probabilities = predictor.load(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
+    labels = digits.test["labels"]
     loss = nn.functional.nll_loss(probabilities.double().log(), torch.from_numpy(labels))
     assert outcome.metrics["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert outcome.confusion == metrics.confusion_matrix(labels, probabilities.argmax(1)).tolist()
@@ -129,9 +130,9 @@ def test_figures_are_those_of_the_saved_model_in_float32(
 
 def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
     """Each rank alone, without a process group: their counts are those of one worker."""
-    whole = Evaluator(digits, Worker())(Noisy(digits))
+    whole = Evaluator(digits, Worker(), Classification(TrainConfig()))(Noisy(digits))
     model = Noisy(digits)
-    parts = [Evaluator(digits, Worker(rank, 3))(model) for rank in range(3)]
+    parts = [Evaluator(digits, Worker(rank, 3), Classification(TrainConfig()))(model) for rank in range(3)]
     total = np.sum([part.confusion for part in parts], axis=0)
     assert total.tolist() == whole.confusion
     assert [part.images for part in parts] == [120, 120, 120]
@@ -140,7 +141,7 @@ def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
 def test_a_backend_of_matplotlib_that_is_not_here_is_no_matter() -> None:
     """Jupyter exports its own, and torchmetrics imports matplotlib."""
     backend = "module://no_such_package.backend"
-    code = "import os; from cifar_ray.training import confusion; print(os.environ['MPLBACKEND'])"
+    code = "import os; from cifar_ray.tasks import confusion; print(os.environ['MPLBACKEND'])"
     environment = {**os.environ, "MPLBACKEND": backend}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout == f"{backend}\n"

@@ -16,9 +16,10 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training import checkpoint, hardware, optimizer, precision
 from cifar_ray.training.errors import CheckpointError, DivergedError
-from cifar_ray.training.evaluate import Evaluation, Evaluator
+from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
 from tests.support.helpers import Recorder, Stopped, forge, train_here
@@ -54,7 +55,7 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
         sorted([*recorder.rows, *rows], key=lambda row: (row.timestamp_ms, row.kind == "epoch"))
     )
     assert (outcome.weights_sha256, outcome.checkpoint) == (final.weights_sha256, str(final.path))
-    assert (final.step, final.epoch, final.accuracy) == (220, 5, last.row.metrics["test/accuracy"])
+    assert (final.step, final.epoch, final.score) == (220, 5, last.row.metrics["test/accuracy"])
     assert sum(map(sum, outcome.confusion)) == outcome.metrics["test/images"] == 360
 
 
@@ -88,7 +89,7 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     keep = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 5e-4}, {"params": keep, "weight_decay": 0.0}]
     sgd = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, fused=True)
-    images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train.labels)
+    images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train["labels"])
     for epoch in range(2):
         for step in range(11):
             for group in sgd.param_groups:

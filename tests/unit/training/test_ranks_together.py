@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 from cifar_ray import models, strategies
-from cifar_ray.data import Dataset, Split
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
 from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, hardware, record, stopping
 from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluator
@@ -37,7 +39,7 @@ USUAL = {
 @pytest.fixture(scope="module")
 def few(digits: Dataset) -> Dataset:
     """Digits with few test images."""
-    return replace(digits, test=Split(digits.test.images[:61], digits.test.labels[:61]))
+    return replace(digits, test=digits.test.at(slice(61)))
 
 
 def losses(rows: tuple[Row, ...] | list[Row]) -> dict[int, list[float]]:
@@ -65,7 +67,7 @@ def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(every: int, few: Da
     for record_, steps in zip(recorder.epochs, ((1, 2, 3, 4), (5, 6, 7, 8)), strict=True):
         mean = sum(sum(each[step]) for step in steps) / 8
         assert record_.row.metrics["train/epoch_loss"] == pytest.approx(mean, rel=1e-6)
-        assert sum(map(sum, record_.confusion)) == len(few.test.labels)
+        assert sum(map(sum, record_.confusion)) == len(few.test["labels"])
         assert [len(values) for values in record_.per_class.values()] == [10] * 4
     assert [row.metrics["train/loss"] for row in recorder.rows] == pytest.approx(
         [sum(two) / 2 for two in each.values()]
@@ -76,7 +78,7 @@ def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(every: int, few: Da
         step, first = (7, 5) if every == 1 else (6, 5)
         kept = checkpoint.load(tmp_path / f"step-{step:08d}")
         assert kept.epoch_loss == pytest.approx(sum(sum(each[n]) / 2 for n in range(first, step + 1)), rel=1e-6)
-        assert (kept.epoch, kept.accuracy) == (1, None)
+        assert (kept.epoch, kept.score) == (1, None)
 
 
 def test_ranks_stop_after_the_same_step_and_go_on_as_if_they_had_not(
@@ -151,17 +153,18 @@ def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     (outcome, recorder), (other, _) = train(config, few, tmp_path, Last)
     assert isinstance(outcome, Outcome)
     assert isinstance(other, Outcome)
-    evaluator = Evaluator(few, Worker())
+    evaluator = Evaluator(few, Worker(), Classification(TrainConfig()))
     found = [
         (outcome.metrics[f"test/loss_rank{rank}"], outcome.metrics[f"test/accuracy_rank{rank}"]) for rank in (0, 1)
     ]
     for rank in (0, 1):
-        assert found[rank] == pytest.approx(evaluator.alone(own[rank]), rel=1e-4)
+        alone = evaluator.alone(own[rank]).metrics
+        assert found[rank] == pytest.approx((alone["loss"], alone["accuracy"]), rel=1e-4)
     assert found[0][0] != pytest.approx(found[1][0], rel=1e-3)
     assert not [name for name in recorder.epochs[0].row.metrics if "rank" in name]  # the last epoch alone
     shared = models.build(config, few.spec)
     shared.load_state_dict(checkpoint.load(Path(outcome.checkpoint)).weights)
-    assert outcome.metrics["test/loss"] == pytest.approx(evaluator.alone(shared)[0], rel=1e-4)
+    assert outcome.metrics["test/loss"] == pytest.approx(evaluator.alone(shared).metrics["loss"], rel=1e-4)
     assert [other.metrics[f"test/loss_rank{rank}"] for rank in (0, 1)] == [found[0][0], found[1][0]]
 
 

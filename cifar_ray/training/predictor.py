@@ -1,4 +1,4 @@
-"""A trained model as others use it: images in, probabilities out."""
+"""A trained model as others use it: images in, the task's answers out."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cifar_ray import data, models
+from cifar_ray import data, models, tasks
 from cifar_ray.data import DatasetSpec, augment
+from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
 
-class Classifier(nn.Module):
+class Predictor(nn.Module):
     """A model together with its input's normalisation.
 
-    Maps uint8 images (B, side, side, 3), channels last as files hold them, to float32 probabilities
-    (B, num_classes).
+    Maps uint8 images (B, side, side, 3), channels last as files hold them, to float32 answers (B, num_classes): of
+    image classification, probabilities.
     """
 
-    def __init__(self, model: nn.Module, spec: DatasetSpec) -> None:
+    def __init__(self, model: nn.Module, spec: DatasetSpec, task: Task) -> None:
         super().__init__()
         self.normalise = augment.Normalise(spec)
         self.model = model
+        self._predictions = task.predictions
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model(self.normalise(images)).float().softmax(1)
+        return self._predictions(self.model(self.normalise(images)))
 
 
 def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
@@ -48,18 +50,19 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     return model.to(memory_format=torch.channels_last).eval()
 
 
-def of(path: str | Path, snapshot: Snapshot) -> Classifier:
-    """The classifier of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
+def of(path: str | Path, snapshot: Snapshot) -> Predictor:
+    """The predictor of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
 
     Raises:
         CheckpointError: when the weights are not those of the config.
     """
     config = snapshot.config
-    return Classifier(restore(path, snapshot), data.spec(config).normalised(config.normalise)).eval()
+    spec = data.spec(config).normalised(config.normalise)
+    return Predictor(restore(path, snapshot), spec, tasks.build(config)).eval()
 
 
-def load(path: Path) -> Classifier:
-    """The classifier of a checkpoint, as :func:`of` makes it.
+def load(path: Path) -> Predictor:
+    """The predictor of a checkpoint, as :func:`of` makes it.
 
     Raises:
         CheckpointError: when the checkpoint cannot be used.
