@@ -12,13 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config.option import is_own
 from cifar_ray.tasks import classification
+from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, Figure, TaskSpec, from_mapping
 
 if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.tasks.protocol import Task
 
-__all__ = ["LOSS", "Figure", "TaskSpec", "build", "from_mapping", "of", "recorded", "spec", "to_record"]
+__all__ = [
+    "LOSS",
+    "Evaluation",
+    "Figure",
+    "Targets",
+    "TaskSpec",
+    "build",
+    "from_mapping",
+    "of",
+    "recorded",
+    "spec",
+    "to_record",
+]
 
 
 def of(config: TrainConfig) -> type[Task]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from cifar_ray import data, models, strategies
+from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import FOLDER, is_own
-from cifar_ray.config.sections import AugmentName
+from cifar_ray.config.sections import MIXING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, order
@@ -42,13 +42,8 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     recipe = _recipe(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     values |= {name: value for name, value in recipe.items() if values[name] is None}
-    values["augment"] = config.augment or ("crop_flip" if spec.flip else "crop")
-    if values["augment"] == "crop_flip" and not spec.flip:
-        others = errors.one_of([name for name in typing.get_args(AugmentName) if name != "crop_flip"])
-        raise ConfigError(
-            "augment",
-            f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
-        )
+    values["task"] = config.task if is_own(config.task) else None  # the data set's own
+    values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
     for name in FUNCTIONS:
@@ -103,6 +98,31 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
+
+
+def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
+    """How training images vary: as asked for, or as usual for the task and the data set."""
+    task = tasks.of(config)
+    if task.target != "labels" and (config.dataset.startswith(FOLDER) or not is_own(config.dataset)):
+        raise ConfigError(
+            "task",
+            f"must learn the labels of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
+            "your own can have others",
+        )
+    has_classes = task.spec.answer == "classes"
+    usual = "crop_flip" if spec.flip else "crop"
+    chosen = config.augment or (usual if has_classes else "none")
+    names = typing.get_args(AugmentName)
+    if chosen == "crop_flip" and not spec.flip:
+        others = errors.one_of([name for name in names if name != "crop_flip"])
+        raise ConfigError(
+            "augment",
+            f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
+        )
+    if chosen in MIXING and not has_classes:
+        others = errors.one_of([name for name in names if name not in MIXING])
+        raise ConfigError("augment", f"must be {others} for {config.task}, which has no classes to mix, got {chosen}")
+    return chosen
 
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
