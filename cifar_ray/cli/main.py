@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tracking
@@ -247,12 +246,13 @@ def predict(command: PredictCommand) -> int:
     with output.progress(command.json), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
 
-    predictions = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
-    top = [replace(prediction, classes=prediction.classes[: command.top]) for prediction in predictions]
+    task, made = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
+    shown = command.top if task.answer == "classes" else None
+    top = [(prediction.image, prediction.answers[:shown]) for prediction in made]
     output.show(
-        top,
+        [{"image": image, task.answer: answers} for image, answers in top],
         command.json,
-        lambda: Console().predictions((str(prediction.image), prediction.classes) for prediction in top),
+        lambda: Console().predictions(task, top),
     )
     return 0
 

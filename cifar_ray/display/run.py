@@ -19,7 +19,10 @@ from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cifar_ray.strategies import About
+    from cifar_ray.tasks import TaskSpec
 
 _METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
@@ -201,10 +204,10 @@ class Console(Display):
             rows.append(("accuracy when written", f"{recorded_accuracy:.2%}{on}"))
         self._table(rows)
 
-    def predictions(self, predictions: Iterable[tuple[str, Sequence[tuple[str, float]]]]) -> None:
-        """One line per image: its likeliest classes with their probabilities."""
-        for image, classes in predictions:
-            self.line(f"{image}: {', '.join(f'{name} {probability:.1%}' for name, probability in classes)}")
+    def predictions(self, task: TaskSpec, predictions: Iterable[tuple[Path, Sequence[tuple[str, float]]]]) -> None:
+        """One line per image: its likeliest classes with their probabilities, or its values by name."""
+        for image, answers in predictions:
+            self.line(f"{image}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
         """Each strategy: its promise, source and messages."""

@@ -1,6 +1,6 @@
-"""The FastAPI application that classifies images with a run's model.
+"""The FastAPI application that answers for images with a run's model.
 
-``POST /predict`` classifies the image that is its body, ``GET /`` describes the model, and ``GET /healthz`` answers
+``POST /predict`` answers for the image that is its body, ``GET /`` describes the model, and ``GET /healthz`` answers
 while the server lives. Every answer is JSON; an error is ``{"error": "one sentence"}``.
 """
 
@@ -25,6 +25,7 @@ from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import results
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
@@ -47,7 +48,7 @@ def of_run(
         ConfigError: there is no such run.
     """
     checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
-    snapshot = checkpoint.snapshot
+    snapshot, task = checkpoint.snapshot, checkpoint.snapshot.task
     about = {
         "run": checkpoint.run.name,
         "run_id": checkpoint.run.run_id,
@@ -55,33 +56,36 @@ def of_run(
         "dataset": snapshot.config.dataset,
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
-        "test_accuracy": snapshot.score,
+        f"test_{task.primary.name}": snapshot.score,
         "weights_sha256": checkpoint.weights_sha256,
-        "classes": snapshot.class_names,
+        task.answer: snapshot.class_names,
     }
-    return build(about, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
+    app = build(about, task, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
+    if snapshot.score is not None:
+        app.state.result = f"test {task.primary.name} {task.primary.text(snapshot.score)}"
+    return app
 
 
-def build(about: dict[str, Any], spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:
-    """The application for a model that maps uint8 images (B, side, side, 3) to probabilities (B, classes).
+def build(about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:
+    """The application for a model that maps uint8 images (B, side, side, 3) to its task's answers (B, names).
 
     Args:
-        about: describes the model, as ``GET /`` and ``app.state.about`` give it; ``classes`` are their names in order.
+        about: describes the model, as ``GET /`` and ``app.state.about`` give it; ``classes``, or ``values``, are the
+            answers' names in order.
+        task: of the model.
         spec: of the model's images.
         model: computes on the CPU.
     """
     app = FastAPI(openapi_url=None)
-    app.state.about = about
+    app.state.about, app.state.result = about, ""
     bodies, batches, decoders = Bodies(), Batches(model), ThreadPoolExecutor(_DECODERS)
 
     @app.post("/predict")
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=_MAX_TOP)] = _MAX_TOP) -> JSONResponse:
         async with bodies.receive(request) as body:
             pixels = await asyncio.get_running_loop().run_in_executor(decoders, _decode, spec, body)
-            probabilities, images = await batches.classify(pixels)
-        ranked = results.ranked(about["classes"], probabilities)[:top]
-        answer = {"classes": [{"class": name, "probability": probability} for name, probability in ranked]}
-        return JSONResponse(answer, headers={"X-Batch-Size": str(images)})
+            row, images = await batches.answer(pixels)
+        return JSONResponse(task.document(about[task.answer], row.tolist(), top), headers={"X-Batch-Size": str(images)})
 
     @app.get("/")
     async def describe() -> dict[str, Any]:
@@ -128,10 +132,10 @@ class Batches:
         self._model = model
         self._computing = asyncio.Lock()
         self._open: list[Tensor] = []  # images of the next pass
-        self._rows: asyncio.Task[Tensor]  # their probabilities
+        self._rows: asyncio.Task[Tensor]  # their answers
 
-    async def classify(self, pixels: Tensor) -> tuple[Tensor, int]:
-        """Return an image's probabilities (C,) and the number of images in its forward pass."""
+    async def answer(self, pixels: Tensor) -> tuple[Tensor, int]:
+        """Return an image's answers (names,) and the number of images in its forward pass."""
         if not self._open or len(self._open) == MAX_BATCH:
             self._open = []
             self._rows = asyncio.create_task(self._compute(self._open))

@@ -7,7 +7,7 @@ theirs. Those without are of image classification.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,6 +86,22 @@ class TaskSpec:
     def counted(self) -> str:
         """Metric of how many an evaluation counts: ``test/images``."""
         return f"test/{self.unit}"
+
+    def answers(self, names: Sequence[str], numbers: Sequence[float]) -> list[tuple[str, float]]:
+        """A prediction's numbers with their names; of classes, the likeliest first."""
+        pairs = list(zip(names, numbers, strict=True))
+        return sorted(pairs, key=lambda pair: -pair[1]) if self.answer == "classes" else pairs
+
+    def document(self, names: Sequence[str], numbers: Sequence[float], top: int) -> dict[str, Any]:
+        """A prediction as JSON has it; of classes, the ``top`` likeliest."""
+        pairs = self.answers(names, numbers)
+        if self.answer == "values":
+            return {"values": dict(pairs)}
+        return {"classes": [{"class": name, "probability": probability} for name, probability in pairs[:top]]}
+
+    def answer_text(self, number: float) -> str:
+        """One number of a prediction as people read it."""
+        return f"{number:.1%}" if self.answer == "classes" else f"{number:.4g}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for :func:`from_mapping`."""

@@ -18,6 +18,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from PIL import Image
 
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import drawing, store
 from cifar_ray.training.predictor import Predictor
 
@@ -75,6 +76,7 @@ def log_model(
     which: str,
     load: Callable[[], tuple[Predictor, str]],
     dataset: Dataset,
+    task: TaskSpec,
     epoch: int,
 ) -> None:
     """Log a model of the run, named after the run, that takes image files: ``image_model.py`` and the exported network.
@@ -84,7 +86,8 @@ def log_model(
         run_id: the run.
         which: ``final`` or ``best``.
         load: gives what the checkpoint has learned, and the SHA-256 of its weights.
-        dataset: says what the model takes and gives.
+        dataset: says what the model takes.
+        task: says what it gives.
         epoch: at whose end the checkpoint was written.
     """
     import mlflow
@@ -97,12 +100,15 @@ def log_model(
     if any(model.tags.get(WHICH_TAG) == which for model in logged_models(client, run)):
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
-    outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
+    outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
+    if task.answer == "classes":
+        outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, "image")]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
     config = {
+        "answer": task.answer,
         "labels": list(dataset.class_names),
         "side": spec.image_size,
         "native_side": spec.native_size,
@@ -124,7 +130,7 @@ def log_model(
             source_run_id=run_id,
             params=run.data.params,
             tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
-            model_type="classifier",
+            model_type="classifier" if task.answer == "classes" else "regressor",
         )
         # mlflow.pyfunc.log_model would work on MLflow's own address, which is the user's, and load the model.
         status = LoggedModelStatus.FAILED

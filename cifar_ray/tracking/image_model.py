@@ -1,4 +1,4 @@
-"""An image classifier for MLflow: image files in, labels with probabilities out.
+"""A model of images for MLflow: image files in, labels with probabilities out, or values by name.
 
 MLflow keeps this file with a model and runs it to load the model ("models from code"). It needs torch, Pillow, NumPy
 and MLflow, and nothing of the program that has trained the network.
@@ -20,11 +20,12 @@ AT_ONCE = 256  # images in one forward pass
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # others may start a program
 
 
-class ImageClassifier(PythonModel):
-    """Classify image files with an exported network, on a GPU if there is one.
+class ImageModel(PythonModel):
+    """Answer for image files with an exported network, on a GPU if there is one.
 
-    ``predict`` takes a DataFrame whose column ``image`` has the bytes of image files, of any size. It returns one with
-    the columns ``label`` and ``probability``, and ``probabilities``: all labels with theirs, likeliest first.
+    ``predict`` takes a DataFrame whose column ``image`` has the bytes of image files, of any size. A classifier's
+    answer is one with the columns ``label`` and ``probability``, and ``probabilities``: all labels with theirs,
+    likeliest first. Another network's has a column for each of its values.
     """
 
     def load_context(self, context: Any) -> None:
@@ -39,13 +40,16 @@ class ImageClassifier(PythonModel):
         self.network = program.module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """Classify the files of the column ``image``."""
+        """Answer for the files of the column ``image``."""
         files, labels, answers = list(model_input["image"]), self.config["labels"], []
         for begin in range(0, len(files), AT_ONCE):
             images = torch.from_numpy(np.stack([self.pixels(file) for file in files[begin : begin + AT_ONCE]]))
             with torch.no_grad():
-                probabilities = self.network(images.to(self.device)).cpu()
-            for row in probabilities:
+                rows = self.network(images.to(self.device)).cpu()
+            if self.config["answer"] == "values":
+                answers += [dict(zip(labels, row)) for row in rows.tolist()]
+                continue
+            for row in rows:
                 ranked = {labels[index]: row[index].item() for index in row.argsort(descending=True).tolist()}
                 label = next(iter(ranked))
                 answers.append({"label": label, "probability": ranked[label], "probabilities": ranked})
@@ -69,4 +73,4 @@ class ImageClassifier(PythonModel):
         return np.pad(enlarged, ((border, border), (border, border), (0, 0)))
 
 
-mlflow.models.set_model(ImageClassifier())
+mlflow.models.set_model(ImageModel())

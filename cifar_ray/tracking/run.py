@@ -221,7 +221,8 @@ class RunRecord(Record):
             dataset: the data set, which says what the model takes and gives.
             epoch: at whose end the checkpoint was written.
         """
-        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, which, load, dataset, epoch))
+        of = (which, load, dataset, self._task, epoch)
+        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""

@@ -101,7 +101,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def predictions(trained: Person, files: list[Path]) -> list[dict[str, float]]:
     """What ``cifar-ray predict`` says of the images."""
     said = results.predict("first", files, "last", trained.uri, print)
-    return [dict(prediction.classes) for prediction in said]
+    return [dict(prediction.answers) for prediction in said[1]]
 
 
 def answer(connection: http.client.HTTPConnection) -> tuple[int, Any]:

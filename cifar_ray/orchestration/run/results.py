@@ -1,4 +1,4 @@
-"""Use a run's model: evaluate it again, and classify images with it."""
+"""Use a run's model: evaluate it again, and have it answer for images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
 from cifar_ray.training import checkpoint, hardware, manifest, predictor, recipe
@@ -47,10 +48,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's classes, likeliest first, with their probabilities."""
+    """What a model answers for one image: classes with their probabilities, likeliest first, or values by name."""
 
     image: Path
-    classes: list[tuple[str, float]]
+    answers: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
 
 def predict(
     run: str, images: Sequence[Path], which: WhichCheckpoint, tracking_uri: str | None, note: Note
-) -> list[Prediction]:
-    """Classify image files with a run's model.
+) -> tuple[TaskSpec, list[Prediction]]:
+    """Answer for image files with a run's model, and say what kind of answers they are.
 
     Images are scaled to the size of the data set's, and made grey if those are.
 
@@ -161,17 +162,12 @@ def predict(
     imagefiles.check(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
-    spec, names = data.spec(snapshot.config), snapshot.class_names
     model = predictor.of(chosen.address, snapshot)
-    scaled, batches = pixels(spec, images), range(0, len(images), _AT_ONCE)
+    scaled, batches = pixels(data.spec(snapshot.config), images), range(0, len(images), _AT_ONCE)
     with torch.inference_mode():
-        probabilities = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches])
-    return [Prediction(image, ranked(names, row)) for image, row in zip(images, probabilities, strict=True)]
-
-
-def ranked(names: Sequence[str], probabilities: Tensor) -> list[tuple[str, float]]:
-    """Pairs of class and probability, likeliest first, from probabilities (C,) of the ``names``."""
-    return [(names[index], probabilities[index].item()) for index in probabilities.argsort(descending=True).tolist()]
+        rows = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches]).tolist()
+    task, names = snapshot.task, snapshot.class_names
+    return task, [Prediction(image, task.answers(names, row)) for image, row in zip(images, rows, strict=True)]
 
 
 def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cifar_ray import tasks
 from cifar_ray.cli import doctor, main
 from cifar_ray.display.run import Check, Console
 from cifar_ray.orchestration.run import driver, results
@@ -103,11 +104,11 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
-    monkeypatch.setattr(results, "predict", lambda *_: found)
+    monkeypatch.setattr(results, "predict", lambda *_: (tasks.recorded(None), found))
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
     assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
     assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
-    found[0] = Prediction(Path("no UTF-8 \udcff.png"), found[0].classes)
+    found[0] = Prediction(Path("no UTF-8 \udcff.png"), found[0].answers)
     out, _ = printed(f"predict ./mine {IMAGE} --top 1 --json", capsys)
     assert json.loads(out)[0]["image"] == "no UTF-8 \udcff.png"
 

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from torch import Tensor
 
+from cifar_ray import tasks
 from cifar_ray.data import SPECS
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
@@ -33,7 +34,7 @@ def brightest(images: Tensor) -> Tensor:
 
 @pytest.fixture
 def app() -> FastAPI:
-    return apps.build({"classes": NAMES}, SPECS["digits"], brightest)
+    return apps.build({"classes": NAMES}, tasks.recorded(None), SPECS["digits"], brightest)
 
 
 def shade(value: int, kind: str = "png") -> bytes:

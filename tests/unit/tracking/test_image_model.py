@@ -41,7 +41,7 @@ FILES = {
 @pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_it_prepares_an_image_as_predict_does(file: bytes, spec: DatasetSpec) -> None:
-    model = image_model.ImageClassifier()
+    model = image_model.ImageModel()
     model.config = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
     (expected,) = imagefiles.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
     assert np.array_equal(model.pixels(file), expected)
@@ -51,4 +51,4 @@ def test_it_reads_the_same_formats_and_needs_nothing_of_this_program() -> None:
     assert image_model.FORMATS == imagefiles.FORMATS
     assert "cifar_ray" not in Path(image_model.__file__).read_text()
     with pytest.raises(ValueError, match="32-bit values"):
-        image_model.ImageClassifier().pixels(encoded("TIFF", "F"))
+        image_model.ImageModel().pixels(encoded("TIFF", "F"))
