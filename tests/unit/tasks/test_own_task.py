@@ -1,0 +1,142 @@
+"""A task of the user's own, the example's: numbers of which some are missing, so that samples count differently."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifar_ray import data, models, tasks
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import order
+from cifar_ray.data.augment import Normalise
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training.evaluate import Evaluator
+from tests.support.helpers import digest, evaluate_on_ranks, resolved, train_on_ranks
+
+OWN = "examples.own_task"
+INK: dict[str, object] = {"task": f"{OWN}:Ink", "dataset": f"{OWN}:load", "model": "simple_cnn", "precision": "fp32"}
+INK |= {"lr": 0.01, "weight_decay": 0.0, "warmup_epochs": 0.0, "epochs": 1, "global_batch_size": 48}
+config = partial(resolved, INK)
+
+
+def plain_losses(asked: TrainConfig, steps: int) -> list[float]:
+    """Of a plain loop over global batches: the mean of the squared errors of all that is known in each."""
+    assert isinstance(asked, ResolvedConfig)
+    dataset = data.read(asked)
+    torch.manual_seed(0)
+    model = models.build(asked, dataset.spec).to(memory_format=torch.channels_last)
+    descent = torch.optim.SGD(model.parameters(), asked.lr, asked.momentum, nesterov=True)
+    images, ink = (torch.from_numpy(dataset.train[name]) for name in ("images", "ink"))
+    losses = []
+    for step in range(steps):
+        samples = order.global_batch(order.permutation(0, 0, len(ink)), step, asked.global_batch_size)
+        known = ~ink[samples].isnan()
+        assert 0.7 < known.float().mean() < 0.9
+        error = model(Normalise(dataset.spec)(images[samples]))[known] - ink[samples][known] / 10
+        loss = error.square().mean()
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"topology": "1x1"},
+        {"topology": "1x1", "accumulate": 3},
+        *(
+            {"topology": "1x2", "strategy": name}
+            for name in ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
+        ),
+        {"topology": "1x4", "strategy": "ddp", "accumulate": 2},
+        {"topology": "1x2", "strategy": "reproducible"},
+        *({"topology": "1x2", "strategy": name} for name in ("gpipe", "one_f_one_b")),
+    ],
+    ids=lambda values: "-".join(map(str, values.values())),
+)
+def test_the_loss_is_the_mean_over_all_that_counts_in_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
+    asked = config(**values, schedule="constant", steps_per_epoch=4, log_every=1)
+    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
+    assert outcome is not None
+    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
+    assert means == pytest.approx(plain_losses(asked, 4), rel=2e-5)
+
+
+def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    reproducible = partial(config, strategy="reproducible", model="resnet", log_every=1, steps_per_epoch=4)
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+    stopped = reproducible(topology="1x2", checkpoint_every=2)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
+    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
+    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
+    assert len(snapshots) == 4
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    assert len({snapshot.score for snapshot in snapshots}) == 1
+
+
+def test_figures_are_those_of_all_workers_together() -> None:
+    whole, *_ = evaluate_on_ranks(config())
+    for one in evaluate_on_ranks(config(topology="1x2")):
+        assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)
+    assert whole.images == 360
+    assert set(whole.metrics) == {"loss", "rmse", "mae", "r2"}
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -> None:
+    asked = config(model="resnet", epochs=4, keep_checkpoints=1, lr=0.1)
+    (outcome, recorder), *_ = train_on_ranks(asked, tmp_path)
+    assert outcome is not None
+    errors = [epoch.row.metrics["test/rmse"] for epoch in recorder.epochs]
+    assert outcome.metrics["best/rmse"] == min(errors)
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    assert checkpoint.load(best).score == min(errors)
+    task = checkpoint.load(best).task  # without the user's code
+    assert (task.primary.better, task.answer) == ("min", "values")
+    dataset = data.read(asked)
+    with torch.inference_mode():
+        answers = predictor.load(best)(torch.from_numpy(dataset.test.images))
+    model = predictor.restore(best, checkpoint.load(best))
+    assert Evaluator(dataset, Worker(), tasks.build(asked))(model).metrics["rmse"] == pytest.approx(min(errors))
+    known = ~torch.from_numpy(dataset.test["ink"]).isnan()
+    error = (answers - torch.from_numpy(dataset.test["ink"]))[known].double()
+    assert error.square().mean().sqrt().item() == pytest.approx(min(errors), rel=1e-5)
+
+
+def test_a_run_is_written_as_before_where_the_data_set_tells_the_task() -> None:
+    usual = recipe.resolve(TrainConfig(dataset="digits", task="classification"))
+    assert usual == recipe.resolve(TrainConfig(dataset="digits"))
+    assert not {name for name in (*runfile.to_mapping(usual), *runfile.params(usual)) if "task" in name}
+    own = config()
+    assert runfile.to_mapping(own)["task"] == f"{OWN}:Ink"
+    assert runfile.resolved_from_mapping(runfile.to_mapping(own)) == own
+    assert f"--task {OWN}:Ink" in recipe.command(own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"task": "regression"}, "task must be classification or MODULE:FUNCTION, got 'regression'"),
+        ({"task": f"{OWN}:load"}, f"task must name a class, and {OWN}:load is <function load"),
+        ({"task": f"{OWN}:TaskSpec"}, "task must have the parts of cifar_ray.tasks.protocol.Task, and .* has no spec"),
+        ({"dataset": "digits"}, f"task must learn the labels of digits, and {OWN}:Ink learns ink; a --dataset of your"),
+        ({"augment": "mixup"}, f"augment must be none, .* for {OWN}:Ink, which has no classes to mix, got mixup"),
+        (
+            {"task": "classification"},
+            rf"dataset must return \(images, labels\).*; {OWN}:load returns training labels of",
+        ),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config(**values)
