@@ -280,7 +280,7 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 OF_CHOICES = {
     *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
     *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
-    *("parameter_server", "reproducible"),
+    *("parameter_server", "reproducible", "task_source"),
 }
 
 
@@ -294,6 +294,7 @@ OF_CHOICES = {
         ({"model": "my:net"}, {"model_options", "model_source", "ddp"}),
         ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source", "resnet", "ddp"}),
         ({"schedule": "mine:course"}, {"schedule_source", "resnet", "ddp"}),
+        ({"task": "mine:Task"}, {"task_source", "resnet", "ddp"}),
     ],
 )
 def test_options_that_say_nothing_of_a_run(chosen: dict[str, str], used: set[str]) -> None:
