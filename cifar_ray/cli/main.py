@@ -127,7 +127,7 @@ def runs(command: RunsCommand) -> int:
 
 def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
-    cost.checked(command.price, command.target)
+    cost.checked(command.price)
     if command.format == "json" and (command.latex or command.style == "paper"):
         raise ConfigError("format", "must be files where --latex or --style paper is given")
     latex.chart_width(command.style, command.width)
@@ -205,7 +205,7 @@ def export(command: ExportCommand) -> int:
 
 def compare(command: CompareCommand) -> int:
     """``cifar-ray compare``."""
-    cost.checked(command.price, command.target)
+    cost.checked(command.price)
     early.check_runs(command.runs, command.tracking_uri)
     from cifar_ray.reporting import compare as side_by_side
     from cifar_ray.reporting import data

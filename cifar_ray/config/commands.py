@@ -12,7 +12,7 @@ from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.schema import Count, Numbers
-from cifar_ray.config.sections import WhichCheckpoint
+from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -34,7 +34,7 @@ class OfModel:
     """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
-    """The newest checkpoint, or the one with the highest test accuracy."""
+    """The newest checkpoint, or the one with the best test figure."""
 
     tracking_uri: str | None = None
 
@@ -125,7 +125,7 @@ class SweepCommand(TrainConfig):
 
     seeds: Count = 1
     hold: Literal["batch", "global_batch"] | None = None
-    measure: Literal["all", "accuracy", "times"] = "all"
+    measure: Measure = "all"
     search: Literal["grid", "random"] = "grid"
     """Train every combination, or --samples random ones; FIELD=loguniform:LOW:HIGH is a range to draw from."""
 
@@ -164,8 +164,8 @@ class ReportCommand:
     """Group results by batch per worker or by global batch. Default: what the sweeps kept fixed."""
 
     target: Numbers = ()
-    """Test accuracies, 0 to 1, for which to show the time to reach them. Default: one that all runs of a model
-    reach."""
+    """Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them. Default: a
+    share that all runs of a model reach."""
 
     style: Literal["screen", "paper"] = "screen"
     """paper: charts also as PDF for a LaTeX document, charts/*.pdf, without titles."""
@@ -230,8 +230,8 @@ class CompareCommand(ResultAsJson):
     """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
 
     target: Numbers = ()
-    """Test accuracies, 0 to 1, for which to show the time to reach them. Default: one that all runs of a model
-    reach."""
+    """Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them. Default: a
+    share that all runs of a model reach."""
 
     full: Switch = False
     """Show every table of a report, not only the main figures."""

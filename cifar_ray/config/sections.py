@@ -20,6 +20,7 @@ from cifar_ray.config.topology import parse_range
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 AugmentName = Literal["none", "crop", "crop_flip", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
+Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
 

@@ -23,7 +23,7 @@ from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.schema import STRICT, Count, plainly
-from cifar_ray.config.sections import Name
+from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
@@ -206,7 +206,7 @@ class SweepConfig:
     'global_batch', for which batch_size is that of a single worker. Default: 'batch' if only batch_size is named, in
     the grid or for all runs; else 'global_batch'."""
 
-    measure: Literal["all", "accuracy", "times"] = "all"
+    measure: Measure = "all"
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
     steps), or all."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from cifar_ray.reporting import audit, chance, scaling
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.figures import ACCURACY, TRAINING_TIME
+from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
@@ -21,8 +22,9 @@ _FAR = 3.5
 """Modified z-score (0.6745 times the distance to the median, over the median absolute deviation) from which
 Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
 it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
-_LEAST_POINTS = 5.0
-"""Percentage points that an outlier lies below the median at the least: equal runs would make any other one far."""
+_LEAST_SHARE = 0.05
+"""By how much an outlier is worse than the median at the least: equal runs would make any other one far. Of a share,
+percentage points; of other figures, a share of the median."""
 _ONE_RUN = 0.05
 """What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
 _BAD_ENDS = {"FAILED": "failed", "KILLED": "{} ended early", "SKIPPED": "{} skipped", "PENDING": "{} deleted or lost"}
@@ -40,11 +42,11 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
     return [
         *study.cautions,
         *_unfinished(study),
-        *_left_out(finished),
-        *_of_few_images(finished),
+        *_left_out(runs, finished),
+        *_of_few_images(runs, finished),
         *(_of_another_machine(finished, price) if price is not None else ()),
         *_unequal(runs),
-        *_held_rate(study),
+        *_held_rate(runs),
         *_times(study, finished),
         *_mixed(finished),
         *_impossible(runs),
@@ -69,18 +71,20 @@ def _unfinished(study: Study) -> Iterator[str]:
             yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
 
 
-def _left_out(finished: list[Trial]) -> Iterator[str]:
-    for measure, what, other in (("accuracy", "accuracies", "their times are"), ("times", "times", "accuracies are")):
-        if count := sum(trial.measure == measure for trial in finished):
+def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+    learned = runs.task.spec.primary.plural
+    counts = [sum(not trial.timed for trial in finished), sum(not trial.learned for trial in finished)]
+    for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} are")):
+        if count:
             those = "All" if count == len(finished) else f"{count} of {len(finished)}"
             yield f"{those} finished runs were made for their {what} alone: {other} left out."
 
 
-def _of_few_images(finished: list[Trial]) -> Iterator[str]:
-    those = [trial.params.get("test_images", "None") for trial in finished if trial.measure != "times"]
+def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+    those = [trial.params.get("test_images", "None") for trial in finished if trial.learned]
     for images, count in Counter(those).items():
         if images != "None":
-            yield f"{count} of {len(those)} finished runs were evaluated on {images} test images only."
+            yield f"{count} of {len(those)} finished runs were evaluated on {images} test {runs.task.spec.unit} only."
 
 
 def _of_another_machine(finished: list[Trial], price: Price) -> Iterator[str]:
@@ -97,17 +101,19 @@ def _unequal(runs: Runs) -> Iterator[str]:
     """Runs named one by one, of several models or data sets, that trained on different numbers of images."""
     if runs.study.run_id or runs.study.axes or len({(config.model, config.dataset) for config in runs.finished}) < 2:
         return  # reports compare within a model and data set, and say there how the work differs
-    differences = (chance.unequal_work(runs.configurations, figure) for figure in (TRAINING_TIME, ACCURACY))
+    differences = (chance.unequal_work(runs.configurations, figure) for figure in (TRAINING_TIME, runs.task.primary))
     if unequal := next(filter(None, differences), ""):
-        yield f"{unequal[0].upper()}{unequal[1:]}, so do not compare their seconds, costs and accuracies."
+        learned = runs.task.spec.primary.plural
+        yield f"{unequal[0].upper()}{unequal[1:]}, so do not compare their seconds, costs and {learned}."
 
 
-def _held_rate(study: Study) -> list[str]:
+def _held_rate(runs: Runs) -> list[str]:
     """Learning rates that did not follow the global batch."""
+    study, learned = runs.study, runs.task.spec.primary.plural
     short = shortened(study)
     kinds: dict[tuple[str, ...], dict[int, set[str]]] = {}
     for trial in study.trials:
-        if trial.finished and trial.measure != "times" and trial.params.get("lr_scaling", "none") == "none":
+        if trial.finished and trial.learned and trial.params.get("lr_scaling", "none") == "none":
             rates = kinds.setdefault((trial.model, trial.dataset, trial.strategy), {})
             rates.setdefault(trial.global_batch_size, set()).add(trial.params.get("lr", ""))
     warnings = []
@@ -118,7 +124,7 @@ def _held_rate(study: Study) -> list[str]:
             if sizes[-1] >= _HELD * sizes[0] and not searched:
                 warnings.append(
                     f"{model} on {dataset}: the learning rate {short.get(('lr', rate), rate)} was the same for global "
-                    f"batches of {sizes[0]} to {sizes[-1]}, so accuracies may differ by the rate that suits each. With "
+                    f"batches of {sizes[0]} to {sizes[-1]}, so {learned} may differ by the rate that suits each. With "
                     "--lr-scaling sqrt or linear, the rate follows the batch."
                 )
     return list(dict.fromkeys(warnings))
@@ -126,7 +132,7 @@ def _held_rate(study: Study) -> list[str]:
 
 def _times(study: Study, finished: list[Trial]) -> Iterator[str]:
     """Times that are not a cluster's, or of runs that trained side by side."""
-    timed = [trial for trial in finished if trial.measure != "accuracy" and not trial.changed]
+    timed = [trial for trial in finished if trial.timed and not trial.changed]
     if count := sum(trial.tags.get("times_are_a_clusters") == "false" for trial in timed):
         share = "All runs" if count == len(timed) else f"{count} of {len(timed)} runs"
         yield f"{share} shared the cores of one machine. Their times say nothing about a cluster."
@@ -137,7 +143,7 @@ def _times(study: Study, finished: list[Trial]) -> Iterator[str]:
 
 def _mixed(finished: list[Trial]) -> Iterator[str]:
     """Figures side by side in one table that come from different programs or machines."""
-    timed = [trial for trial in finished if trial.measure != "accuracy"]
+    timed = [trial for trial in finished if trial.timed]
     for tag, what in _SIDE_BY_SIDE.items():
         those = timed if tag == HARDWARE_TAG else finished
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
@@ -152,10 +158,10 @@ def _mixed(finished: list[Trial]) -> Iterator[str]:
 
 def _impossible(runs: Runs) -> list[str]:
     """What of these runs' own figures cannot be right."""
-    names = ("accuracy", "precision", "recall", "f1", "specificity")
+    shares = [figure for figure in runs.task.spec.figures if figure is runs.task.spec.primary or figure.macro]
     claims = []
     for trial in (trial for trial in runs.study.trials if trial.finished):
-        figures = {name: [trial.metrics[f"test/{name}"]] for name in names if f"test/{name}" in trial.metrics}
+        figures = {share.name: [trial.metrics[share.metric]] for share in shares if share.metric in trial.metrics}
         # Of some test images, classes need not have as many each.
         whole = trial.params.get("test_images", "None") == "None"
         claims.append(audit.Claim(trial.name, trial.dataset if whole else "", figures))
@@ -172,26 +178,31 @@ def _impossible(runs: Runs) -> list[str]:
 
 
 def outliers(runs: Runs) -> Any:
-    """The frame's rows of runs whose accuracy is an outlier below the median of ``peers`` runs, and by how much."""
-    accuracies = runs.measured(ACCURACY)
-    groups = accuracies.groupby(runs.frame.configuration)
-    below = groups.transform("median") - accuracies
-    deviation = below.abs().groupby(runs.frame.configuration).transform("median")
-    far = below[(below >= _LEAST_POINTS) & (0.6745 * below > _FAR * deviation)].index
+    """The frame's rows of runs whose primary figure is far worse than the median of ``peers`` runs, and by how much."""
+    figure = runs.task.primary
+    values = runs.measured(figure)
+    groups = values.groupby(runs.frame.configuration)
+    median = groups.transform("median")
+    by = median - values if figure.better == "high" else values - median
+    deviation = by.abs().groupby(runs.frame.configuration).transform("median")
+    least = _LEAST_SHARE * (100.0 if runs.task.spec.primary.percent else median.abs())
+    far = by[(by >= least) & (0.6745 * by > _FAR * deviation)].index
     peers = groups.transform("size")
-    rows = runs.frame.loc[far].assign(value=accuracies[far], below=below[far], peers=peers[far])
+    rows = runs.frame.loc[far].assign(value=values[far], by=by[far], peers=peers[far])
     return rows.sort_values("configuration", kind="stable")
 
 
 def _outliers(runs: Runs) -> Iterator[str]:
-    far = outliers(runs)
+    far, of, figure = outliers(runs), runs.task.spec.primary, runs.task.primary
+    side = "below" if figure.better == "high" else "above"
+    shown = replace(figure, digits=1) if of.percent else figure
     for run in far.head(_MOST_LISTED).itertuples():
         yield (
-            f"{run.name} ended at {run.value:.1f} % test accuracy, {run.below:.0f} points below the median of the "
-            f"{run.peers} runs of its configuration: look at its loss curve, and train more seeds."
+            f"{run.name} ended at {shown.text(run.value)} test {of.noun}, {figure.difference(run.by, 0)} {side} the "
+            f"median of the {run.peers} runs of its configuration: look at its loss curve, and train more seeds."
         )
     if (more := len(far) - _MOST_LISTED) > 0:
-        yield f"{more} more runs ended far below the median accuracy of their configuration."
+        yield f"{more} more runs ended far {side} the median {of.noun} of their configuration."
 
 
 def _single(runs: Runs) -> Iterator[str]:

@@ -8,9 +8,9 @@ from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
-from cifar_ray.reporting import figures, scaling
+from cifar_ray.reporting import figures, scaling, task
 from cifar_ray.reporting.contents import Entry
-from cifar_ray.reporting.figures import EFFICIENCY, IMAGES_PER_S, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
+from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
 from cifar_ray.reporting.names import Names
 from cifar_ray.tracking.study import Trial
@@ -92,12 +92,12 @@ def ratio(figure: Figure) -> Column:
     def make(group: Group, config: Configuration) -> Entry:
         against = scaling.ratio(config, group.among)
         if against is None:
-            return Entry(note="images per second were not recorded" if config.finished else "")
+            return Entry(note=f"{config.runs.task.spec.unit} per second were not recorded" if config.finished else "")
         if against.reference is config and config.devices > 1:
             return Entry(note="nothing with fewer workers and the same seeds to compare with")
         value = against.efficiency if figure is EFFICIENCY else against.speed_up
         like = against.reference.devices == 1 and group.names.series(against.reference) == group.names.series(config)
-        runs = len(config.by_seed(IMAGES_PER_S))
+        runs = len(config.by_seed(config.runs.task.throughput))
         note = "" if like else f"against {group.names.row(against.reference)}"
         return _entry(figure, value, runs, note, _COMMON if runs > value.n else "")
 
@@ -128,19 +128,19 @@ def most_stale(_: Group, config: Configuration) -> Entry:
 
 
 def unreached(target: float) -> Why:
-    """Why there is no way to a target accuracy, 0 to 1."""
+    """Why there is no way to a target."""
     return partial(_unreached, target=target)
 
 
 def _unreached(trial: Trial, target: float) -> str:
-    best, epochs = figures.best_accuracy(trial), figures.epochs_to(trial, target)
+    best, epochs, text = task.best(trial), task.epochs_to(trial, target), trial.task.primary.text
     if epochs is not None:
         return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
     if best is None:
         return "not recorded"
-    if figures.reaches(best, target):
-        return f"reached, since the best epoch has {best:.2%}, but the epoch is not recorded"
-    return f"not reached: the best epoch has {best:.2%}"
+    if task.reaches(trial, best, target):
+        return f"reached, since the best epoch has {text(best)}, but the epoch is not recorded"
+    return f"not reached: the best epoch has {text(best)}"
 
 
 def unsplit(trial: Trial) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from cifar_ray.reporting.figures import ACCURACY, F1, PRECISION, RECALL, SPECIFICITY, TEST_IMAGES, Figure, Statistic
+from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
 
 _SAME = 0.02
@@ -26,11 +26,12 @@ def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
     Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
     """
     images = [images for config in among for images in config.runs.work(figure).get(config.number, ())]
+    unit = among[0].runs.task.spec.unit if among else ""
     if any(map(math.isnan, images)):
-        return "not every run has recorded how many images it trained on" if len(images) > 1 else ""
+        return f"not every run has recorded how many {unit} it trained on" if len(images) > 1 else ""
     if not images or max(images) <= (1 + _SAME) * min(images):
         return ""
-    return f"the runs trained on different numbers of images ({min(images):,.0f} to {max(images):,.0f})"
+    return f"the runs trained on different numbers of {unit} ({min(images):,.0f} to {max(images):,.0f})"
 
 
 def better(figure: Figure, among: Sequence[Configuration]) -> str:
@@ -86,19 +87,15 @@ def of_images(percent: float, images: float | None) -> float:
     return 200 * math.sqrt(2 * share * (1 - share) / images) if images else 0.0
 
 
-def test_images(among: Iterable[Configuration]) -> float | None:
-    """The fewest test images that any of the finished runs was evaluated on."""
-    known = [
-        images for config in among for trial in config.finished if (images := TEST_IMAGES.measure(trial)) is not None
-    ]
-    return min(known, default=None)
-
-
 def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
-    """How many test images limit how exact a share is, infinitely many where they set no limit; None for all else."""
-    if figure.key in (ACCURACY.key, PRECISION.key, RECALL.key, F1.key):
-        return test_images(among) or math.inf
-    return math.inf if figure.key == SPECIFICITY.key else None
+    """How many test images limit how exact a share is, infinitely many where they set no limit; None for all else.
+
+    They are the fewest that any of the finished runs was evaluated on.
+    """
+    if figure.of is None or not figure.of.percent:
+        return None
+    known = [trial.metrics.get(trial.task.counted) for config in among for trial in config.finished]
+    return min(filter(None, known), default=math.inf) if figure.of.binomial else math.inf
 
 
 def distinct(first: Statistic, other: Statistic, images: float | None = None) -> bool | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cifar_ray.reporting import chance, draw, figures, scaling
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.draw import Bar, Line, Look
-from cifar_ray.reporting.figures import ACCURACY, IMAGES_PER_S, ITERATION_TIME, TRAINING_TIME, Figure
+from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tracking.study import Trial
@@ -33,17 +33,17 @@ class Panel(NamedTuple):
 def charts(runs: Runs) -> list[Chart]:
     """The charts that a study has data for; finished runs alone count, and what was not measured is left out.
 
-    The two that matter most come first: speed and accuracy.
+    The two that matter most come first: speed and the primary figure.
     """
     names = Names.of(runs.configurations)
     time, speed = _bars(runs, names, TRAINING_TIME, "training_time"), _scaling(runs, names)
     iterations = _bars(runs, names, ITERATION_TIME, "iteration") if compared(runs.configurations) else None
     shown = [
         speed or time,
-        _bars(runs, names, ACCURACY, "accuracy"),
+        _bars(runs, names, runs.task.primary, _LEARNED),
         time if speed else None,
         iterations,
-        _accuracy_by_time(runs, names),
+        _by_time(runs, names),
         _losses(runs, names),
         _stacked(runs, names, "phases", figures.PHASE_TIMES, "time (s)"),
         _stacked(runs, names, "step", (*figures.PARTS, figures.NOT_SPLIT), "time of an iteration (ms)"),
@@ -52,15 +52,15 @@ def charts(runs: Runs) -> list[Chart]:
     return [chart for chart in shown if chart is not None]
 
 
+_LEARNED, _BY_TIME = "{name}", "{name}_by_time"
 _TEXTS = {
     "training_time": (
         "Training time",
         "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better.",
     ),
-    "accuracy": (
-        "Test accuracy",
-        "Share of the test images classified correctly after the last epoch; higher is better. The axis shows the "
-        "range of the figures, not all from 0.",
+    _LEARNED: (
+        "Test {of.noun}",
+        "{meaning} after the last epoch; {higher} is better. The axis shows the range of the figures, not all from 0.",
     ),
     "iteration": (
         "Time per iteration",
@@ -75,10 +75,10 @@ _TEXTS = {
         "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
         "hide; a part that was not measured by itself is in what is not split.",
     ),
-    "accuracy_by_time": (
-        "Test accuracy against training time",
-        "Test accuracy after every epoch against the seconds of training until then, evaluation and start-up aside; "
-        "further up and to the left is better.",
+    _BY_TIME: (
+        "Test {of.noun} against training time",
+        "Test {of.noun} after every epoch against the seconds of training until then, evaluation and start-up aside; "
+        "further {up} and to the left is better.",
     ),
 }
 
@@ -92,9 +92,13 @@ def panels(runs: Runs, shown: Callable[[Configuration], object]) -> list[Panel]:
     return [Panel(heading, sorted(group, key=lambda config: config.size)) for heading, group in groups.items()]
 
 
-def _chart(key: str, more: str, paint: Callable[..., Any], *args: Any) -> Chart:
-    title, caption = _TEXTS[key]
-    return Chart(key, title, caption + more, draw.drawn(paint, *args))
+def _chart(runs: Runs, key: str, more: str, paint: Callable[..., Any], *args: Any) -> Chart:
+    of, unit = runs.task.spec.primary, runs.task.spec.unit
+    higher, up = ("higher", "up") if of.better == "max" else ("lower", "down")
+    words = {"of": of, "meaning": of.meaning or f"{of.title} over the test {unit}", "higher": higher, "up": up}
+    title, caption = (text.format(**words) for text in _TEXTS[key])
+    name = key.format(name=runs.task.primary.key.removesuffix("_percent"))
+    return Chart(name, title, caption + more, draw.drawn(paint, *args))
 
 
 def _bars(runs: Runs, names: Names, figure: Figure, key: str) -> Chart | None:
@@ -111,7 +115,7 @@ def _bars(runs: Runs, names: Names, figure: Figure, key: str) -> Chart | None:
     }
     more = _spread(shown) + (_unequal(shown, figure) if figure.alike == "work" else "")
     series = list(dict.fromkeys(bar.series for bars in drawn.values() for bar in bars))
-    return _chart(key, more, draw.bars, drawn, series, figure.title, figure is ACCURACY)
+    return _chart(runs, key, more, draw.bars, drawn, series, figure.title, figure.of is not None)
 
 
 def _spread(shown: Sequence[Panel]) -> str:
@@ -141,12 +145,13 @@ def _stacked(runs: Runs, names: Names, key: str, parts: Sequence[Figure], axis: 
         for panel in shown
     }
     more = _unequal(shown, TRAINING_TIME) if key == "phases" else ""
-    return _chart(key, more, draw.stacked, drawn, list(named), axis)
+    return _chart(runs, key, more, draw.stacked, drawn, list(named), axis)
 
 
 def _scaling(runs: Runs, names: Names) -> Chart | None:
     """There is something to see where configurations with different numbers of workers were measured."""
-    shown = panels(runs, lambda config: config.statistic(IMAGES_PER_S))
+    throughput, counts = runs.task.throughput, runs.task.counts
+    shown = panels(runs, lambda config: config.statistic(throughput))
     shown = [panel for panel in shown if len({config.devices for config in panel.configurations}) > 1]
     if not shown:
         return None
@@ -156,10 +161,10 @@ def _scaling(runs: Runs, names: Names) -> Chart | None:
     drawn = [(panel, [line for line in shown if line.x]) for panel, shown in drawn]
     word = scaling.unit(every)
     caption = (
-        "Images trained on per second in steady state, all workers together, the fastest where several topologies "
+        f"{counts} trained on per second in steady state, all workers together, the fastest where several topologies "
         f"have as many. Dotted: perfect scaling from the smallest configuration.{_spread(shown)}"
     )
-    paint = draw.drawn(_by_workers, drawn, f"{word} (nodes x workers per node)")
+    paint = draw.drawn(_by_workers, drawn, (f"{word} (nodes x workers per node)", throughput.title))
     return Chart("scaling", f"Speed by number of {word}", caption, paint)
 
 
@@ -167,7 +172,7 @@ def _speeds(panel: Panel, names: Names, series: str, at: int) -> Line:
     """The fastest configuration of a series with every number of workers."""
     fastest: dict[int, tuple[float, float]] = {}
     for config in panel.configurations:
-        speed = config.statistic(IMAGES_PER_S)
+        speed = config.statistic(config.runs.task.throughput)
         if names.series(config) == series and speed is not None:
             fastest[config.devices] = max(fastest.get(config.devices, (0.0, 0.0)), (speed.mean, speed.std or 0.0))
     counts = sorted(fastest)
@@ -176,9 +181,9 @@ def _speeds(panel: Panel, names: Names, series: str, at: int) -> Line:
     return Line(series, at, at, counts, speeds, [fastest[count][1] for count in counts], ideal)
 
 
-def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], word: str) -> Any:
-    """Images per second against the number of workers, with what would be ideal."""
-    shown = draw.lines(look, [(panel.title, lines) for panel, lines in drawn], (word, "Images/s"), share=False)
+def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], labels: tuple[str, str]) -> Any:
+    """Throughput against the number of workers, with what would be ideal."""
+    shown = draw.lines(look, [(panel.title, lines) for panel, lines in drawn], labels, share=False)
     for (panel, _), axes in zip(drawn, shown.axes):
         ticks: dict[int, dict[str, None]] = {}
         for config in panel.configurations:
@@ -195,14 +200,16 @@ def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], word:
     return shown
 
 
-def accuracy_by_time(trial: Trial) -> Curve:
-    """Test accuracy in percent after every epoch, at the seconds trained until then; empty without either."""
-    spent, accuracy = figures.by_step(trial, "epoch_s"), figures.by_step(trial, "test/accuracy")
+def by_time(trial: Trial) -> Curve:
+    """The primary figure after every epoch, at the seconds trained until then; empty without either."""
+    of = trial.task.primary
+    spent, values = figures.by_step(trial, "epoch_s"), figures.by_step(trial, of.metric)
+    scale = 100 if of.percent else 1
     epochs = range(1, max(spent, default=0) + 1)
     if any(epoch not in spent for epoch in epochs):
         return []
     until = accumulate(spent[epoch] for epoch in epochs)
-    return [(seconds, 100 * accuracy[epoch]) for epoch, seconds in zip(epochs, until) if epoch in accuracy]
+    return [(seconds, scale * values[epoch]) for epoch, seconds in zip(epochs, until) if epoch in values]
 
 
 def recorded(name: str) -> Read:
@@ -235,15 +242,16 @@ def _lines(runs: Runs, names: Names, read: Read) -> list[tuple[str, list[Line]]]
     return list(lines.items())
 
 
-def _accuracy_by_time(runs: Runs, names: Names) -> Chart | None:
-    drawn = _lines(runs, names, accuracy_by_time)
-    more = _spread(panels(runs, lambda config: config.statistic(ACCURACY)))
-    labels = ("training time (s)", ACCURACY.title)
-    return _chart("accuracy_by_time", more, draw.lines, drawn, labels, False) if drawn else None
+def _by_time(runs: Runs, names: Names) -> Chart | None:
+    drawn = _lines(runs, names, by_time)
+    more = _spread(panels(runs, lambda config: config.statistic(runs.task.primary)))
+    labels = ("training time (s)", runs.task.primary.title)
+    return _chart(runs, _BY_TIME, more, draw.lines, drawn, labels, False) if drawn else None
 
 
 def _losses(runs: Runs, names: Names) -> Chart | None:
     """The losses of those with several epochs; where none has several, of the steps of the only one."""
+    unit, loss = runs.task.spec.unit, runs.task.spec.loss
     by_epoch = [
         (f"{title}: {words}", drawn)
         for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss"))
@@ -252,19 +260,19 @@ def _losses(runs: Runs, names: Names) -> Chart | None:
     by_epoch.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
     if by_epoch:
         caption = (
-            "Mean loss over the training images of every epoch, and over the test images after it. A test loss that "
+            f"Mean loss over the training {unit} of every epoch, and over the test {unit} after it. A test loss that "
             "rises while the training loss falls is overfitting."
         )
-        return Chart("loss", "Loss by epoch", caption, draw.drawn(_by_epoch, by_epoch))
+        return Chart("loss", "Loss by epoch", caption, draw.drawn(_by_epoch, by_epoch, ("epoch", loss)))
     by_step = _lines(runs, names, recorded("train/loss"))
     caption = "Mean over the ranks of the training loss of single steps, the ones that were logged."
-    paint = draw.drawn(draw.lines, by_step, ("optimizer step", "cross-entropy loss"), True)
+    paint = draw.drawn(draw.lines, by_step, ("optimizer step", loss), True)
     return Chart("loss", "Loss by step", caption, paint) if by_step else None
 
 
-def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]]) -> Any:
+def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str]) -> Any:
     """Losses after every epoch; on a logarithmic axis where a first one would flatten all others."""
-    shown = draw.lines(look, drawn, ("epoch", "cross-entropy loss"), share=True)
+    shown = draw.lines(look, drawn, labels, share=True)
     every = [line.y for _, lines in drawn for line in lines]
     later = [y for heights in every for y in heights[1:]]
     least, most = min(map(min, every)), max(map(max, every))
@@ -279,13 +287,14 @@ def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]]) -> Any:
 
 def _confusion(runs: Runs) -> Chart | None:
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
-    known = [trial for trial in trials if "test/accuracy" in trial.metrics]
+    unit, of, primary = runs.task.spec.unit, runs.task.spec.primary, runs.task.primary
+    known = [(of.rank(value), trial) for trial in trials if (value := primary.measure(trial)) is not None]
     if not known:
         return None
-    best = max(known, key=lambda trial: trial.metrics["test/accuracy"])
+    _, best = max(known, key=lambda ranked: ranked[0])
     caption = (
-        f"Test images of {best.dataset} by true and predicted class: {best.model}, {best.name}, the most accurate "
-        f"finished run ({100 * best.metrics['test/accuracy']:.2f} %). Those on the diagonal are right."
+        f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} "
+        f"finished run ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."
     )
-    paint = draw.drawn(draw.matrix, best.confusion, best.class_names)
-    return Chart("confusion", "Confusion matrix of the most accurate run", caption, paint)
+    paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
+    return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)

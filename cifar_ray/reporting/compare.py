@@ -15,6 +15,7 @@ from cifar_ray.reporting import cost, frame, pages, report, tables, words
 from cifar_ray.reporting.contents import Entry, Results, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
+from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study, Trial
 
@@ -79,8 +80,10 @@ def compare(
     """
     from cifar_ray.tracking import reading
 
-    node = cost.checked(price, target)
-    return build(reading.runs(stores.resolve_uri(tracking_uri), runs), node, target, full)
+    node = cost.checked(price)
+    study = reading.runs(stores.resolve_uri(tracking_uri), runs)
+    TaskFigures(study.task).check(target)
+    return build(study, node, target, full)
 
 
 def build(study: Study, price: Price | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,15 +58,12 @@ class Price:
         )
 
 
-def checked(price: str | None, targets: Sequence[float]) -> Price | None:
+def checked(price: str | None) -> Price | None:
     """The price of a node, if one is asked for.
 
     Raises:
-        ConfigError: when it is not known, or a target is no test accuracy.
+        ConfigError: when it is not known.
     """
-    for target in targets:
-        if not 0 < target < 1:
-            raise ConfigError("target", f"must be a test accuracy above 0 and below 1, such as 0.6, got {target:g}")
     return find(price) if price is not None else None
 
 

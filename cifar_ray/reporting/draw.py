@@ -266,8 +266,8 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
     return figure
 
 
-def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) -> Any:
-    """True classes down, predicted classes across; the share of each row as colour, the images as numbers."""
+def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], unit: str) -> Any:
+    """True classes down, predicted classes across; the share of each row as colour, the counts as numbers."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -288,7 +288,7 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str]) ->
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(True)
     if look.width is None or not few:  # in a narrow column, the numbers must do
-        label = look.wrapped("share of the true class's images", _NARROW)
+        label = look.wrapped(f"share of the true class's {unit}", _NARROW)
         scale: Any = figure.colorbar(mesh, ax=axes, label=label, fraction=0.046)
         scale.solids.set_edgecolor("face")  # else the page shines through between its steps
     if few:

@@ -1,4 +1,4 @@
-"""The effect of every axis of a study on speed and accuracy, with its interval."""
+"""The effect of every axis of a study on speed and the primary figure, with its interval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cifar_ray.reporting import chance
-from cifar_ray.reporting.figures import ACCURACY, Figure
+from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import HARDWARE, OPTIONAL, RUN, Configuration
 from cifar_ray.reporting.names import STRATEGY, shortened
 
@@ -21,7 +21,10 @@ _ALIKE = 1e-9
 
 
 class _Cell(NamedTuple):
-    """A configuration and a figure of its runs; of times and speeds the logarithm, so that differences are ratios."""
+    """A configuration and a figure of its runs, higher if better.
+
+    Of times and speeds it is the logarithm, so that differences are ratios.
+    """
 
     config: Configuration
     values: Sequence[float]
@@ -45,7 +48,7 @@ class _Matched(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """By how much ``high`` exceeds ``low`` on average over the settings that were measured with both.
+    """By how much ``high`` is better than ``low`` on average over the settings that were measured with both.
 
     ``low`` and ``high`` are values of the axis. ``half`` is half of the difference's 95 % interval, None with one run
     of each; ``differing`` says whether the difference depends on the other settings by more than chance.
@@ -71,16 +74,18 @@ class Effect(NamedTuple):
         return self.number(self.mean) == self.number(0.0)
 
     def number(self, value: float) -> str:
-        """Points of accuracy, or a ratio of speeds."""
-        return f"{value:.1f}" if self.figure is ACCURACY else f"{math.exp(value):.2f}"
+        """A difference of what was learned, without its unit, or a ratio of speeds."""
+        return self.figure.difference(value).partition(" ")[0] if self.figure.of else f"{math.exp(value):.2f}"
 
     @property
     def sentence(self) -> str:
         """What the axis does to the figure."""
-        accuracy, number = self.figure is ACCURACY, self.number
-        what = "accuracy" if accuracy else "speed"
-        unit, more = (" points", "more accurate than") if accuracy else (" times", "as fast as")
-        much = f"as {'accurate' if accuracy else 'fast'} as" if self.none else f"{number(self.mean)}{unit} {more}"
+        of, number = self.figure.of, self.number
+        if of is not None:
+            what, equal, more = of.noun, of.equally, f"{self.figure.difference(self.mean)} {of.more} than"
+        else:
+            what, equal, more = "speed", "as fast as", f"{number(self.mean)} times as fast as"
+        much = equal if self.none else more
         size = f"{self.high} {'was' if self.half is None else 'is'} {much} {self.low}"
         if self.half is None:
             words = f"{size}, in one run of each, so without an interval"
@@ -99,13 +104,13 @@ class Effect(NamedTuple):
             (least, least_place), *_, (most, most_place) = sorted(zip(self.matched.differences, places))
             words += f", from {number(least)} {least_place} to {number(most)} {most_place}"
         grows = any(low.config.global_batch_size != high.config.global_batch_size for low, high in self.matched.pairs)
-        if accuracy and grows and "atch" not in self.axis:
+        if of is not None and grows and "atch" not in self.axis:
             words += "; the global batch differs, too"
         return f"{self.axis}: {words}."
 
 
 def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
-    """What every axis does to accuracy and to ``speed``, the figure that tells how fast a run is.
+    """What every axis does to the primary figure and to ``speed``, the figure that tells how fast a run is.
 
     Two values of an axis are compared in runs that are alike in everything else. The interval has Student's t, or
     Tukey's range where an axis has more values, of which the two are told whose difference is the largest at least;
@@ -116,7 +121,7 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
     settings = _settings(among)
     strategies = any(config.devices > 1 for config in among)  # then their iterations are compared
     for axis in settings.columns.difference(_NO_AXES, sort=False):
-        for figure in (speed, ACCURACY):
+        for figure in (speed, among[0].runs.task.primary):
             if axis == "Strategy" and figure is speed and strategies:
                 continue
             effect = _effect(among, settings, axis, figure)
@@ -167,11 +172,9 @@ def _effect(among: Sequence[Configuration], settings: Any, axis: str, figure: Fi
         matched = matched._replace(pairs=[(top, bottom) for bottom, top in matched.pairs])
     if not tested:
         return Effect(axis, low, high, figure, mean, None, matched, False)
-    of_images = 0.0
-    if figure is ACCURACY:
-        compared = [cell for pair in matched.pairs for cell in pair]
-        images = chance.test_images(cell.config for cell in compared)
-        of_images = chance.of_images(statistics.fmean(cell.mean for cell in compared), images)
+    compared = [cell for pair in matched.pairs for cell in pair]
+    images = chance.images(figure, [cell.config for cell in compared])
+    of_images = chance.of_images(abs(statistics.fmean(cell.mean for cell in compared)), images)
     variances = [max(share * variance, (of_images / 2) ** 2) for share in matched.shares]
     differing = _differ(matched.differences, variances, freedom)
     return Effect(axis, low, high, figure, mean, max(chance_half, of_images), matched, differing)
@@ -213,9 +216,9 @@ def _spread(matched: _Matched, cells: Collection[_Cell], figure: Figure) -> tupl
 
 def _values(config: Configuration, figure: Figure) -> list[float]:
     values = [value for trial in config.finished if (value := figure.measure(trial)) is not None]
-    if figure is ACCURACY:
-        return values
     sign = 1 if figure.better == "high" else -1
+    if figure.of is not None:
+        return [sign * value for value in values]
     return [sign * math.log(value) for value in values if value > 0]
 
 

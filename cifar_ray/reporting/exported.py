@@ -72,8 +72,8 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
-    machines never share a mean; accuracies may, where runs were made for them. Runs that were made for their times and
-    runs that were made for their accuracies are those of one configuration, of which each tells one part. A run that
+    machines never share a mean; what is learned may, where runs were made for it. Runs that were made for their times
+    and runs that were made for what they learn are those of one configuration, of which each tells one part. A run that
     several files have counts once.
 
     Args:
@@ -151,13 +151,13 @@ def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
     if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
     axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
-    seen = [(study.measure, frame.Runs(study).settings) for study in studies]
+    seen = [(study, frame.Runs(study).settings) for study in studies]
     differing = {
         name
-        for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
+        for (study, one), (other_study, other) in itertools.combinations(seen, 2)
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
-        if measure == other_measure or (name == frame.HARDWARE and "accuracy" not in (measure, other_measure))
+        if study.measure == other_study.measure or (name == frame.HARDWARE and study.timed and other_study.timed)
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))

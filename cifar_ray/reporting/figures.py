@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
+from cifar_ray import tasks
 from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
@@ -55,6 +56,7 @@ class Figure:
         alike: what runs must share for one to be the best of them: the images trained on (``work``), the global batch
             of a step (``step``), or the device.
         note: what a reader must know of it, ``remark`` in one run.
+        of: the task's figure that it shows, if it is one.
     """
 
     key: str
@@ -66,6 +68,7 @@ class Figure:
     alike: Literal["", "work", "step", "device"] = ""
     note: str = ""
     remark: Callable[[Trial], str] = lambda _: ""
+    of: tasks.Figure | None = None
 
     def remarks(self, trials: Sequence[Trial]) -> str:
         """What a reader must know of it in these runs."""
@@ -74,6 +77,10 @@ class Figure:
     def text(self, value: float) -> str:
         """A value with its unit, for a sentence: ``61.1 %``."""
         return f"{self.number(value)}{self.unit}"
+
+    def difference(self, value: float, decimals: int = 1) -> str:
+        """A difference of two values with its unit: ``3.3 points``, of percentages with so many decimals."""
+        return f"{value:.{decimals}f} points" if self.unit == " %" else self.text(value)
 
     def cell(self, statistic: Statistic, runs: int = 0) -> str:
         """``61.12``, or over several seeds ``61.12 ± 0.31``; ``(n=1 of 3)`` when not all ``runs`` have it."""
@@ -106,40 +113,16 @@ def by_step(trial: Trial, name: str) -> dict[int, float]:
     return {point.step: point.value for point in trial.history.get(name, ())}
 
 
-def best_accuracy(trial: Trial) -> float | None:
-    """Highest test accuracy of any epoch, 0 to 1."""
-    recorded = [trial.metrics[name] for name in ("best/accuracy", "test/accuracy") if name in trial.metrics]
-    return max([*by_step(trial, "test/accuracy").values(), *recorded], default=None)
-
-
-def reaches(accuracy: float, target: float) -> bool:
-    """Whether an accuracy is at least the target, but for rounding."""
-    return accuracy >= target - _ROUNDING
-
-
-def epochs_to(trial: Trial, target: float) -> float | None:
-    """Epochs until the test accuracy is at least ``target``; None when it never was."""
-    reached = [epoch for epoch, accuracy in by_step(trial, "test/accuracy").items() if reaches(accuracy, target)]
-    return float(min(reached)) if reached else None
-
-
-def seconds_to(trial: Trial, target: float) -> float | None:
-    """Seconds of training until the test accuracy is at least ``target``, without evaluation and start-up."""
-    epochs, seconds = epochs_to(trial, target), by_step(trial, "epoch_s")
-    until = range(1, int(epochs or 0) + 1)
-    return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
-
-
-def images_per_epoch(trial: Trial) -> float | None:
-    """Images in the steps of one epoch."""
-    rate, last = trial.metrics.get("epoch_images_per_s"), trial.metrics.get("epoch_s")
+def trained_in_epoch(trial: Trial) -> float | None:
+    """What is counted (images) in the steps of one epoch."""
+    rate, last = trial.metrics.get(trial.task.epoch_throughput), trial.metrics.get("epoch_s")
     return None if rate is None or last is None else round(rate * last)
 
 
-def images_trained(trial: Trial) -> float | None:
+def trained(trial: Trial) -> float | None:
     """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
-    epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, "test/accuracy")}, default=0)
-    images = images_per_epoch(trial)
+    epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, trial.task.primary.metric)}, default=0)
+    images = trained_in_epoch(trial)
     return epochs * images if epochs and images is not None else None
 
 
@@ -163,8 +146,8 @@ def iteration_ms(trial: Trial) -> float | None:
     """
     if not own_paces(trial):
         return metric("time/iteration_mean_s", 1000.0)(trial)
-    images_per_s = trial.metrics.get("images_per_s")
-    return trial.global_batch_size / images_per_s * 1000.0 if images_per_s else None
+    throughput = trial.metrics.get(trial.task.throughput)
+    return trial.global_batch_size / throughput * 1000.0 if throughput else None
 
 
 def _not_split_ms(trial: Trial) -> float | None:
@@ -185,11 +168,6 @@ def _load(trial: Trial, device: str) -> float | None:
     return statistics.fmean(loads) if loads else None
 
 
-def _percent(key: str, title: str) -> Figure:
-    """A share of 1 in the store, shown in percent."""
-    return Figure(f"{key}_percent", f"{title} (%)", metric(f"test/{key}", 100.0), " %", 2, "high", "work")
-
-
 def _first_gpu(trial: Trial) -> str:
     return f"of the first of a worker's {trial.gpus_per_worker} GPUs" if trial.gpus_per_worker > 1 else ""
 
@@ -204,16 +182,7 @@ TRAINING_TIME = Figure(
     "work",
     "Training is without start-up, data, evaluation and checkpoints.",
 )
-IMAGES_PER_S = Figure(
-    "images_per_s", "Images/s", metric("images_per_s"), " images/s", 1, "high", "", "Images/s are in steady state."
-)
-ACCURACY, PRECISION, RECALL = (
-    _percent("accuracy", "Accuracy"),
-    _percent("precision", "Precision"),
-    _percent("recall", "Recall"),
-)
-F1, SPECIFICITY = _percent("f1", "F1"), _percent("specificity", "Specificity")
-LOSS = Figure("test_loss", "Test loss", metric("test/loss"), "", 4, "low", "work")
+LOSS = Figure("test_loss", "Test loss", metric(tasks.LOSS.metric), "", 4, "low", "work", of=tasks.LOSS)
 MEMORY = Figure(
     "peak_memory_mib",
     "Peak memory (MiB)",
@@ -235,7 +204,7 @@ ITERATION_TIME = Figure(
     "low",
     "step",
     "An iteration is one optimizer step, a mean in steady state.",
-    lambda trial: "by images/s of all ranks, waits included" if own_paces(trial) else "",
+    lambda trial: f"by {trial.task.unit}/s of all ranks, waits included" if own_paces(trial) else "",
 )
 ITERATION_P95 = Figure(
     "iteration_p95_ms",
@@ -262,8 +231,7 @@ BUBBLE = (
 )
 STALENESS = Figure("staleness_mean_updates", "Mean (updates)", metric("staleness/mean"), "", 2)
 MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"))
-IMAGES = Figure("images_trained", "Images", images_trained)
-TEST_IMAGES = Figure("test_images_used", "Test images", metric("test/images"))
+TRAINED = Figure("trained", "Trained", trained)
 # These are read from two configurations; here is how they are called and written.
 SPEED_UP = Figure("speed_up", "Speed-up (times)", unit=" times", digits=2, better="high")
 EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", unit=" %", digits=1)
@@ -271,10 +239,8 @@ SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", unit
 
 
 def of_rank(figure: Figure, rank: int) -> Figure:
-    """What one rank has of a figure: the loss or the accuracy of its own replica, or its memory."""
-    name, scale = {LOSS.key: ("test/loss", 1.0), ACCURACY.key: ("test/accuracy", 100.0)}.get(
-        figure.key, (figure.key, 1.0)
-    )
+    """What one rank has of a figure: what its own replica has learned, or its memory."""
+    name, scale = (figure.of.metric, 100.0 if figure.of.percent else 1.0) if figure.of else (figure.key, 1.0)
     measure = metric(f"{name}_rank{rank}", scale)
     return replace(figure, key=f"{figure.key}_rank{rank}", title=f"Rank {rank}", measure=measure, better="")
 
@@ -298,26 +264,6 @@ def load(device: Literal["cpu", "gpu"]) -> Figure:
     return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
 
 
-def percent(target: float) -> str:
-    """A test accuracy, 0 to 1, in the digits that tell two targets apart, see :func:`reaches`."""
-    return f"{target * 100:.6g}"
-
-
-def key_of_target(target: float) -> str:
-    """What names of figures and tables begin with that tell the way to a test accuracy, 0 to 1: ``to_60_percent``."""
-    return f"to_{percent(target)}_percent"
-
-
-def to_target(target: float) -> tuple[Figure, Figure]:
-    """Seconds and epochs to a test accuracy, 0 to 1."""
-    note = "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone."
-    way = key_of_target(target)
-    return (
-        Figure(f"{way}_s", "Training (s)", lambda trial: seconds_to(trial, target), " s", 2, "low", note=note),
-        Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work"),
-    )
-
-
 def cost_of_run(price: Price) -> Figure:
     """What a run costs: all its nodes for its wall time."""
     note = f"{cost.assumption(price)} Cost uses wall time, counted in a sweep from the start of each run."
@@ -326,25 +272,3 @@ def cost_of_run(price: Price) -> Figure:
         return price.paid(trial.nodes, total_seconds(trial))
 
     return Figure("cost_usd", "Cost (USD)", paid, " USD a run", None, "low", "work", note)
-
-
-def cost_of_training(price: Price) -> Figure:
-    """What a run costs by images, for runs of unequal work."""
-
-    def paid(trial: Trial) -> float | None:
-        return price.paid(trial.nodes, total_seconds(trial), images_trained(trial))
-
-    unit = " USD per 1,000 images"
-    return Figure("cost_per_1000_images_usd", "Cost per 1,000 images (USD)", paid, unit, None, "low")
-
-
-def cost_to_target(price: Price, target: float) -> Figure:
-    """What the way to a test accuracy costs, by images."""
-
-    def paid(trial: Trial) -> float | None:
-        images = (epochs_to(trial, target) or 0.0) * (images_per_epoch(trial) or 0.0)
-        return price.paid(trial.nodes, seconds_to(trial, target), images)
-
-    note = "Cost is that of the training until then, by the images trained on until then."
-    key = f"{key_of_target(target)}_usd_per_1000_images"
-    return Figure(key, "Cost per 1,000 images (USD)", paid, " USD", None, "low", note=note)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ from cifar_ray.config import runfile, schema
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
+from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 ORIGIN = {
@@ -47,8 +47,6 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models"),
 }
-_STEP = 0.05
-_ROUNDING = 1e-6
 _ID_SHOWN = 8
 
 
@@ -167,6 +165,15 @@ class Runs:
         return [(*others, (RUN, label)) if twin else others for others, twin, label in zip(frame.others, twins, labels)]
 
     @cached_property
+    def task(self) -> TaskFigures:
+        """The figures of what the runs learn.
+
+        Raises:
+            ConfigError: when it is not the same for all.
+        """
+        return TaskFigures(self.study.task)
+
+    @cached_property
     def sections(self) -> dict[tuple[str, str], list[Trial]]:
         """The runs by model and data set."""
         sections: dict[tuple[str, str], list[Trial]] = {}
@@ -223,9 +230,9 @@ class Runs:
         return self._statistics[figure.key]
 
     def work(self, figure: Figure) -> dict[int, list[float]]:
-        """Configuration's number -> images that each run trained on which has a figure; NaN where not recorded."""
+        """Configuration's number -> what each run trained on which has a figure; NaN where not recorded."""
         if figure.key not in self._work:
-            images = self.values(figures.IMAGES)[self.measured(figure).index]
+            images = self.values(figures.TRAINED)[self.measured(figure).index]
             self._work[figure.key] = images.groupby(self.frame.configuration).agg(list).to_dict()
         return self._work[figure.key]
 
@@ -239,8 +246,8 @@ class Runs:
 
 
 def setting(trial: Trial, name: str) -> str:
-    """What may tell configurations apart: a parameter, or the hardware, of which accuracies do not depend."""
-    if trial.measure == "accuracy" and name in (HARDWARE, "cpus_per_worker"):
+    """What may tell configurations apart: a parameter, or the hardware, of which what is learned does not depend."""
+    if not trial.timed and name in (HARDWARE, "cpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
 
@@ -253,11 +260,3 @@ def _settings(trials: Sequence[Trial]) -> dict[str, list[str]]:
 
 def _others(trial: Trial, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name in names if (value := setting(trial, name)))
-
-
-def default_target(among: Iterable[Configuration]) -> float | None:
-    """The largest multiple of 5 % that the best epoch of every finished run reaches; None below 5 %."""
-    bests = [figures.best_accuracy(trial) for config in among for trial in config.finished]
-    known = [best for best in bests if best is not None and math.isfinite(best)]
-    steps = math.floor((min(known, default=0.0) + _ROUNDING) / _STEP)
-    return round(steps * _STEP, 2) if steps else None

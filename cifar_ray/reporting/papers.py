@@ -18,20 +18,19 @@ from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.tables import parts
+from cifar_ray.reporting.task import TaskFigures
+from cifar_ray.tasks import classification
 from cifar_ray.tracking.study import HARDWARE_TAG, placement
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _GB = 1e9 / 2**20  # MiB
+_OURS = TaskFigures(classification.SPEC)
 # How their figures are called in papers.yaml -> ours, and by what theirs is multiplied to be in its unit.
 _PRINTED = {
     "training_seconds": (figures.TRAINING_TIME, 1),
     "seconds_per_iteration": (figures.ITERATION_TIME, 1000),
-    "images_per_second": (figures.IMAGES_PER_S, 1),
-    "accuracy": (figures.ACCURACY, 100),
-    "precision": (figures.PRECISION, 100),
-    "recall": (figures.RECALL, 100),
-    "f1": (figures.F1, 100),
-    "specificity": (figures.SPECIFICITY, 100),
+    "images_per_second": (_OURS.throughput, 1),
+    **{figure.of.name: (figure, 100) for figure in _OURS.every if figure.of},
     "test_loss": (figures.LOSS, 1),
     # Where the runs used no GPU, ours is that of the CPUs.
     "gpu_utilisation": (replace(figures.load("gpu"), title="Load (%)"), 100),
@@ -202,7 +201,7 @@ def _own(config: Configuration | None, name: str, ranks: bool) -> Entry:
     figure, _ = _PRINTED[name]
     if ranks:
         return _of_ranks(config, figure)
-    if figure is figures.TRAINING_TIME and any(trial.measure == "times" for trial in config.finished):
+    if figure is figures.TRAINING_TIME and any(not trial.learned for trial in config.finished):
         return _computed(config)
     entry = measured(config, figure)
     if not entry.text and name == "gpu_utilisation":
@@ -213,9 +212,9 @@ def _own(config: Configuration | None, name: str, ranks: bool) -> Entry:
 
 def _computed(config: Configuration) -> Entry:
     """Seconds of a whole training at the speed of the steps that were timed."""
-    learned = [trial for trial in config.finished if trial.measure == "accuracy"]
-    images = {trial.run_id: count for trial in learned if (count := figures.images_trained(trial)) is not None}
-    speed = config.statistic(figures.IMAGES_PER_S)
+    learned = [trial for trial in config.finished if not trial.timed]
+    images = {trial.run_id: count for trial in learned if (count := figures.trained(trial)) is not None}
+    speed = config.statistic(_OURS.throughput)
     if not images or speed is None or speed.mean <= 0:
         return Entry(note="no whole training has finished for which measured steps would make a time")
     seconds = statistics.fmean(images.values()) / speed.mean
@@ -254,7 +253,7 @@ def _shares(
     equal = [other for other in alone if figure.alike != "work" or not chance.unequal_work((other, config), figure)]
     computed = not equal and figure is figures.TRAINING_TIME
     if computed:
-        equal, figure = alone, figures.IMAGES_PER_S
+        equal, figure = alone, _OURS.throughput
     both = scaling.pairs(config, equal[0], figure) if equal else None
     if both is None or min(*both.own, *both.base) <= 0:
         lacking = "no finished run on their base that trained on as many images"

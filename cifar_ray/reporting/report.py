@@ -36,6 +36,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import Style, chart_width
 from cifar_ray.reporting.latex import tables as latex_tables
+from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Study
 
@@ -66,7 +67,7 @@ def report(
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
-    node = cost.checked(price, target)
+    node = cost.checked(price)
     inches = chart_width(style, width)
     if out is None and (latex or inches is not None):
         raise ConfigError("latex" if latex else "style", "writes files, so there must be a folder for them")
@@ -74,6 +75,7 @@ def report(
     if baseline is not None:
         papers.check(baseline)
     study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
+    TaskFigures(study.task).check(target)
     if into is not None:
         prepare(into, latex)
     built = build(study, baseline, node, target, title)
@@ -113,7 +115,8 @@ def build(
         study: the runs.
         baseline: a published study to lay beside it, by its key in ``papers.yaml``.
         price: of one node, for what the runs would cost.
-        targets: test accuracies, 0 to 1, for the times to them; by default one that all runs of a model reach.
+        targets: values of the task's primary figure, for the times to them; by default one that all runs of a model
+            reach, where it is a share.
         title: heading of the report; the study's name when not given.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cifar_ray.config import option, runfile
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.reporting.figures import IMAGES_PER_S, Figure, Statistic
+from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.frame import RUN, Configuration
 from cifar_ray.reporting.names import STRATEGY
 
@@ -54,25 +54,26 @@ class Ratio(NamedTuple):
 
 
 def ratio(config: Configuration, among: Sequence[Configuration]) -> Ratio | None:
-    """Speed-up and scaling efficiency from the images per second in steady state; None when these were not measured.
+    """Speed-up and scaling efficiency from the throughput in steady state; None when these were not measured.
 
     The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
     device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
     worker that trains plainly, whatever its strategy and that one's options, and have a seed in common. It is its own
     reference.
     """
+    throughput = config.runs.task.throughput
     alike = [
         other
         for other in among
         if other.column == config.column and same_work(other, config) and may_be_base(other, config)
-        if pairs(config, other, IMAGES_PER_S) is not None
+        if pairs(config, other, throughput) is not None
     ]
     if not alike:
         return None
     least = min(other.devices for other in alike)
     alike.sort(key=lambda other: (other.devices != least, other.others != config.others, other.nodes))
     reference = alike[0]
-    both = pairs(config, reference, IMAGES_PER_S)
+    both = pairs(config, reference, throughput)
     if both is None or statistics.fmean(both.base) <= 0:
         return None
     speed_up, times = both.ratio, config.devices / reference.devices

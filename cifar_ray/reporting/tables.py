@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from cifar_ray import tasks
 from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Column, Group, columns, setting
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import (
-    ACCURACY,
     EFFICIENCY,
-    F1,
     ITERATION_TIME,
     LOSS,
     SPEED_UP,
@@ -29,6 +28,7 @@ from cifar_ray.reporting.figures import (
 )
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
+from cifar_ray.reporting.task import TaskFigures, spoken
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
@@ -58,7 +58,7 @@ class Part:
 
     Attributes:
         group: its configurations.
-        targets: test accuracies, 0 to 1, for the times to them; none for the one that all runs of a model reach.
+        targets: values of the primary figure, for the times to them; none for the one that all runs of a model reach.
         price: of one node; None for no costs.
     """
 
@@ -67,16 +67,21 @@ class Part:
     price: Price | None = None
 
     @property
+    def task(self) -> TaskFigures:
+        """The figures of what the runs learn."""
+        return self.group.among[0].runs.task
+
+    @property
     def title(self) -> str:
         """``resnet on cifar10``."""
         return f"{self.group.among[0].model} on {self.group.among[0].dataset}"
 
     @cached_property
     def goals(self) -> Sequence[float]:
-        """The target accuracies."""
+        """The targets."""
         if self.targets:
-            return list({figures.key_of_target(target): target for target in self.targets}.values())
-        reached = frame.default_target(self.group.among)
+            return list({self.task.target_key(target): target for target in self.targets}.values())
+        reached = self.task.default_target(trial for config in self.group.among for trial in config.finished)
         return [] if reached is None else [reached]
 
     @cached_property
@@ -105,23 +110,27 @@ def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None)
 
 def _specs(part: Part) -> list[Spec]:
     strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
+    task = part.task
+    main = [task.spec.primary, *(of for of in task.spec.figures if of.beside)]
+    means = [of.noun for of in task.spec.figures if of.macro]
+    of_means = f", {' to '.join(dict.fromkeys((means[0], means[-1])))} as macro averages" if means else ""
     return [
         Spec(
             "main",
-            "Time, speed and accuracy",
+            f"Time, speed and {task.spec.primary.noun}",
             [
                 cells.global_batch(),
-                *columns(TRAINING_TIME, figures.IMAGES_PER_S, *([ITERATION_TIME] if strategies else [])),
+                *columns(TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
                 *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
-                *columns(ACCURACY, F1, figures.MEMORY, *_costs(part)),
+                *columns(task.primary, *task.beside, figures.MEMORY, *_costs(part)),
             ],
-            ("Accuracy and F1, a macro average, are those of the last epoch.",),
+            (f"{spoken(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of the last epoch.",),
             every=True,
         ),
         Spec(
             "quality",
-            "Test metrics, precision to specificity as macro averages",
-            columns(figures.PRECISION, figures.RECALL, F1, figures.SPECIFICITY, LOSS),
+            f"Test metrics{of_means}",
+            columns(*task.every[1:], LOSS),
         ),
         *(
             Spec(
@@ -133,7 +142,7 @@ def _specs(part: Part) -> list[Spec]:
                     "one model, its figure stands for each.",
                 ),
             )
-            for figure in (LOSS, ACCURACY)
+            for figure in (LOSS, task.primary)
         ),
         Spec("phases", "Where the time went", columns(*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME)),
         Spec(
@@ -153,9 +162,9 @@ def _specs(part: Part) -> list[Spec]:
         ),
         *(
             Spec(
-                figures.key_of_target(goal),
-                f"To {figures.percent(goal)} % test accuracy",
-                columns(*figures.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
+                task.target_key(goal),
+                f"To {task.target_text(goal)} test {task.spec.primary.noun}",
+                columns(*task.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
                 every=True,
             )
             for goal in part.goals
@@ -187,11 +196,15 @@ def _specs(part: Part) -> list[Spec]:
     ]
 
 
+def _told(of: tasks.Figure) -> str:
+    return f"{of.title}, a macro average," if of.macro else of.title
+
+
 def _costs(part: Part, goal: float | None = None) -> list[Figure]:
     """What runs cost; none is marked as the best where runs used another kind of device than the machine has."""
     if part.price is None:
         return []
-    cost = figures.cost_of_run(part.price) if goal is None else figures.cost_to_target(part.price, goal)
+    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost_to_target(part.price, goal)
     alike = all(config.device == part.price.device for config in part.group.among if config.finished)
     return [cost if alike else replace(cost, better="")]
 
@@ -260,16 +273,18 @@ def _label(group: Group, config: Configuration) -> str:
 
 
 def _targets(part: Part) -> list[str]:
+    noun = part.task.spec.primary.noun
     if part.goals:
         why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
-        return [f"Target accuracy: {', '.join(f'{figures.percent(goal)} %' for goal in part.goals)}; {why}."]
-    if any(config.finished for config in part.group.among):
-        return ["There is no target accuracy: not all runs reach 5 %, or --target names another."]
+        return [f"Target {noun}: {', '.join(map(part.task.target_text, part.goals))}; {why}."]
+    if part.task.has_default_target and any(config.finished for config in part.group.among):
+        return [f"There is no target {noun}: not all runs reach 5 %, or --target names another."]
     return []
 
 
 def _settings(among: Sequence[Configuration]) -> list[str]:
     """How all these runs were trained, where they agree."""
+    task, spec = among[0].runs.task, among[0].runs.task.spec
     trials = [trial for config in among for trial in config.trials]
     made_for = sorted({trial.measure for trial in trials if trial.finished})
     kinds = {"All of them": trials}
@@ -282,11 +297,10 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
         held = among[0].runs.study.hold == "global_batch"
         kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
         counted = "" if scaling.unit(among) == "workers" else ", GPUs counted where a worker drives several"
-        notes.append(f"Scaling is {kind}; speed-up is in images/s, against the fewest workers{counted}.")
-    of_times, of_accuracy = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, ACCURACY))
-    if unequal := of_times or of_accuracy:
-        lost = "seconds and costs" if of_times else "accuracies"
-        lost = "seconds, costs and accuracies" if of_times and of_accuracy else lost
+        notes.append(f"Scaling is {kind}; speed-up is in {spec.unit}/s, against the fewest workers{counted}.")
+    of_times, of_learned = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, task.primary))
+    if unequal := of_times or of_learned:
+        lost = spoken([*(["seconds", "costs"] if of_times else []), *([spec.primary.plural] if of_learned else [])])
         notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
     return notes
 

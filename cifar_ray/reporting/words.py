@@ -8,21 +8,15 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
+from cifar_ray import tasks
 from cifar_ray.reporting import chance, figures, scaling
 from cifar_ray.reporting.contents import Finding, Highlight
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.effects import effects
-from cifar_ray.reporting.figures import (
-    ACCURACY,
-    EFFICIENCY,
-    IMAGES_PER_S,
-    ITERATION_TIME,
-    TRAINING_TIME,
-    Figure,
-    Statistic,
-)
+from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
+from cifar_ray.reporting.task import TaskFigures
 
 _PARTS = (*figures.PARTS, figures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
@@ -47,13 +41,7 @@ class _Question(NamedTuple):
     what: str
 
 
-_SPEEDS = {
-    TRAINING_TIME.key: _Question("Fastest", "Shortest training", "Training time", "speed"),
-    IMAGES_PER_S.key: _Question("Fastest", "Most images/s", "Images per second", "speed"),
-}
-_HIGHEST = "Highest accuracy, unequal training"
-_ACCURACIES = _Question("Most accurate", "Highest accuracy", "Test accuracy", "accuracy")
-_UNEQUAL = _Question(_HIGHEST, _HIGHEST, "Test accuracy, unequal training", "accuracy, unequal training")
+_TIME = _Question("Fastest", "Shortest training", "Training time", "speed")
 _GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
 
 
@@ -121,7 +109,7 @@ class _Ranking(NamedTuple):
         least = max((chance.visible(best.value, other.value, self.images) or 0.0 for other in others), default=0.0)
         counts = sorted({best.value.n, *(other.value.n for other in others)})
         runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
-        shown = f"{least:.1f} points" if self.figure.unit == " %" else self.figure.text(least)
+        shown = self.figure.difference(least)
         return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
 
 
@@ -171,47 +159,61 @@ def findings(runs: Runs, price: Price | None) -> list[Finding]:
 
 
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
-    unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, ACCURACY))
-    speed = IMAGES_PER_S if unequal else TRAINING_TIME
+    task = group.among[0].runs.task
+    primary, of = task.primary, task.spec.primary
+    unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, primary))
+    speed, speed_question = (task.throughput, _throughput(task)) if unequal else (TRAINING_TIME, _TIME)
     known = list(effects(group.among, speed))
     moved = {effect.figure.key for effect in known if effect.measurable}
     speeds = _Ranking.of(speed, group.ranked(speed), speed.key in moved)
     fastest = speeds.ranked[0].config if speeds.ranked else None
-    accuracies = _Ranking.of(ACCURACY, _leading(group.ranked(ACCURACY), fastest), ACCURACY.key in moved)
-    if not speeds.ranked and not accuracies.ranked:
-        return Finding(title, (), ("Runs have finished, but recorded neither training times nor accuracies.",))
+    learned = _Ranking.of(primary, _leading(group.ranked(primary), fastest), primary.key in moved)
+    if not speeds.ranked and not learned.ranked:
+        return Finding(title, (), (f"Runs have finished, but recorded neither training times nor {of.plural}.",))
     every = [(config, scaling.ratio(config, group.among)) for config in group.among]
     ratios = [
         (config, ratio) for config, ratio in every if ratio is not None and ratio.reference.devices < config.devices
     ]
-    tiles = [*_tile(group, speeds, _SPEEDS[speed.key])]
-    tiles += _tile(group, accuracies, _UNEQUAL if apart else _ACCURACIES)
+    tiles = [*_tile(group, speeds, speed_question)]
+    tiles += _tile(group, learned, _learned(of, ", unequal training" if apart else ""))
     tiles += _gain(group, ratios)
     if price is not None and all(config.device == price.device for config in group.among):
-        cost = figures.cost_of_training(price) if unequal else figures.cost_of_run(price)
+        cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
         on = f"on {price.machine}"
         question = _Question(f"Cheapest {on}", f"Lowest cost {on}", f"Cost {on}", "cost")
         tiles += _tile(group, _Ranking.of(cost, group.ranked(cost)), question)
     sentences = []
     if unequal:
-        cause = ", and a difference in accuracy may come from the amount of training" if apart else ""
-        sentences.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by images/s{cause}.")
+        cause = f", and a difference in {of.noun} may come from the amount of training" if apart else ""
+        sentences.append(f"{unequal[0].upper()}{unequal[1:]}, so they are ranked by {task.spec.unit}/s{cause}.")
     if len(speeds.ranked) > 1:
-        sentences.append(_speed(group, speeds, _SPEEDS[speed.key]))
-    if len(accuracies.ranked) > 1 and not apart:
-        sentences.append(_accuracy(group, None if speeds.level else fastest, accuracies))
+        sentences.append(_speed(group, speeds, speed_question))
+    if len(learned.ranked) > 1 and not apart:
+        sentences.append(_of_fastest(group, of, None if speeds.level else fastest, learned))
     sentences += [effect.sentence for effect in known]
     return Finding(title, tiles, [*sentences, *_efficiencies(group, ratios), *_strategies(group)])
 
 
-def _leading(accuracies: Sequence[_Measured], fastest: Configuration | None) -> list[_Measured]:
-    """From the most accurate on; of several that are equal, the fastest first where it is one of them."""
-    top = accuracies[0].value.mean if accuracies else 0.0
+def _throughput(task: TaskFigures) -> _Question:
+    unit = task.spec.unit
+    return _Question("Fastest", f"Most {unit}/s", f"{task.counts} per second", "speed")
+
+
+def _learned(of: tasks.Figure, but: str) -> _Question:
+    """Of the primary figure; ``but`` is what keeps runs from being compared by it."""
+    first = f"{of.extreme.capitalize()} {of.noun}{but}"
+    best = first if but else f"{of.most[0].upper()}{of.most[1:]}"
+    return _Question(best, first, f"Test {of.noun}{but}", f"{of.noun}{but}")
+
+
+def _leading(ranked: Sequence[_Measured], fastest: Configuration | None) -> list[_Measured]:
+    """From the best on; of several that are equal, the fastest first where it is one of them."""
+    top = ranked[0].value.mean if ranked else 0.0
 
     def after(measured: _Measured) -> tuple[bool, bool]:
         return not math.isclose(measured.value.mean, top, rel_tol=1e-9), measured.config is not fastest
 
-    return sorted(accuracies, key=after)
+    return sorted(ranked, key=after)
 
 
 def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = "") -> Iterator[Highlight]:
@@ -302,45 +304,45 @@ def _times(fast: _Measured, slow: _Measured) -> str:
     return "as fast as" if times == "1.00" else f"{times} times as fast as"
 
 
-def _accuracy(group: _Group, fastest: Configuration | None, accuracies: _Ranking) -> str:
-    """How accurate the fastest is beside the most accurate; without times, what the most accurate is told from."""
-    top = accuracies.ranked[0]
-    if accuracies.same:
-        return f"{_ONCE}, all had an accuracy of {accuracies.span}."
-    of_fastest = next((measured for measured in accuracies.ranked if measured.config is fastest), None)
+def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, ranking: _Ranking) -> str:
+    """What the fastest has learned beside the best; without times, what the best is told from."""
+    figure, top = ranking.figure, ranking.ranked[0]
+    if ranking.same:
+        return f"{_ONCE}, all had {of.article} {of.noun} of {ranking.span}."
+    of_fastest = next((measured for measured in ranking.ranked if measured.config is fastest), None)
     if of_fastest is None:
-        return _most_accurate(group, accuracies)
+        return _best(group, of, ranking)
     if of_fastest is top:
-        return "No other is measurably more accurate." if accuracies.ties else "It is also the most accurate."
-    both = _both(ACCURACY, of_fastest, top)
-    distinct = chance.distinct(of_fastest.value, top.value, accuracies.images)
+        return f"No other is measurably {of.more}." if ranking.ties else f"It is also the {of.most}."
+    both = _both(figure, of_fastest, top)
+    distinct = chance.distinct(of_fastest.value, top.value, ranking.images)
     if distinct is False:
         return (
-            f"Its accuracy is not distinguishable from the highest, that of {group.name(top.config)}: {both} "
-            f"({accuracies.test(top, [of_fastest])})."
+            f"Its {of.noun} is not distinguishable from the {of.extreme}, that of {group.name(top.config)}: {both} "
+            f"({ranking.test(top, [of_fastest])})."
         )
-    if ACCURACY.number(of_fastest.value.mean) == ACCURACY.number(top.value.mean):
-        where = "In the digits shown, its accuracy is" if distinct else f"{_ONCE}, its accuracy was"
-        return f"{where} the highest, {ACCURACY.text(of_fastest.value.mean)}."
-    less, sizes = top.value.mean - of_fastest.value.mean, ""
-    lost = f"{less:.{1 if less >= _LEAST_POINTS else 2}f} points"
+    if figure.number(of_fastest.value.mean) == figure.number(top.value.mean):
+        where = f"In the digits shown, its {of.noun} is" if distinct else f"{_ONCE}, its {of.noun} was"
+        return f"{where} the {of.extreme}, {figure.text(of_fastest.value.mean)}."
+    lost, sizes = abs(top.value.mean - of_fastest.value.mean), ""
+    much = figure.difference(lost, 1 if lost >= _LEAST_POINTS else 2)
     if of_fastest.config.global_batch_size != top.config.global_batch_size:
         sizes = f" Its global batch is {of_fastest.config.global_batch_size}, against {top.config.global_batch_size}."
     if distinct:
-        return f"It loses {lost} of accuracy against {group.name(top.config)}: {both}.{sizes}"
-    doubt = "One run of each (n = 1) cannot tell that from chance."
-    return f"Its run had {lost} less accuracy than {group.name(top.config)}: {both}. {doubt}{sizes}"
+        return f"It loses {much} of {of.noun} against {group.name(top.config)}: {both}.{sizes}"
+    doubt, less = "One run of each (n = 1) cannot tell that from chance.", "less" if of.better == "max" else "more"
+    return f"Its run had {much} {less} {of.noun} than {group.name(top.config)}: {both}. {doubt}{sizes}"
 
 
-def _most_accurate(group: _Group, accuracies: _Ranking) -> str:
-    name, value = group.name(accuracies.ranked[0].config), ACCURACY.text(accuracies.ranked[0].value.mean)
-    if accuracies.single:
-        return f"{_ONCE}, {name} had the highest accuracy, {value}."
-    if accuracies.level:
-        return accuracies.none_better("No configuration is measurably more accurate")
-    if not accuracies.ties:
-        return f"{name} is the most accurate, {value}."
-    return f"{name} has an accuracy of {value}. {group.tied(accuracies, 'accuracy')}"
+def _best(group: _Group, of: tasks.Figure, ranking: _Ranking) -> str:
+    name, value = group.name(ranking.ranked[0].config), ranking.figure.text(ranking.ranked[0].value.mean)
+    if ranking.single:
+        return f"{_ONCE}, {name} had the {of.extreme} {of.noun}, {value}."
+    if ranking.level:
+        return ranking.none_better(f"No configuration is measurably {of.more}")
+    if not ranking.ties:
+        return f"{name} is the {of.most}, {value}."
+    return f"{name} has {of.article} {of.noun} of {value}. {group.tied(ranking, of.noun)}"
 
 
 def _efficiencies(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> list[str]:

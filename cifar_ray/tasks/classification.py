@@ -19,12 +19,19 @@ if TYPE_CHECKING:  # reports read the facts, without torch
 SPEC = TaskSpec(
     "classification",
     (
-        Figure("accuracy", "Accuracy", percent=True),
-        Figure("precision", "Precision", percent=True, macro=True),
-        Figure("recall", "Recall", percent=True, macro=True),
-        Figure("f1", "F1", percent=True, macro=True),
+        Figure(
+            *("accuracy", "Accuracy"),
+            percent=True,
+            binomial=True,
+            adjective="accurate",
+            meaning="Share of the test images classified correctly",
+        ),
+        Figure("precision", "Precision", percent=True, macro=True, binomial=True),
+        Figure("recall", "Recall", percent=True, macro=True, binomial=True),
+        Figure("f1", "F1", percent=True, macro=True, binomial=True, beside=True),
         Figure("specificity", "Specificity", percent=True, macro=True),
     ),
+    loss="cross-entropy loss",
 )
 
 

@@ -24,6 +24,10 @@ class Figure:
         better: whether the highest value is the best, or the lowest.
         percent: whether it is a share from 0 to 1, which people read in percent.
         macro: whether it is a mean over classes, each of equal weight.
+        binomial: whether it is as exact as a share of the test set's samples can be, so that chance among them counts.
+        beside: whether the main table of a report has it beside the primary figure.
+        adjective: what a run with a better value is more of, such as ``accurate``.
+        meaning: what it is, as a sentence begins; by default its title.
     """
 
     name: str
@@ -31,6 +35,10 @@ class Figure:
     better: Literal["max", "min"] = "max"
     percent: bool = False
     macro: bool = False
+    binomial: bool = False
+    beside: bool = False
+    adjective: str = ""
+    meaning: str = ""
 
     @property
     def metric(self) -> str:
@@ -44,6 +52,41 @@ class Figure:
     def rank(self, value: float) -> float:
         """A number that is higher for a better value."""
         return value if self.better == "max" else -value
+
+    @property
+    def noun(self) -> str:
+        """Its name within a sentence: ``accuracy``, ``RMSE``."""
+        return self.title[:1].lower() + self.title[1:] if self.title[1:2].islower() else self.title
+
+    @property
+    def article(self) -> str:
+        """``an`` or ``a``, before :attr:`noun`; capitals are spelled."""
+        return "an" if self.noun[:1] in ("aeioAEFHILMNORSX" if self.noun[1:2].isupper() else "aeiouAEIOU") else "a"
+
+    @property
+    def plural(self) -> str:
+        """Several of it: ``accuracies``, ``RMSE values``."""
+        return f"{self.noun[:-1]}ies" if self.noun.endswith("y") else f"{self.noun} values"
+
+    @property
+    def extreme(self) -> str:
+        """What the best value is: ``highest`` or ``lowest``."""
+        return "highest" if self.better == "max" else "lowest"
+
+    @property
+    def most(self) -> str:
+        """What the best run is: ``most accurate``, or ``best in RMSE``."""
+        return f"most {self.adjective}" if self.adjective else f"best in {self.noun}"
+
+    @property
+    def more(self) -> str:
+        """What a better run is: ``more accurate``, or ``better in RMSE``."""
+        return f"more {self.adjective}" if self.adjective else f"better in {self.noun}"
+
+    @property
+    def equally(self) -> str:
+        """What a run like another is: ``as accurate as``, or ``as good in RMSE as``."""
+        return f"as {self.adjective} as" if self.adjective else f"as good in {self.noun} as"
 
 
 LOSS = Figure("loss", "Loss", "min")
@@ -60,12 +103,14 @@ class TaskSpec:
             chosen and compared.
         unit: what is counted, in the plural: throughput is in ``images/s``, and its metric is ``images_per_s``.
         answer: what a prediction is: a probability for each name (``classes``) or a number for each (``values``).
+        loss: what is minimised, as an axis is labelled.
     """
 
     name: str
     figures: tuple[Figure, ...]
     unit: str = "images"
     answer: Literal["classes", "values"] = "classes"
+    loss: str = "loss"
 
     @property
     def primary(self) -> Figure:

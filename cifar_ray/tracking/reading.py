@@ -17,7 +17,7 @@ from cifar_ray.tracking.study import LOAD, MEASURE_TAG, Point, Study, Trial
 from cifar_ray.tracking.uri import no_such_name, no_such_run
 
 _CONFUSION = "confusion_matrix.json"
-_HISTORIES = ("test/accuracy", "test/loss", "train/epoch_loss", "epoch_s", "train/loss")
+_HISTORIES = ("test/loss", "train/epoch_loss", "epoch_s", "train/loss")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
 _NO_CELLS = (
@@ -134,7 +134,7 @@ def _measured(client: MlflowClient, studies: Sequence[Study]) -> list[Study]:
 
 
 def _read(client: MlflowClient, trial: Trial) -> dict[str, Any]:
-    followed = [name for name in trial.metrics if _is_followed(name, trial.params)]
+    followed = [name for name in trial.metrics if _is_followed(name, trial)]
     confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
     return {
         "history": {name: _history(client, trial.run_id, name) for name in followed},
@@ -197,9 +197,9 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
     )
 
 
-def _is_followed(name: str, params: Mapping[str, str]) -> bool:
-    of_a_rank = name.startswith("train/loss_rank") and params.get("per_rank_test") == "True"
-    return name in _HISTORIES or LOAD.fullmatch(name) is not None or of_a_rank
+def _is_followed(name: str, trial: Trial) -> bool:
+    of_a_rank = name.startswith("train/loss_rank") and trial.params.get("per_rank_test") == "True"
+    return name in (*_HISTORIES, trial.task.primary.metric) or LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:

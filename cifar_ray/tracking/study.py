@@ -6,16 +6,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import cache
+from typing import TypeVar, get_args
 
 from cifar_ray import tasks
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import Measure
 from cifar_ray.tasks import TaskSpec
 
 TASK_TAG = "cifar_ray.task"
 """Tag of a run of another task than image classification: the task's facts, as JSON."""
 
 MEASURE_TAG = "cifar_ray.measure"
-"""Tag of a sweep's run: what it was made for, ``accuracy``, ``times`` or ``all``."""
+"""Tag of a sweep's run: what it was made for, as ``--measure`` has it."""
 
 EARLIER = "cifar_ray.earlier."
 """Prefix of a tag that keeps the earlier values of the tag named after it."""
@@ -27,11 +30,9 @@ LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 """Metrics of the load of a node's CPUs, or of one of its GPUs; the group is the device."""
 
 _T = TypeVar("_T")
+_ALL, _LEARNED_ALONE, _TIMES_ALONE = get_args(Measure)
 _LEARNED = ("test/", "best/", "train/")
 """How figures begin that tell what a run has learned."""
-
-_WORK = ("epoch_s", "epoch_images_per_s")
-"""Figures that tell together how many images it trained on."""
 
 
 def placement(topology: str) -> tuple[int, int] | None:
@@ -42,7 +43,12 @@ def placement(topology: str) -> tuple[int, int] | None:
 
 def task_of(tags: Mapping[str, str]) -> TaskSpec:
     """What a run with these tags learns."""
-    return tasks.recorded(json.loads(tags.get(TASK_TAG, "null")))
+    return _recorded(tags.get(TASK_TAG, "null"))
+
+
+@cache
+def _recorded(text: str) -> TaskSpec:
+    return tasks.recorded(json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Trial:
         params: its parameters.
         tags: its tags.
         metrics: metric name -> last value. What was not measured is not there.
-        history: metric name -> its values in order of step; for ``test/accuracy``, ``test/loss``,
+        history: metric name -> its values in order of step; for the task's primary figure, ``test/loss``,
             ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer step; with ``--per-rank-test``
             every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
@@ -98,8 +104,18 @@ class Trial:
 
     @property
     def measure(self) -> str:
-        """What it was made for: ``accuracy``, ``times`` or ``all``."""
-        return self.tags.get(MEASURE_TAG, "all")
+        """What it was made for, as ``--measure`` has it."""
+        return self.tags.get(MEASURE_TAG, _ALL)
+
+    @property
+    def learned(self) -> bool:
+        """Whether what it has learned counts: it was not made for its times alone."""
+        return self.measure != _TIMES_ALONE
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times count: it was not made for what it learns alone."""
+        return self.measure != _LEARNED_ALONE
 
     @property
     def changed(self) -> list[str]:
@@ -112,7 +128,8 @@ class Trial:
     @property
     def meant(self) -> Trial:
         """Itself with the figures alone that it was made for; after a change, with what it has learned alone."""
-        learned, timed = self.measure != "times", self.measure != "accuracy" and not self.changed
+        learned, timed = self.learned, self.timed and not self.changed
+        work = ("epoch_s", self.task.epoch_throughput)  # together they tell how much it trained on
         if learned and timed:
             return self
 
@@ -124,7 +141,7 @@ class Trial:
             }
 
         confusion = self.confusion if learned else None
-        metrics, history = kept(self.metrics, _WORK), kept(self.history, ())
+        metrics, history = kept(self.metrics, work), kept(self.history, ())
         return replace(self, metrics=metrics, history=history, confusion=confusion)
 
     @property
@@ -212,9 +229,27 @@ class Study:
     cautions: Sequence[str] = ()
 
     @property
+    def task(self) -> TaskSpec:
+        """What its runs learn, as those that have begun know.
+
+        Raises:
+            ConfigError: when it is not the same for all.
+        """
+        begun = [trial.task for trial in self.trials if trial.run_id]
+        several = {f"{task.name} ({task.primary.noun})": task for task in begun}
+        if len(several) > 1:
+            raise ConfigError("", f"runs of different tasks cannot be compared: {', '.join(sorted(several))}")
+        return next(iter(several.values()), task_of({}))
+
+    @property
     def measure(self) -> str:
-        """What its runs were made for: ``accuracy``, ``times`` or ``all``; runs that have not begun do not know."""
-        return next((trial.measure for trial in self.trials if trial.measure != "all"), "all")
+        """What its runs were made for, as ``--measure`` has it; runs that have not begun do not know."""
+        return next((trial.measure for trial in self.trials if trial.measure != _ALL), _ALL)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the times of its runs count."""
+        return self.measure != _LEARNED_ALONE
 
     @property
     def meant(self) -> Study:

@@ -152,7 +152,7 @@ def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> 
         assert metrics["time/training_s"] == pytest.approx(sum(spent))
         assert metrics["time/epoch_mean_s"] == pytest.approx(sum(spent) / len(spent))
         assert metrics["epoch_images_per_s"] * spent[-1] == pytest.approx(1437 // batch * batch)
-        assert figures.images_trained(trial) == 1437 // batch * batch * len(spent)
+        assert figures.trained(trial) == 1437 // batch * batch * len(spent)
         assert metrics["images_per_s"] * metrics["time/iteration_mean_s"] == pytest.approx(batch)
 
 

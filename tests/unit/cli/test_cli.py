@@ -126,7 +126,6 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "sweep --retry-failed --name s --grid batch_size=16",
             "--retry-failed needs --resume NAME, the sweep whose failed runs are to go on",
         ),
-        ("report s --target 1", "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
         ("resume", "run must be given; `cifar-ray resume --help` tells what it takes"),
     ],
 )

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.reporting import cautions, cells, chance, figures, frame, scaling
+from cifar_ray.reporting import cautions, cells, chance, figures, scaling, task
 from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.names import Names
+from cifar_ray.reporting.task import TaskFigures
+from cifar_ray.tasks import classification
 from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import of_strategies, of_strategy, study, trial
 
@@ -28,7 +30,7 @@ def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
 
 def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
     shares = [images / 10000 for images in range(10001)]
-    percent = [figures.ACCURACY.measure(trial(accuracies=(share,))) for share in shares]
+    percent = [TaskFigures(classification.SPEC).primary.measure(trial(accuracies=(share,))) for share in shares]
     assert percent == [images / 100 for images in range(10001)]
     assert figures.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
 
@@ -87,27 +89,27 @@ def test_a_device_that_is_not_known_is_that_of_the_runs_beside_it() -> None:
 
 def test_the_way_to_a_target_ends_with_the_first_epoch_that_has_it() -> None:
     run = trial(training_s=90.0, accuracies=(0.3, 0.5999999, 0.5))  # a store keeps 0.6 in 32 bits
-    assert figures.epochs_to(run, 0.6) == 2
-    assert figures.seconds_to(run, 0.6) == pytest.approx(60.0)
-    assert figures.images_trained(run) == 150000
-    assert figures.seconds_to(run, 0.7) is None
+    assert task.epochs_to(run, 0.6) == 2
+    assert task.seconds_to(run, 0.6) == pytest.approx(60.0)
+    assert figures.trained(run) == 150000
+    assert task.seconds_to(run, 0.7) is None
 
 
 def test_an_epoch_recorded_twice_counts_once_and_one_that_was_lost_leaves_no_time() -> None:
     run = trial(training_s=90.0)
     epochs = [*run.history["epoch_s"][:1], *run.history["epoch_s"]]
-    assert figures.seconds_to(replace(run, history={**run.history, "epoch_s": epochs}), 0.5) == pytest.approx(60.0)
+    assert task.seconds_to(replace(run, history={**run.history, "epoch_s": epochs}), 0.5) == pytest.approx(60.0)
     lost = replace(run, history={**run.history, "epoch_s": run.history["epoch_s"][1:]})
-    assert figures.seconds_to(lost, 0.5) is None
+    assert task.seconds_to(lost, 0.5) is None
 
 
 @pytest.mark.parametrize(("bests", "target"), [((0.8, 0.649), 0.6), ((0.65, 0.7), 0.65), ((0.9, 0.04), None)])
 def test_the_default_target_is_one_that_all_reach(bests: tuple[float, float], target: float | None) -> None:
     runs = study(trial(accuracies=(bests[0], 0.1)), trial("1x2", accuracies=(bests[1],)))
     lost = replace(trial(accuracies=(0.5,)), metrics={"best/accuracy": 0.9, "test/accuracy": 0.4})
-    assert figures.best_accuracy(lost) == 0.9
+    assert task.best(lost) == 0.9
     nan = trial("2x2", accuracies=(float("nan"),))
-    assert frame.default_target(Runs(replace(runs, trials=[*runs.trials, nan])).configurations) == target
+    assert TaskFigures(classification.SPEC).default_target([*runs.trials, nan]) == target
 
 
 def test_utilisation_is_the_mean_of_the_samples_within_the_training() -> None:
@@ -226,7 +228,7 @@ def test_speed_ups_over_seeds_have_a_spread() -> None:
     ratio, base = (scaling.ratio(one, (first, second)) for one in (second, first))
     assert ratio is not None
     assert base is not None
-    ids = (*second.statistic(figures.IMAGES_PER_S).run_ids, *(one.run_id for one in slow))  # type: ignore[union-attr]
+    ids = (*second.statistic(second.runs.task.throughput).run_ids, *(one.run_id for one in slow))  # type: ignore[union-attr]
     assert ratio.speed_up == Statistic(1.5, pytest.approx(spread), 3, ids)
     assert ratio.efficiency == Statistic(75.0, pytest.approx(50 * spread), 3, ids)
     assert (base.speed_up.std, base.speed_up.n) == (None, 3)
@@ -342,7 +344,7 @@ def test_an_outlier_is_far_below_a_group_that_is_close_together() -> None:
     runs = study(*(trial(seed=n, accuracies=(a,)) for n, a in enumerate((0.6, 0.59, 0.58, 0.4))))
     (found,) = cautions.outliers(Runs(runs)).itertuples()
     assert (found.seed, found.peers) == (3, 4)
-    assert (found.value, found.below) == (pytest.approx(40.0), pytest.approx(18.5))
+    assert (found.value, found.by) == (pytest.approx(40.0), pytest.approx(18.5))
     assert outliers(0.6, 0.59, 0.58, 0.56) == []
     assert outliers(0.6, 0.5) == []  # of two none is one
     assert outliers(0.6, 0.6, 0.6, 0.56) == []  # fewer than 5 points

@@ -1,0 +1,162 @@
+"""The figures that a run's task decides: what it has learned, how fast it counts, and the way to a target."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from cifar_ray import tasks
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.reporting import figures
+from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.figures import Figure, metric
+from cifar_ray.tasks import TaskSpec
+from cifar_ray.tracking.study import Trial
+
+_STEP = 0.05
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """The figures of runs of one task, for their reports."""
+
+    spec: TaskSpec
+
+    @cached_property
+    def every(self) -> tuple[Figure, ...]:
+        """The task's own figures, the primary one first."""
+        return tuple(map(_figure, self.spec.figures))
+
+    @property
+    def primary(self) -> Figure:
+        """The figure by which runs are compared."""
+        return self.every[0]
+
+    @property
+    def beside(self) -> list[Figure]:
+        """Those that stand in the main table with the primary one."""
+        return [figure for figure, of in zip(self.every, self.spec.figures) if of.beside]
+
+    @cached_property
+    def throughput(self) -> Figure:
+        """What is counted in a second, ``images/s``."""
+        key, title = self.spec.throughput, f"{self.counts}/s"
+        note = f"{title} are in steady state."
+        return Figure(key, title, metric(key), f" {self.spec.unit}/s", 1, "high", "", note)
+
+    @property
+    def counts(self) -> str:
+        """What is counted, as a title begins: ``Images``."""
+        return self.spec.unit[:1].upper() + self.spec.unit[1:]
+
+    def check(self, targets: Iterable[float]) -> None:
+        """Refuse targets that no run can reach.
+
+        Raises:
+            ConfigError: when one is none.
+        """
+        of = self.spec.primary
+        for target in targets:
+            if of.percent and not 0 < target < 1:
+                problem = f"must be a test {of.noun} above 0 and below 1, such as 0.6, got {target:g}"
+                raise ConfigError("target", problem)
+
+    @property
+    def has_default_target(self) -> bool:
+        """Whether a target follows from the runs where none is given: the primary figure is a share, better if high."""
+        return self.spec.primary.percent and self.spec.primary.better == "max"
+
+    def default_target(self, trials: Iterable[Trial]) -> float | None:
+        """The largest multiple of 5 % that the best epoch of every run reaches; None below 5 %."""
+        if not self.has_default_target:
+            return None
+        known = [value for trial in trials if (value := best(trial)) is not None and math.isfinite(value)]
+        steps = math.floor((min(known, default=0.0) + _ROUNDING) / _STEP)
+        return round(steps * _STEP, 2) if steps else None
+
+    def target_text(self, target: float) -> str:
+        """A target with its unit, in the digits that tell two apart: ``60 %``."""
+        return f"{self._digits(target)} %" if self.spec.primary.percent else self._digits(target)
+
+    def target_key(self, target: float) -> str:
+        """What names of figures and tables begin with that tell the way to a target: ``to_60_percent``."""
+        return f"to_{self._digits(target)}{'_percent' * self.spec.primary.percent}"
+
+    def _digits(self, target: float) -> str:
+        return f"{target * 100 if self.spec.primary.percent else target:.6g}"
+
+    def to_target(self, target: float) -> tuple[Figure, Figure]:
+        """Seconds and epochs to a target."""
+        note = "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone."
+        way = self.target_key(target)
+        return (
+            Figure(f"{way}_s", "Training (s)", lambda trial: seconds_to(trial, target), " s", 2, "low", note=note),
+            Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work"),
+        )
+
+    def cost_of_training(self, price: Price) -> Figure:
+        """What a run costs by images, for runs of unequal work."""
+
+        def paid(trial: Trial) -> float | None:
+            return price.paid(trial.nodes, figures.total_seconds(trial), figures.trained(trial))
+
+        unit = self.spec.unit
+        title, per = f"Cost per 1,000 {unit} (USD)", f" USD per 1,000 {unit}"
+        return Figure(f"cost_per_1000_{unit}_usd", title, paid, per, None, "low")
+
+    def cost_to_target(self, price: Price, target: float) -> Figure:
+        """What the way to a target costs, by images."""
+
+        def paid(trial: Trial) -> float | None:
+            images = (epochs_to(trial, target) or 0.0) * (figures.trained_in_epoch(trial) or 0.0)
+            return price.paid(trial.nodes, seconds_to(trial, target), images)
+
+        unit = self.spec.unit
+        note = f"Cost is that of the training until then, by the {unit} trained on until then."
+        key = f"{self.target_key(target)}_usd_per_1000_{unit}"
+        return Figure(key, f"Cost per 1,000 {unit} (USD)", paid, " USD", None, "low", note=note)
+
+
+def _figure(of: tasks.Figure) -> Figure:
+    key = re.sub(r"\W", "_", of.name)
+    better: Literal["low", "high"] = "high" if of.better == "max" else "low"
+    if of.percent:
+        return Figure(f"{key}_percent", f"{of.title} (%)", metric(of.metric, 100.0), " %", 2, better, "work", of=of)
+    return Figure(f"test_{key}", of.title, metric(of.metric), "", None, better, "work", of=of)
+
+
+def best(trial: Trial) -> float | None:
+    """The best value of its primary figure after any epoch."""
+    of = trial.task.primary
+    recorded = [trial.metrics[name] for name in (f"best/{of.name}", of.metric) if name in trial.metrics]
+    return max([*figures.by_step(trial, of.metric).values(), *recorded], key=of.rank, default=None)
+
+
+def reaches(trial: Trial, value: float, target: float) -> bool:
+    """Whether a value of its primary figure is at least as good as the target, but for rounding."""
+    of = trial.task.primary
+    return of.rank(value) >= of.rank(target) - _ROUNDING
+
+
+def epochs_to(trial: Trial, target: float) -> float | None:
+    """Epochs until its primary figure reaches ``target``; None when it never did."""
+    values = figures.by_step(trial, trial.task.primary.metric)
+    reached = [epoch for epoch, value in values.items() if reaches(trial, value, target)]
+    return float(min(reached)) if reached else None
+
+
+def seconds_to(trial: Trial, target: float) -> float | None:
+    """Seconds of training until its primary figure reaches ``target``, without evaluation and start-up."""
+    epochs, seconds = epochs_to(trial, target), figures.by_step(trial, "epoch_s")
+    until = range(1, int(epochs or 0) + 1)
+    return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
+
+
+def spoken(names: Sequence[str]) -> str:
+    """``a``, ``b`` and ``c`` as words."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
