@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cifar_ray.config.errors import brief
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
-if TYPE_CHECKING:  # reports read the facts, without torch
+if TYPE_CHECKING:  # whoever reads the facts alone needs none of these
     from torch import Tensor
 
     from cifar_ray.config.train import TrainConfig
@@ -51,6 +49,8 @@ class Classification:
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
         """See the protocol."""
+        import numpy as np
+
         halves = [np.asarray(half) for half in (train, test)]
         for name, half in zip(("training", "test"), halves):
             if half.ndim != 1 or not np.issubdtype(half.dtype, np.integer):

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
-
 from cifar_ray.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from cifar_ray.config.train import TrainConfig
