@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
+from cifar_ray import tasks
 from cifar_ray.display.run import Console
 from cifar_ray.tracking.listing import Listed
-
-_HEADER = ("started", "state", "data set", "model", "topology", "accuracy", "images/s", "name")
 
 
 def show(listed: Sequence[Listed], store: str) -> None:
@@ -17,13 +16,20 @@ def show(listed: Sequence[Listed], store: str) -> None:
     if not listed:
         print(f"no runs in {store}")
         return
-    Console().columns(_HEADER, map(_cells, listed))
+    learned = {tasks.recorded(run.task) for run in listed}
+    shared = learned.pop() if len(learned) == 1 else None
+    figures = (shared.primary.name, f"{shared.unit}/s") if shared else ("result", "throughput")
+    header = ("started", "state", "data set", "model", "topology", *figures, "name")
+    Console().columns(header, (_cells(run, is_named=shared is None) for run in listed))
 
 
-def _cells(run: Listed) -> tuple[str, ...]:
+def _cells(run: Listed, is_named: bool) -> tuple[str, ...]:
+    """A run's cells; its figures are with their names and units where the header has none."""
+    task = tasks.recorded(run.task)
     local = datetime.fromisoformat(run.started).astimezone()
-    accuracy = "" if run.accuracy is None else f"{run.accuracy:.2%}"
-    speed = "" if run.images_per_s is None else f"{run.images_per_s:,.0f}"
+    named, rate = (task.primary.named, task.speed) if is_named else (task.primary.text, "{:,.0f}".format)
+    score = "" if run.score is None else named(run.score)
+    speed = "" if run.images_per_s is None else rate(run.images_per_s)
     name, state = run.name, run.state
     if run.planned is not None:
         begun = "" if run.runs == run.planned else f"{run.runs} of "
@@ -32,4 +38,4 @@ def _cells(run: Listed) -> tuple[str, ...]:
     # The name of a folder of images is its whole path.
     dataset = ", ".join(re.sub(r"^folder:.*/", "folder:", each) for each in run.dataset.split(", "))
     started = f"{local:%Y-%m-%d %H:%M}"
-    return started, state, dataset, run.model, run.topology, f"{accuracy:>8}", f"{speed:>8}", name
+    return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", name

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cifar_ray import IMPORTED_AT, __version__, tracking
+from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
 from cifar_ray.cli import cluster, early, output
 from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
@@ -59,7 +59,8 @@ def train(words: Sequence[str]) -> int:
 
         result = run(config, begun=IMPORTED_AT)
     if asked.quiet or asked.json:
-        output.show(result, asked.json, lambda: Console().result(result.name, result.metrics, result.times))
+        console = Console(tasks.recorded(result.task))
+        output.show(result, asked.json, lambda: console.result(result.name, result.metrics, result.times))
     return 0
 
 
@@ -231,8 +232,9 @@ def evaluate(command: EvaluateCommand) -> int:
 
         scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
-    recorded = (scored.recorded_accuracy, scored.recorded_images)
-    output.show(scored, command.json, lambda: Console().scores(scored.metrics, scored.images, checkpoint, *recorded))
+    recorded = (scored.recorded_score, scored.recorded_images)
+    console = Console(tasks.recorded(scored.task))
+    output.show(scored, command.json, lambda: console.scores(scored.metrics, scored.images, checkpoint, *recorded))
     return 0
 
 

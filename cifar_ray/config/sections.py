@@ -177,7 +177,7 @@ class Tracking:
     """Newest checkpoints to keep, in addition to the best one."""
 
     log_models: Literal["final", "best", "all", "none"] = option("final", weights=False)
-    """Checkpoints to log to MLflow as models: the final one, the one with the highest test accuracy, both, or none.
+    """Checkpoints to log to MLflow as models: the final one, the one with the best test figure, both, or none.
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)

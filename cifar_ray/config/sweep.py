@@ -44,7 +44,6 @@ _HELD = {"batch_size": "global_batch_size"}
 
 _USUAL = (*_SHORT, "seed")
 
-
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Numbers to draw from, for a random search."""
@@ -217,7 +216,7 @@ class SweepConfig:
     """Combinations to draw from each grid in a random search."""
 
     scheduler: Literal["none", "asha"] = "none"
-    """'asha' stops runs early whose test accuracy falls behind."""
+    """'asha' stops runs early whose test figure, such as the accuracy, falls behind."""
 
     skip_infeasible: bool = False
     """Skip cells that cannot run here, instead of refusing the sweep."""

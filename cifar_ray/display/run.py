@@ -17,14 +17,13 @@ from rich.text import Text
 from cifar_ray.config.errors import counted
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
+from cifar_ray.tasks import LOSS, TaskSpec, classification
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cifar_ray.strategies import About
     from cifar_ray.tasks import TaskSpec
-
-_METRICS = ("accuracy", "precision", "recall", "f1", "specificity", "loss")
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class View(Protocol):
     def started(self, text: str) -> None:
         """On what the run trains."""
 
-    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Training starts after ``step``."""
+    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Training for a task starts after ``step``."""
 
     def loss(self, value: float) -> None:
         """The latest mean loss."""
@@ -74,8 +73,10 @@ class _Figures(TextColumn):
 class Console(Display):
     """Displays one run on standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: TaskSpec = classification.SPEC) -> None:
+        """Display figures of that task, until a run of another one begins."""
         super().__init__()
+        self._learned = task
         self.live: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -118,8 +119,9 @@ class Console(Display):
         """On what the run trains."""
         self.line(text)
 
-    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Training starts after ``step``."""
+    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Training for a task starts after ``step``."""
+        self._learned = task
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._begun = (time.perf_counter(), step)
         epoch, total = min(step // steps_per_epoch + 1, epochs), epochs * steps_per_epoch
@@ -139,15 +141,16 @@ class Console(Display):
             self._task,
             completed=step,
             description=f"epoch {epoch + 1}/{self._epochs}",
-            figures=f"{loss}{images_per_s:,.0f} images/s  {left} left",
+            figures=f"{loss}{self._learned.speed(images_per_s)}  {left} left",
         )
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """One line for an epoch that has ended."""
+        task, primary = self._learned, self._learned.primary
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
-            f"test loss {metrics['test/loss']:.4f}  accuracy {metrics['test/accuracy']:.2%}  "
-            f"{metrics['epoch_s']:.1f} s  {metrics['epoch_images_per_s']:,.0f} images/s"
+            f"test loss {metrics['test/loss']:.4f}  {primary.named(metrics[primary.metric])}  "
+            f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"
         )
 
     def summary(
@@ -165,9 +168,11 @@ class Console(Display):
             places: label and address.
             attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
         """
-        rows = [*_metric_rows({name: metrics[f"test/{name}"] for name in _METRICS})]
-        rows.append(("best test accuracy", f"{metrics['best/accuracy']:.2%} in epoch {metrics['best/epoch']:.0f}"))
-        rows.append(("images evaluated", f"{metrics['test/images']:,.0f}"))
+        task, primary = self._learned, self._learned.primary
+        rows = self._metric_rows({name.removeprefix("test/"): value for name, value in metrics.items()})
+        best = f"{primary.text(metrics[primary.best])} in epoch {metrics['best/epoch']:.0f}"
+        rows.append((f"best test {primary.name}", best))
+        rows.append((f"{task.unit} evaluated", f"{metrics[task.counted]:,.0f}"))
         rows.append(("", ""))
         rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
         if attempt_s is not None:
@@ -177,7 +182,7 @@ class Console(Display):
         if "time/iteration_mean_s" in times:
             parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))
             rows.append(("training per iteration", ", ".join(parts)))
-            rows.append(("throughput", f"{times['images_per_s']:,.0f} images/s"))
+            rows.append(("throughput", task.speed(times[task.throughput])))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
         rows.append(("", ""))
         self.end_live()
@@ -185,23 +190,26 @@ class Console(Display):
 
     def result(self, name: str, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """A finished run in one line."""
-        speed = f", {times['images_per_s']:,.0f} images/s" if "images_per_s" in times else ""
+        task, primary = self._learned, self._learned.primary
+        speed = f", {task.speed(times[task.throughput])}" if task.throughput in times else ""
         took = duration(times["time/wall_s"])
-        self.line(f"run {name}: test accuracy {metrics['test/accuracy']:.2%}{speed}, {took}")
+        self.line(f"run {name}: test {primary.named(metrics[primary.metric])}{speed}, {took}")
 
     def scores(
         self,
         metrics: Mapping[str, float],
         images: int,
         checkpoint: str,
-        recorded_accuracy: float | None,
+        recorded_score: float | None,
         recorded_images: int | None,
     ) -> None:
-        """A checkpoint's evaluation, with the accuracy recorded when it was written, maybe on fewer images."""
-        rows = [*_metric_rows(metrics), ("images evaluated", f"{images:,}"), ("checkpoint", tilde(checkpoint))]
-        if recorded_accuracy is not None and recorded_images is not None:
+        """A checkpoint's evaluation, with the primary figure recorded when it was written, maybe on fewer images."""
+        task, primary = self._learned, self._learned.primary
+        evaluated = (f"{task.unit} evaluated", f"{images:,}")
+        rows = [*self._metric_rows(metrics), evaluated, ("checkpoint", tilde(checkpoint))]
+        if recorded_score is not None and recorded_images is not None:
             on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
-            rows.append(("accuracy when written", f"{recorded_accuracy:.2%}{on}"))
+            rows.append((f"{primary.name} when written", f"{primary.text(recorded_score)}{on}"))
         self._table(rows)
 
     def predictions(self, task: TaskSpec, predictions: Iterable[tuple[Path, Sequence[tuple[str, float]]]]) -> None:
@@ -284,13 +292,9 @@ class Console(Display):
         for label, value in rows:
             self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
-
-def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    rows = []
-    for name in _METRICS:
-        macro = "" if name in ("accuracy", "loss") else " (macro)"
-        rows.append((f"test {name}{macro}", f"{metrics[name]:.4f}" if name == "loss" else f"{metrics[name]:.2%}"))
-    return rows
+    def _metric_rows(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        figures = (*self._learned.figures, LOSS)
+        return [(f"test {one.name}{' (macro)' * one.macro}", one.text(metrics[one.name])) for one in figures]
 
 
 def cpu_note(reason: str) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cifar_ray.display.run import duration
 from cifar_ray.display.terminal import Display
+from cifar_ray.tasks import TaskSpec, classification
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
 _MOST_ROWS = 30
@@ -149,11 +150,11 @@ class Board(Display):
         return self.rows[first : first + most]
 
 
-def result(accuracy: float, times: Mapping[str, float]) -> str:
-    """A finished run's result; ``times`` are its seconds by phase, and ``images_per_s`` if known."""
-    rate = times.get("images_per_s")
-    speed = f", {rate:,.0f} images/s" if rate else ""
-    return f"accuracy {accuracy:.2%}, training {times['time/training_s']:.1f} s{speed}"
+def result(task: TaskSpec, score: float, times: Mapping[str, float]) -> str:
+    """A finished run's result: its primary figure, and of its times the training's and the throughput, if known."""
+    rate = times.get(task.throughput)
+    speed = f", {task.speed(rate)}" if rate else ""
+    return f"{task.primary.named(score)}, training {times['time/training_s']:.1f} s{speed}"
 
 
 def _note(row: RowState) -> str:
@@ -180,7 +181,7 @@ class RunView:
 
     def __init__(self, board: Board, index: int) -> None:
         self._board, self._row = board, board.rows[index]
-        self._epochs, self._total, self._loss = 1, 1, ""
+        self._task, self._epochs, self._total, self._loss = classification.SPEC, 1, 1, ""
 
     def line(self, text: str) -> None:
         self._board.line(f"{self._row.name}: {text}")
@@ -197,8 +198,8 @@ class RunView:
     def started(self, text: str) -> None:
         self._board.line_once(text)
 
-    def training(self, epochs: int, steps_per_epoch: int, step: int) -> None:
-        self._epochs, self._total = epochs, epochs * steps_per_epoch
+    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
+        self._task, self._epochs, self._total = task, epochs, epochs * steps_per_epoch
         self._row.share, self._row.resumed = step / self._total, step > 0
         self._row.note, self._row.no_room_since = "training", None
 
@@ -207,11 +208,12 @@ class RunView:
 
     def progress(self, epoch: int, step: int, images_per_s: float) -> None:
         self._row.share = step / self._total
-        self._row.note = f"epoch {epoch + 1}/{self._epochs}, {self._loss}{images_per_s:,.0f} images/s"
+        self._row.note = f"epoch {epoch + 1}/{self._epochs}, {self._loss}{self._task.speed(images_per_s)}"
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         if not self._board.is_live:
+            task, primary = self._task, self._task.primary
             self._board.line(
-                f"{self._row.name}: epoch {number}/{self._epochs}, accuracy {metrics['test/accuracy']:.2%}, "
-                f"{metrics['epoch_s']:.1f} s, {metrics['epoch_images_per_s']:,.0f} images/s"
+                f"{self._row.name}: epoch {number}/{self._epochs}, {primary.named(metrics[primary.metric])}, "
+                f"{metrics['epoch_s']:.1f} s, {task.speed(metrics[task.epoch_throughput])}"
             )

@@ -45,9 +45,23 @@ class Figure:
         """Its name among a run's metrics."""
         return f"test/{self.name}"
 
+    @property
+    def best(self) -> str:
+        """Metric of its best epoch, of a task's primary figure."""
+        return f"best/{self.name}"
+
+    @property
+    def words(self) -> str:
+        """Its title within a sentence: ``accuracy``, but ``F1``."""
+        return f"{self.title[0].lower()}{self.title[1:]}" if self.title[1:2].islower() else self.title
+
     def text(self, value: float) -> str:
         """A value as people read it: ``91.23%`` or ``0.1234``."""
         return f"{value:.2%}" if self.percent else f"{value:.4f}"
+
+    def named(self, value: float) -> str:
+        """A value behind the figure's name: ``accuracy 91.23%``."""
+        return f"{self.name} {self.text(value)}"
 
     def rank(self, value: float) -> float:
         """A number that is higher for a better value."""
@@ -116,6 +130,10 @@ class TaskSpec:
     def primary(self) -> Figure:
         """The figure by which checkpoints and runs are chosen and compared."""
         return self.figures[0]
+
+    def speed(self, per_s: float) -> str:
+        """A throughput as people read it: ``9,300 images/s``."""
+        return f"{per_s:,.0f} {self.unit}/s"
 
     @property
     def throughput(self) -> str:

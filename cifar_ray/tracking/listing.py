@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Any
 
 from mlflow.entities import Run
 
-from cifar_ray import tracking
+from cifar_ray import tasks, tracking
 from cifar_ray.tracking import parent, reading, store
+from cifar_ray.tracking.study import task_of
 
 _OURS = (store.KEY_TAG, parent.KIND_TAG)
 """Tags, one of which a run or a sweep of this program has; others' runs in the store are not even asked for."""
@@ -30,12 +32,13 @@ class Listed:
         dataset: data set; those of all runs, in a sweep.
         model: architecture; those of all runs, in a sweep.
         topology: NODESxWORKERS; those of all runs, in a sweep.
-        accuracy: test accuracy of the last epoch, 0 to 1; None in a sweep, and where it was not measured.
-        images_per_s: throughput in steady state; None likewise.
+        score: the task's primary figure after the last epoch; None in a sweep, and where it was not measured.
+        images_per_s: throughput in steady state, of what the task counts; None likewise.
         started: moment of its start, ISO 8601 in UTC.
         runs: runs of a sweep so far; None for a run.
         planned: runs that the sweep is to have; None for a run.
         failed: runs of the sweep that have failed; None for a run.
+        task: facts of a task of the user's own, of a sweep's newest run; None for image classification.
     """
 
     name: str
@@ -45,12 +48,13 @@ class Listed:
     dataset: str
     model: str
     topology: str
-    accuracy: float | None
+    score: float | None
     images_per_s: float | None
     started: str
     runs: int | None = None
     planned: int | None = None
     failed: int | None = None
+    task: dict[str, Any] | None = None
 
 
 def everything(uri: str) -> list[Listed]:
@@ -87,6 +91,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
     is_sweep = parent.KIND_TAG in run.data.tags
     members = children if is_sweep else [run]
     tags, state = run.data.tags, _STATES.get(run.info.status, run.info.status.lower())
+    task = task_of(members[0].data.tags if members else {})
     failed = sum(run.info.status == "FAILED" for run in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
     return Listed(
         name=run.info.run_name,
@@ -96,12 +101,13 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
         dataset=_values(members, "dataset"),
         model=_values(members, "model"),
         topology=_values(members, "topology"),
-        accuracy=None if is_sweep else run.data.metrics.get("test/accuracy"),
-        images_per_s=None if is_sweep else run.data.metrics.get("images_per_s"),
+        score=None if is_sweep else run.data.metrics.get(task.primary.metric),
+        images_per_s=None if is_sweep else run.data.metrics.get(task.throughput),
         started=datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds"),
         runs=len(children) if is_sweep else None,
         planned=int(tags.get(parent.PLANNED_TAG, len(children))) if is_sweep else None,
         failed=failed if is_sweep else None,
+        task=tasks.to_record(task),
     )
 
 

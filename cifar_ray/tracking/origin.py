@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from cifar_ray.config import command_line
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import LOSS, Figure, TaskSpec
 from cifar_ray.tracking.study import EARLIER, TASK_TAG
 from cifar_ray.training import recipe
 
@@ -32,28 +33,15 @@ _HOMES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
 }
-_FIGURES = {
-    "Test": (
-        ("accuracy {:.2f} %", "test/accuracy", 100),
-        ("best accuracy {:.2f} %", "best/accuracy", 100),
-        ("best epoch {:.0f}", "best/epoch", 1),
-        ("loss {:.4f}", "test/loss", 1),
-        ("precision {:.2f} %", "test/precision", 100),
-        ("recall {:.2f} %", "test/recall", 100),
-        ("F1 {:.2f} %", "test/f1", 100),
-        ("specificity {:.2f} %", "test/specificity", 100),
-    ),
-    "Speed": (
-        ("{:,.0f} images/s", "images_per_s", 1),
-        ("iteration {:,.1f} ms", "time/iteration_mean_s", 1000),
-        ("epoch {:,.2f} s", "time/epoch_mean_s", 1),
-        ("training {:,.2f} s", "time/training_s", 1),
-        ("evaluation {:,.2f} s", "time/evaluation_s", 1),
-        ("wall time {:,.2f} s", "time/wall_s", 1),
-        ("peak memory of a worker {:,.0f} MiB", "peak_memory_mib", 1),
-    ),
+_SPEED: Mapping[str, Callable[[float], str]] = {
+    "time/iteration_mean_s": lambda seconds: f"iteration {1000 * seconds:,.1f} ms",
+    "time/epoch_mean_s": "epoch {:,.2f} s".format,
+    "time/training_s": "training {:,.2f} s".format,
+    "time/evaluation_s": "evaluation {:,.2f} s".format,
+    "time/wall_s": "wall time {:,.2f} s".format,
+    "peak_memory_mib": "peak memory of a worker {:,.0f} MiB".format,
 }
-"""By title: how a figure is written, its metric, and the factor to its unit."""
+"""Metric -> how its value is written."""
 
 
 def run_tags(config: ResolvedConfig) -> dict[str, str]:
@@ -77,19 +65,32 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
 
 def note(config: ResolvedConfig) -> str:
     """What a run is, in Markdown: MLflow shows it as the run's description."""
+    unit = tasks.spec(config).unit
     return (
-        f"{config.model} on {config.dataset}: topology {config.topology}, {config.global_batch_size} images per step "
+        f"{config.model} on {config.dataset}: topology {config.topology}, {config.global_batch_size} {unit} per step "
         f"({config.images_per_worker} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
         f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )
 
 
-def figures(metrics: Mapping[str, float]) -> list[str]:
+def figures(task: TaskSpec, metrics: Mapping[str, float]) -> list[str]:
     """The figures of a finished run that a person looks for first, as paragraphs in Markdown."""
+
+    def after(words: str, figure: Figure) -> Callable[[float], str]:
+        return lambda value: f"{words} {figure.text(value).replace('%', ' %')}"
+
+    primary, *others = task.figures
+    test = {
+        primary.metric: after(primary.words, primary),
+        primary.best: after(f"best {primary.words}", primary),
+        "best/epoch": "best epoch {:.0f}".format,
+        **{figure.metric: after(figure.words, figure) for figure in (LOSS, *others)},
+    }
+    speed = {task.throughput: task.speed, **_SPEED}
     known = {
-        title: [text.format(metrics[name] * factor) for text, name, factor in figures if name in metrics]
-        for title, figures in _FIGURES.items()
+        title: [text(metrics[name]) for name, text in figures.items() if name in metrics]
+        for title, figures in {"Test": test, "Speed": speed}.items()
     }
     return [f"**{title}**: {', '.join(texts)}" for title, texts in known.items() if texts]
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from cifar_ray.tasks import LOSS, TaskSpec
 from cifar_ray.tracking import store
+from cifar_ray.tracking.study import task_of
 from cifar_ray.tracking.uri import flag
 
 TRAINING = "workflowType=machine_learning"
 """Ends an address whose page is to be the one for training."""
 
-_VIEW = "cifar_ray"
-_VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
+_KEY = "cifar_ray"
+_VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow's pages keep a view that is shared: a tag of the experiment, found by the address's share key."""
-_METRICS = ("test/accuracy", "images_per_s", "time/training_s")
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
-_COLUMNS = [*(f"metrics.`{name}`" for name in _METRICS), *(f"params.`{name}`" for name in _PARAMS)]
 _SECTION = "Training"
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
@@ -37,37 +38,47 @@ _LINE = {
     "useGlobalXaxisKey": True,
     "useGlobalLineSmoothing": True,
 }
-_SPEED = {
-    **_CARD,
-    "type": "SCATTER",
-    "uuid": "speed",
-    "displayName": "Images/s by topology",
-    "xaxis": {"key": "topology", "type": "PARAM"},
-    "yaxis": {"key": "images_per_s", "type": "METRIC", "dataAccessKey": "images_per_s"},
-    "runsCountToCompare": 100,
-}
-_TITLES = {"test/accuracy": "Test accuracy", "test/loss": "Test loss", "train/epoch_loss": "Training loss"}
 _FOLDED = ("test", "best", "train", "time", "sweep", "Model metrics", "System metrics")
 
-# Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
-_STATE = {
-    "selectedColumns": _COLUMNS,
-    "orderByKey": _COLUMNS[0],
-    "orderByAsc": False,
-    "compareRunCharts": [
-        *(
-            {**_LINE, "uuid": metric, "metricKey": metric, "displayName": f"{title} by epoch"}
-            for metric, title in _TITLES.items()
-        ),
-        _SPEED,
-    ],
-    "compareRunSections": [
-        {"uuid": name, "name": name, "display": name == _SECTION, "isReordered": False} for name in (_SECTION, *_FOLDED)
-    ],
-    "isAccordionReordered": True,  # or MLflow would sort the sections by name
-    "runsHiddenMode": "SHOW_ALL",
-}
-"""The columns, and the cards of the chart view; MLflow adds one for every other metric, to the folded sections."""
+
+def _view(task: TaskSpec) -> dict[str, Any]:
+    """The columns, and the cards of the chart view; MLflow adds one for every other metric, to the folded sections.
+
+    Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
+    """
+    primary, speed = task.primary, task.throughput
+    metrics = [f"metrics.`{name}`" for name in (primary.metric, speed, "time/training_s")]
+    titles = {
+        primary.metric: f"Test {primary.words}",
+        LOSS.metric: f"Test {LOSS.words}",
+        "train/epoch_loss": "Training loss",
+    }
+    return {
+        "selectedColumns": [*metrics, *(f"params.`{name}`" for name in _PARAMS)],
+        "orderByKey": metrics[0],
+        "orderByAsc": primary.better == "min",
+        "compareRunCharts": [
+            *(
+                {**_LINE, "uuid": metric, "metricKey": metric, "displayName": f"{title} by epoch"}
+                for metric, title in titles.items()
+            ),
+            {
+                **_CARD,
+                "type": "SCATTER",
+                "uuid": "speed",
+                "displayName": f"{task.unit.capitalize()}/s by topology",
+                "xaxis": {"key": "topology", "type": "PARAM"},
+                "yaxis": {"key": speed, "type": "METRIC", "dataAccessKey": speed},
+                "runsCountToCompare": 100,
+            },
+        ],
+        "compareRunSections": [
+            {"uuid": name, "name": name, "display": name == _SECTION, "isReordered": False}
+            for name in (_SECTION, *_FOLDED)
+        ],
+        "isAccordionReordered": True,  # or MLflow would sort the sections by name
+        "runsHiddenMode": "SHOW_ALL",
+    }
 
 
 def run(uri: str, run: Run) -> str | None:
@@ -83,7 +94,7 @@ def way(uri: str, page: str | None) -> str:
 
 
 def newest(server: str, client: MlflowClient) -> str:
-    """Address of the experiment with the newest run, with our columns; of all experiments when there is no run.
+    """Address of the experiment with the newest run, with columns of its task; of all experiments when there is no run.
 
     Args:
         server: address of the server that has the pages.
@@ -97,8 +108,8 @@ def newest(server: str, client: MlflowClient) -> str:
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
-        view = json.dumps(_STATE)
+        view = json.dumps(_view(task_of(runs[0].data.tags)))
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)
-    return f"{server}/#/experiments/{experiment}/runs?{TRAINING}&viewStateShareKey={_VIEW}"
+    return f"{server}/#/experiments/{experiment}/runs?{TRAINING}&viewStateShareKey={_KEY}"

@@ -18,6 +18,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
+from cifar_ray.tracking.study import task_of
 from cifar_ray.tracking.uri import no_such_sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
@@ -30,7 +31,6 @@ PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 CELLS_FILE = "cells.json"
 PARENT_TAG = "mlflow.parentRunId"
 _REPORT = "report"
-_TIMES = ("time/", "images_per_s")
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class KnownTrial:
         run_id: its id.
         status: FINISHED, FAILED, KILLED or RUNNING.
         stopped: whether the sweep's scheduler has stopped it.
-        times: seconds by phase, ``time/PHASE_s``, and ``images_per_s``, as far as they are recorded.
-        accuracy: on the test images after the last epoch recorded.
+        times: seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded.
+        score: the task's primary figure after the last epoch recorded.
         reason: why it has failed or was stopped; empty otherwise.
     """
 
@@ -180,7 +180,7 @@ class KnownTrial:
     status: str
     stopped: bool
     times: Mapping[str, float]
-    accuracy: float | None = None
+    score: float | None = None
     reason: str = ""
 
 
@@ -202,17 +202,19 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
     """
     with store.refusing(client.tracking_uri):
         runs = children(client, client.get_run(sweep.run_id))
-    return {
-        run.data.tags[store.KEY_TAG]: KnownTrial(
-            run.info.run_id,
-            run.info.status,
-            STOPPED_TAG in run.data.tags,
-            {name: value for name, value in run.data.metrics.items() if name.startswith(_TIMES)},
-            run.data.metrics.get("test/accuracy"),
-            run.data.tags.get(store.FAILURE_TAG, ""),
-        )
-        for run in runs
-    }
+    return {run.data.tags[store.KEY_TAG]: _known(run) for run in runs}
+
+
+def _known(run: Run) -> KnownTrial:
+    task, metrics = task_of(run.data.tags), run.data.metrics
+    return KnownTrial(
+        run.info.run_id,
+        run.info.status,
+        STOPPED_TAG in run.data.tags,
+        {name: value for name, value in metrics.items() if name.startswith(("time/", task.throughput))},
+        metrics.get(task.primary.metric),
+        run.data.tags.get(store.FAILURE_TAG, ""),
+    )
 
 
 def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSweep]:

@@ -13,8 +13,10 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.tasks import Figure
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import task_of
 
 _LONGEST = 4900  # MLflow takes 5,000 characters
 
@@ -63,17 +65,17 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
             for version in client.search_model_versions(f"run_id = '{known.run_id}'")
             if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG, "") == tags.get(artifacts.WEIGHTS_TAG)
         ]
-        version = same[0] if same else _create(client, name, models[-1], tags)
+        version = same[0] if same else _create(client, name, models[-1], tags, task_of(source.data.tags).primary)
         if alias is not None:
             client.set_registered_model_alias(name, alias, version.version)
     return Registered(name, int(version.version), known.name, not same)
 
 
-def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str]) -> ModelVersion:
+def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str], primary: Figure) -> ModelVersion:
     digest = f" (digest {tags['dataset_digest']})" if "dataset_digest" in tags else ""
     classes = f" Classes: {', '.join(json.loads(tags['classes']))}." if "classes" in tags else ""
     description = (
-        f"{tags['model']} on {tags['dataset']}{digest}: test accuracy {float(tags['test_accuracy']):.2%}, "
+        f"{tags['model']} on {tags['dataset']}{digest}: test {primary.named(float(tags[f'test_{primary.name}']))}, "
         f"run {tags['run']}.{classes}"
     )
     try:
@@ -96,7 +98,8 @@ def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str])
 
 def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
     """What a version says of its model; a model that an older version has logged is the final one, without tags."""
-    best = model.tags.get(artifacts.WHICH_TAG) == "best"
+    primary = task_of(run.data.tags).primary
+    metric = primary.best if model.tags.get(artifacts.WHICH_TAG) == "best" else primary.metric
     inputs = run.inputs.dataset_inputs if run.inputs else []
     confusion = store.read_json(client, run.info.run_id, "confusion_matrix.json")
     tags = {
@@ -105,7 +108,7 @@ def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
         "dataset_digest": inputs[0].dataset.digest if inputs else "",
         "model": run.data.tags["model"],
         "classes": json.dumps(confusion["classes"]) if confusion else "",
-        "test_accuracy": f"{run.data.metrics['best/accuracy' if best else 'test/accuracy']:.4f}",
+        f"test_{primary.name}": f"{run.data.metrics[metric]:.4f}",
         artifacts.WEIGHTS_TAG: model.tags.get(artifacts.WEIGHTS_TAG, run.data.tags.get("cifar_ray.weights_sha256", "")),
     }
     return {name: value for name, value in tags.items() if 0 < len(value) < _LONGEST}

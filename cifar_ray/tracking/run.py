@@ -35,6 +35,7 @@ class RunRecord(Record):
         name: the run's name in MLflow.
         tags_before: its tags when this process took it up.
         undrawn: why its picture cannot be drawn; empty when it can.
+        task: what the run learns.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
@@ -43,7 +44,7 @@ class RunRecord(Record):
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self.undrawn = ""
-        self._task = task_of(run.data.tags)
+        self.task = task_of(run.data.tags)
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._held: list[Row] = []
@@ -173,7 +174,7 @@ class RunRecord(Record):
                 "epoch": saved.epoch,
                 "path": self._address(saved.path),
                 "weights_sha256": saved.weights_sha256,
-                self._task.primary.name: saved.score,
+                self.task.primary.name: saved.score,
             }
         )
         if saved.best:
@@ -189,7 +190,7 @@ class RunRecord(Record):
         self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
-        """Record the outcome: final metrics, confusion matrix and per-class table."""
+        """Record the outcome: final metrics, and of a task with classes the confusion matrix and per-class table."""
         self._ended = outcome.ended
         self._held.clear()
         for row in outcome.history:  # what was lost on its way here
@@ -206,10 +207,12 @@ class RunRecord(Record):
         def draw(client: MlflowClient, run_id: str) -> None:
             self.undrawn = artifacts.log_confusion(client, run_id, confusion, names)
 
-        self._sink.call(draw)
-        table = {"class": list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
-        self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
-        figures = origin.figures({**outcome.metrics, **outcome.times})
+        if confusion:
+            self._sink.call(draw)
+        if outcome.per_class:
+            table = {"class": list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
+            self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
+        figures = origin.figures(self.task, {**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:

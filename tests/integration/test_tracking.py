@@ -507,7 +507,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
         assert results.find_run(named, uri, notes.append) == store.KnownRun("", "mine", folder.key, folder.address, "")
     assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
     scored = results.evaluate("mine", "last", None, uri, notes.append)
-    assert scored.recorded_accuracy == scored.metrics["accuracy"]
+    assert scored.recorded_score == scored.metrics["accuracy"]
     assert scored.recorded_images == scored.images == 360
     assert not (tmp_path / "lost.db").exists()
     for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):

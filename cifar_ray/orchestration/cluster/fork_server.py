@@ -31,7 +31,7 @@ from cifar_ray.config import imports
 
 _PRELOADED = (
     "cifar_ray.training.loop",
-    "cifar_ray.training.confusion",
+    "cifar_ray.tasks.confusion",
     "torch._dynamo",  # torch.optim imports it at its first step
     "psutil",
     # What ray.train and ray.tune import, but for Ray itself

@@ -104,7 +104,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
 
     Args:
         folder: the run's.
-        wanted: ``last``; ``best`` for the one with the highest test accuracy, too; or a checkpoint's name.
+        wanted: ``last``; ``best`` for the one with the best primary figure, too; or a checkpoint's name.
         config: what a usable checkpoint was made with, as for :func:`cifar_ray.training.checkpoint.load`.
 
     Raises:

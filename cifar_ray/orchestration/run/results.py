@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,16 +35,18 @@ class Scored:
         step: optimizer steps done.
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
-        recorded_accuracy: the accuracy recorded with the checkpoint, if its epoch was evaluated.
+        recorded_score: the task's primary figure recorded with the checkpoint, if its epoch was evaluated.
         recorded_images: test images that it was counted on, if any: fewer than ``images`` after ``--test-images``.
+        task: facts of a task of the user's own; None for image classification.
     """
 
     checkpoint: str
     step: int
     metrics: dict[str, float]
     images: int
-    recorded_accuracy: float | None
+    recorded_score: float | None
     recorded_images: int | None
+    task: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:
-    """Read a run's newest usable checkpoint, or the one with the highest test accuracy.
+    """Read a run's newest usable checkpoint, or the one with the best primary figure.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -144,8 +147,9 @@ def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_ur
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = Evaluator(dataset, Worker(device=device), tasks.build(config))(model.to(device))
-    counted = None if snapshot.score is None else config.test_images or evaluation.images
-    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, snapshot.score, counted)
+    score, task = snapshot.score, tasks.to_record(snapshot.task)
+    counted = None if score is None else config.test_images or evaluation.images
+    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, score, counted, task)
 
 
 def predict(

@@ -61,7 +61,7 @@ class RunFolder:
         """The model of a checkpoint, and the SHA-256 of its weights.
 
         Args:
-            name: of the checkpoint, or ``best`` for the one with the highest test accuracy.
+            name: of the checkpoint, or ``best`` for the one with the best primary figure.
 
         Raises:
             CheckpointError: when the checkpoint cannot be used.

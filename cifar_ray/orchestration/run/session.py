@@ -11,7 +11,7 @@ from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-from cifar_ray import storage
+from cifar_ray import storage, tasks
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
@@ -95,10 +95,10 @@ class RunSession:
 
     def announce(self) -> None:
         """Display what will be trained."""
-        config, view = self.config, self.view
+        config, view, unit = self.config, self.view, self.record.task.unit
         view.line(
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {config.topology}, "
-            f"{config.global_batch_size} images per step ({config.images_per_worker} per worker), {config.strategy}"
+            f"{config.global_batch_size} {unit} per step ({config.images_per_worker} per worker), {config.strategy}"
         )
         if self.unused_gpus:
             view.line(cpu_note(self.unused_gpus))
@@ -179,7 +179,7 @@ class RunSession:
         if event.resumed_from:
             self.view.line(f"continuing after step {event.step}")
         self.view.started(f"training on {event.hardware}, {config.precision}, {threads} per worker")
-        self.view.training(config.epochs, event.steps_per_epoch, event.step)
+        self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)
 
     @_on.register
@@ -230,7 +230,8 @@ class RunSession:
         config = event.config
         if config.topology != self.config.topology:
             self.view.line(
-                f"going on with topology {config.topology}, {config.global_batch_size} images per step as before "
+                f"going on with topology {config.topology}, "
+                f"{config.global_batch_size} {self.record.task.unit} per step as before "
                 f"({config.images_per_worker} per worker)"
             )
             self.record.moved(config)
@@ -290,6 +291,7 @@ class RunSession:
             history=[{"epoch": row.step, **row.metrics} for row in outcome.history if row.kind == "epoch"],
             weights_sha256=outcome.weights_sha256,
             checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
+            task=tasks.to_record(self.record.task),
         )
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:

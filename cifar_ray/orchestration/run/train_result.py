@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
-from cifar_ray import storage
+from cifar_ray import storage, tasks
 from cifar_ray.orchestration.run import run_folder
 from cifar_ray.tracking import pages
 from cifar_ray.training.predictor import Predictor
@@ -21,11 +22,12 @@ class TrainResult:
         tracking_uri: the store that has it.
         page: address of its page in MLflow, when the store is a server that has pages.
         folder: address of its folder, with the config and the checkpoints.
-        metrics: the last epoch's figures, and ``best/accuracy`` and ``best/epoch``.
+        metrics: the last epoch's figures, and ``best/epoch`` with that epoch's primary figure, ``best/NAME``.
         times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
         history: every epoch's figures and its number, ``epoch``; ``pandas.DataFrame(history)`` is a table of them.
         weights_sha256: SHA-256 of the final weights file.
         checkpoint: address of the final checkpoint.
+        task: facts of a task of the user's own; None for image classification.
     """
 
     name: str
@@ -38,12 +40,13 @@ class TrainResult:
     history: list[dict[str, float]]
     weights_sha256: str
     checkpoint: str
+    task: dict[str, Any] | None = None
 
     def load_model(self, best: bool = False) -> Predictor:
         """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 probabilities (B, classes).
 
         Args:
-            best: take the checkpoint with the highest test accuracy, and not the final one.
+            best: take the checkpoint with the best primary figure on the test set, and not the final one.
 
         Raises:
             CheckpointError: when the checkpoint cannot be used.
@@ -53,6 +56,6 @@ class TrainResult:
         return run_folder.reopen(storage.at(self.folder)).classifier(name)[0]
 
     def __repr__(self) -> str:
-        accuracy, seconds = self.metrics["test/accuracy"], self.times["time/training_s"]
-        way = pages.way(self.tracking_uri, self.page)
-        return f"<run {self.name}: test accuracy {accuracy:.2%}, training {seconds:.1f} s; open in MLflow: {way}>"
+        primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]
+        score, way = primary.named(self.metrics[primary.metric]), pages.way(self.tracking_uri, self.page)
+        return f"<run {self.name}: test {score}, training {seconds:.1f} s; open in MLflow: {way}>"

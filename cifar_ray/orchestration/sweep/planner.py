@@ -16,7 +16,7 @@ from typing import Any
 
 import ray.tune
 
-from cifar_ray import data, models, storage
+from cifar_ray import data, models, storage, tasks
 from cifar_ray.config import imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
@@ -28,6 +28,7 @@ from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder, Lock
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.run import RunRecord
@@ -99,8 +100,8 @@ class PlannedTrial:
         unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
         opening: makes or opens its MLflow run, until that is there.
         held: its events meanwhile.
-        times: seconds by phase, and ``images_per_s``, once it has ended.
-        accuracy: of its last epoch, if it had finished under an earlier driver.
+        times: seconds by phase, and the throughput, once it has ended.
+        score: its task's primary figure after the last epoch, if it had finished under an earlier driver.
         epoch: the last one of this driver.
     """
 
@@ -118,7 +119,7 @@ class PlannedTrial:
     held: list[Any] = field(default_factory=list)
     recording: threading.Thread | None = None
     times: Mapping[str, float] = field(default_factory=dict)
-    accuracy: float | None = None
+    score: float | None = None
     epoch: int = 0
 
     @property
@@ -128,6 +129,16 @@ class PlannedTrial:
         if len(plain) <= _LONGEST_SLUG:
             return plain
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
+
+    @property
+    def task(self) -> TaskSpec:
+        """What it learns; it can run."""
+        assert self.config is not None
+        return tasks.spec(self.config)
+
+    def result(self, score: float) -> str:
+        """Its result in words, once it has finished with that primary figure."""
+        return boards.result(self.task, score, self.times)
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
         """The cell as it is to run, or why it is skipped, for JSON: the sweep's folder and its MLflow run have it."""
@@ -173,7 +184,7 @@ class PlannedTrial:
         self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         self.state = boards.STOPPED if known.stopped else ended
-        self.accuracy = known.accuracy if self.state == boards.FINISHED else None
+        self.score = known.score if self.state == boards.FINISHED else None
 
 
 def plan(cells: Sequence[Cell]) -> list[PlannedTrial]:
@@ -191,11 +202,14 @@ def _planned(index: int, cell: Cell) -> PlannedTrial:
 
 
 def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
-    """Skip the cells that cannot run, or refuse the sweep for them.
+    """Skip the cells that cannot run, or refuse the sweep for them, or for cells that no scheduler can compare.
 
     Raises:
-        ConfigError: naming every cell and why.
+        ConfigError: naming every cell and why, or the tasks.
     """
+    learned = sorted({trial.task.name for trial in trials if trial.config is not None})
+    if config.scheduler != "none" and len(learned) > 1:
+        raise ConfigError("scheduler", f"must be none where runs learn different tasks, here {', '.join(learned)}")
     hopeless = [trial for trial in trials if trial.config is None]
     for trial in hopeless:
         trial.state = boards.SKIPPED

@@ -102,7 +102,7 @@ class SweepRecorder:
             self.close(trial, boards.FAILED, event.reason)
             return
         trial.outcome, trial.times = event.outcome, event.outcome.times
-        self.close(trial, boards.FINISHED, boards.result(event.outcome.metrics["test/accuracy"], trial.times))
+        self.close(trial, boards.FINISHED, trial.result(event.outcome.metrics[trial.task.primary.metric]))
 
     @_on.register
     def _(self, event: TrialTooLarge, trial: PlannedTrial) -> None:

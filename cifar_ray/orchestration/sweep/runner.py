@@ -308,7 +308,7 @@ class _Sweep:
             if trial.state == boards.SKIPPED:
                 board.skip(trial.index, trial.reason)
             elif trial.state != boards.WAITING:
-                note = trial.reason if trial.accuracy is None else boards.result(trial.accuracy, trial.times)
+                note = trial.reason if trial.score is None else trial.result(trial.score)
                 board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
         shared = next((config for _, config in waiting if connection.shares_a_machine(config)), None)
         if shared is not None:

@@ -117,8 +117,7 @@ class SweepTrial(ray.tune.Trainable):
             self._mailbox.post(TrialEvent(index, event))
             # A run is not to be stopped after its last epoch.
             if isinstance(event, EpochRecord) and event.row.step < spec.config.epochs:
-                metrics = event.row.metrics
-                self._reports.put({"epoch": event.row.step, "accuracy": metrics["test/accuracy"], **metrics})
+                self._reports.put({"epoch": event.row.step, **event.row.metrics})
 
         def check(can_stop: bool = False) -> bool:
             asked = self._stopping.is_set()

@@ -15,6 +15,7 @@ import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 
+from cifar_ray import tasks
 from cifar_ray.config.background import background
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -135,6 +136,6 @@ class Tuning:
 
 
 def _asha(configs: Sequence[TrainConfig]) -> ASHAScheduler:
-    """Ray Tune's ASHA on test accuracy, by epochs of these runs."""
-    longest = max(config.epochs for config in configs)
-    return ASHAScheduler(time_attr="epoch", metric="accuracy", mode="max", max_t=longest, grace_period=1)
+    """Ray Tune's ASHA on the primary figure of the task that these runs share, by their epochs."""
+    primary, longest = tasks.spec(configs[0]).primary, max(config.epochs for config in configs)
+    return ASHAScheduler(time_attr="epoch", metric=primary.metric, mode=primary.better, max_t=longest, grace_period=1)

@@ -95,7 +95,7 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(results, "evaluate", evaluate)
     out, err = printed("evaluate ./mine --json", capsys)
     scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360}
-    scored |= {"recorded_accuracy": 0.75, "recorded_images": 100}
+    scored |= {"recorded_score": 0.75, "recorded_images": 100, "task": None}
     assert (json.loads(out), err) == (scored, "downloading\n")
     shown = printed("evaluate ./mine", capsys)[0]
     assert "/there/step8 (step 8)" in shown
@@ -188,9 +188,9 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
         " 1 of 3 failed  folder:photos  resnet  1x2                           grid (sweep of 1 of 3 runs)",
     ]
     (listed,) = json.loads(printed(f"runs grid --json {flag}", capsys)[0])
-    assert (listed["run_id"], listed["accuracy"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
+    assert (listed["run_id"], listed["score"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
     (listed,) = json.loads(printed(f"runs --json {flag}", capsys)[0])
-    assert (listed["kind"], listed["runs"], listed["accuracy"]) == ("sweep", 1, None)
+    assert (listed["kind"], listed["runs"], listed["score"]) == ("sweep", 1, None)
 
 
 def test_listing_runs_loads_neither_ray_nor_torch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cifar_ray import tasks
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -49,7 +50,16 @@ def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
     config = recipe.resolve(
         TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
     )
-    record: Any = Calls(**{"tags_before": {}, "trouble": "", "undrawn": "", "uri": uri.resolve_uri(None), **values})
+    record: Any = Calls(
+        **{
+            "tags_before": {},
+            "task": tasks.recorded(None),
+            "trouble": "",
+            "undrawn": "",
+            "uri": uri.resolve_uri(None),
+            **values,
+        }
+    )
     view: Any = Calls()
     folder: Any = Calls(name="mine")
     made = RunSession(config, None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
         Listed("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
     ]
     runs = listing.of_sweep(client.tracking_uri, "grid")
-    assert [(one.name, one.kind, one.topology, one.accuracy) for one in runs] == [
+    assert [(one.name, one.kind, one.topology, one.score) for one in runs] == [
         ("c", "run", "1x1", 0.25),
         ("b", "run", "1x2", 0.25),
         ("a", "run", "1x1", 0.25),
