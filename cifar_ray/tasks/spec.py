@@ -53,7 +53,7 @@ class Figure:
     @property
     def words(self) -> str:
         """Its title within a sentence: ``accuracy``, but ``F1``."""
-        return f"{self.title[0].lower()}{self.title[1:]}" if self.title[1:2].islower() else self.title
+        return f"{self.title[:1].lower()}{self.title[1:]}" if self.title[1:2].islower() else self.title
 
     def text(self, value: float) -> str:
         """A value as people read it: ``91.23%`` or ``0.1234``."""

@@ -224,7 +224,7 @@ class RunRecord(Record):
             dataset: the data set, which says what the model takes and gives.
             epoch: at whose end the checkpoint was written.
         """
-        of = (which, load, dataset, self._task, epoch)
+        of = (which, load, dataset, self.task, epoch)
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
     def end(self, status: str, ended: float | None = None) -> bool:

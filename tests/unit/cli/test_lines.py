@@ -12,8 +12,9 @@ import rich.console
 
 from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console, made_up_note
-from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.display.sweep import Board, RunView, result
 from cifar_ray.display.terminal import Output, tilde
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import store
 
 TEXT = "run mine: simple_cnn on cifar10, topology 2x2, 128 images per step (32 per worker), gather_scatter"
@@ -80,3 +81,32 @@ def test_the_board_leaves_out_words_that_have_no_room() -> None:
         with screen.capture() as shown:
             screen.print(board._table())
         assert shown.get().splitlines()[0].rstrip().endswith(ending)
+
+
+def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TaskSpec("mine:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
+    metrics = {"test/rmse": 3.21, "test/near": 0.5, "test/loss": 0.25, "test/scans": 1200.0, "best/rmse": 3.0}
+    metrics |= {"best/epoch": 1.0, "train/epoch_loss": 0.5, "epoch_s": 2.0, "epoch_scans_per_s": 1000.0}
+    times = {"time/training_s": 4.0, "time/wall_s": 9.0, "scans_per_s": 1500.0}
+    board, console = Board(["a"], time.time()), Console()
+    for view in (RunView(board, 0), console):
+        view.training(task, 2, 10, 0)
+        view.epoch(2, metrics)
+    view = RunView(board, 0)
+    view.training(task, 2, 10, 0)
+    view.progress(1, 12, 1500.0)
+    console.result("a", metrics, times)
+    console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 1200)
+    assert capsys.readouterr().out.splitlines() == [
+        "a: epoch 2/2, rmse 3.2100, 2.0 s, 1,000 scans/s",
+        "epoch 2/2  train loss 0.5000  test loss 0.2500  rmse 3.2100  2.0 s  1,000 scans/s",
+        "run a: test rmse 3.2100, 1,500 scans/s, 9 s",
+        "test rmse          3.2100",
+        "test near          50.00%",
+        "test loss          0.2500",
+        "scans evaluated    1,200",
+        "checkpoint         /there",
+        "rmse when written  3.0000",
+    ]
+    assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
+    assert result(task, 3.21, times) == "rmse 3.2100, training 4.0 s, 1,500 scans/s"

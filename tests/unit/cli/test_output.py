@@ -19,7 +19,9 @@ from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.orchestration.sweep.runner import SweepResult
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import parent, reading, store
+from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 from tests.support.studies import grid
 
@@ -191,6 +193,30 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (listed["run_id"], listed["score"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
     (listed,) = json.loads(printed(f"runs --json {flag}", capsys)[0])
     assert (listed["kind"], listed["runs"], listed["score"]) == ("sweep", 1, None)
+
+
+def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()  # its module is not there
+    own, flag = {TASK_TAG: json.dumps(facts)}, f"--tracking-uri {client.tracking_uri}"
+    figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.9722, "images_per_s": 9300.4}
+    for began, (name, tags) in enumerate({"depth": own, "digits": {}}.items(), 1):
+        run_id = client.create_run("0", began, {store.KEY_TAG: name, **tags}, name).info.run_id
+        for metric, figure in figures.items():
+            client.log_metric(run_id, metric, figure)
+    assert [line[16:].split() for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [
+        ["state", "data", "set", "model", "topology", "result", "throughput", "name"],
+        ["running", "accuracy", "97.22%", "9,300", "images/s", "digits"],
+        ["running", "rmse", "3.2100", "1,500", "scans/s", "depth"],
+    ]
+    digits, depth = json.loads(printed(f"runs --json {flag}", capsys)[0])
+    assert (digits["score"], digits["task"]) == (0.9722, None)
+    assert (depth["score"], depth["task"]) == (3.21, facts | {"figures": [*facts["figures"]]})
+    client.delete_run(run_id)
+    header, row = printed(f"runs {flag}", capsys)[0].splitlines()
+    assert (header.split()[-3:], row.split()[-3:]) == (["rmse", "scans/s", "name"], ["3.2100", "1,500", "depth"])
 
 
 def test_listing_runs_loads_neither_ray_nor_torch(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as board
 from cifar_ray.orchestration.sweep import planner as plans
+from cifar_ray.orchestration.sweep import tuning
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from tests.support.images import folder_of_digits
@@ -178,3 +179,28 @@ def test_a_folder_that_has_more_than_was_half_made_is_kept(description: str, tmp
     with pytest.raises(ConfigError, match=f"the folder of the run, {own}, {said}"):
         trial.find_again(storage.at(str(tmp_path)), {})
     assert (own / "checkpoints" / "step-00000010").is_dir()
+
+
+INK = {"dataset": ["examples.own_task:load"], "task": ["examples.own_task:Ink"]}
+
+
+@pytest.mark.parametrize(
+    ("axes", "figure", "mode"), [({"batch_size": [16]}, "test/accuracy", "max"), (INK, "test/rmse", "min")]
+)
+def test_asha_goes_by_the_primary_figure_and_its_direction(
+    axes: dict[str, list[object]], figure: str, mode: str
+) -> None:
+    sweep = made(grid={"epochs": [3, 5], **axes}, train={})
+    racing = [trial.config for trial in planned(sweep) if trial.config]
+    scheduler = tuning._asha(racing)
+    assert (scheduler.metric, scheduler._mode, scheduler._max_t) == (figure, mode, 5)
+
+
+def test_asha_does_not_compare_tasks() -> None:
+    grids = [{"dataset": ["digits"]}, INK]
+    plans.refuse(made(grid=grids, train={}), planned(made(grid=grids, train={})))
+    sweep = made(grid=grids, train={}, scheduler="asha")
+    with pytest.raises(ConfigError) as caught:
+        plans.refuse(sweep, planned(sweep))
+    told = "--scheduler must be none where runs learn different tasks, here classification, ink"
+    assert caught.value.as_flag() == told

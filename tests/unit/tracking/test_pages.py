@@ -14,7 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 from cifar_ray.config import imports
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import pages, store, ui
+from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 
 VIEW = "mlflow.sharedViewState.cifar_ray"
@@ -56,6 +58,18 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
     assert {one["metricSectionId"] for one in shown} == {section["uuid"]}
     assert (section["display"], {one["display"] for one in folded}) == (True, {False})
     assert all(VIEW not in client.get_experiment(other).tags for other in ("0", made[0], made[2]))
+
+
+def test_the_columns_are_those_of_the_newest_runs_task(client: MlflowClient) -> None:
+    home = begun(client, "depth", 1)
+    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
+    client.set_tag(client.search_runs([home])[0].info.run_id, TASK_TAG, json.dumps(facts))
+    pages.newest("http://here", client)
+    view = json.loads(client.get_experiment(home).tags[VIEW])
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`test/rmse`", True)
+    assert [one["displayName"] for one in view["compareRunCharts"]] == [
+        "Test RMSE by epoch", "Test loss by epoch", "Training loss by epoch", "Scans/s by topology",
+    ]  # fmt: skip
 
 
 def test_a_store_for_reading_only_is_shown_without_columns(client: MlflowClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from typing import Any
@@ -12,7 +13,9 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import origin, quieten, registry, store
+from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 
 
@@ -144,3 +147,16 @@ def test_a_version_says_what_its_outputs_mean_and_what_it_has_learned_from(
     assert (version.tags["classes"], version.tags["dataset_digest"]) == ('["cat", "dog"]', digits.digest)
     told = f"resnet on digits (digest {digits.digest}): test accuracy 50.00%, run mine. Classes: cat, dog."
     assert (version.description, client.get_registered_model("pets").description) == (told, told)
+
+
+def test_a_version_of_another_task_says_its_primary_figure(client: MlflowClient) -> None:
+    run_id = finished(client)
+    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),)).to_mapping()
+    client.set_tag(run_id, TASK_TAG, json.dumps(facts))
+    client.log_metric(run_id, "test/rmse", 3.5)
+    client.log_metric(run_id, "best/rmse", 3.21)
+    log(client, run_id, "best", "b")
+    registry.register("mine", "depth", None, client.tracking_uri)
+    version = client.get_model_version("depth", "1")
+    assert (version.tags["test_rmse"], "test_accuracy" in version.tags) == ("3.2100", False)
+    assert version.description == "resnet on digits: test rmse 3.2100, run mine."

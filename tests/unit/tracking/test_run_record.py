@@ -20,10 +20,12 @@ from cifar_ray import tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import artifacts, origin, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.study import TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
@@ -193,6 +195,20 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     figures, _, rest = found.data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")
     assert figures == "**Test**: best accuracy 75.00 %\n\n**Speed**: training 30.00 s, wall time 40.50 s"
     assert rest.endswith(f"    {recipe.command(CONFIG)}\n")
+
+
+def test_a_run_of_another_task_has_its_figures_and_no_classes(client: MlflowClient, digits: Dataset) -> None:
+    task = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
+    record = created(client, digits, **{TASK_TAG: json.dumps(task.to_mapping())})
+    metrics = {"test/rmse": 3.5, "best/rmse": 3.21, "best/epoch": 1.0, "test/loss": 0.25, "test/near": 0.5}
+    times = {"time/wall_s": 40.5, "time/training_s": 30.0, "scans_per_s": 1500.0}
+    record.result(replace(outcome(), metrics=metrics, times=times, per_class={}, confusion=[]), digits)
+    record.end("FINISHED")
+    assert files(client, record.run_id) == {"config.yaml"}
+    assert only_run(client).data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")[0] == (
+        "**Test**: RMSE 3.5000, best RMSE 3.2100, best epoch 1, loss 0.2500, near 50.00 %\n\n"
+        "**Speed**: 1,500 scans/s, training 30.00 s, wall time 40.50 s"
+    )
 
 
 def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowClient, digits: Dataset) -> None:
