@@ -44,6 +44,7 @@ _HELD = {"batch_size": "global_batch_size"}
 
 _USUAL = (*_SHORT, "seed")
 
+
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Numbers to draw from, for a random search."""

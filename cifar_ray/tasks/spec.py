@@ -50,11 +50,6 @@ class Figure:
         """Metric of its best epoch, of a task's primary figure."""
         return f"best/{self.name}"
 
-    @property
-    def words(self) -> str:
-        """Its title within a sentence: ``accuracy``, but ``F1``."""
-        return f"{self.title[:1].lower()}{self.title[1:]}" if self.title[1:2].islower() else self.title
-
     def text(self, value: float) -> str:
         """A value as people read it: ``91.23%`` or ``0.1234``."""
         return f"{value:.2%}" if self.percent else f"{value:.4f}"

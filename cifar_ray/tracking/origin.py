@@ -82,10 +82,10 @@ def figures(task: TaskSpec, metrics: Mapping[str, float]) -> list[str]:
 
     primary, *others = task.figures
     test = {
-        primary.metric: after(primary.words, primary),
-        primary.best: after(f"best {primary.words}", primary),
+        primary.metric: after(primary.noun, primary),
+        primary.best: after(f"best {primary.noun}", primary),
         "best/epoch": "best epoch {:.0f}".format,
-        **{figure.metric: after(figure.words, figure) for figure in (LOSS, *others)},
+        **{figure.metric: after(figure.noun, figure) for figure in (LOSS, *others)},
     }
     speed = {task.throughput: task.speed, **_SPEED}
     known = {

@@ -49,8 +49,8 @@ def _view(task: TaskSpec) -> dict[str, Any]:
     primary, speed = task.primary, task.throughput
     metrics = [f"metrics.`{name}`" for name in (primary.metric, speed, "time/training_s")]
     titles = {
-        primary.metric: f"Test {primary.words}",
-        LOSS.metric: f"Test {LOSS.words}",
+        primary.metric: f"Test {primary.noun}",
+        LOSS.metric: f"Test {LOSS.noun}",
         "train/epoch_loss": "Training loss",
     }
     return {
