@@ -93,7 +93,7 @@ class Figure:
         """A value without its unit, with as many decimals as ``like`` would have."""
         digits, shown = self.digits, value if like is None else like
         if digits is None:
-            digits = 2 if shown == 0 else max(2 - math.floor(math.log10(abs(shown))), 0)
+            digits = 2 if shown == 0 or not math.isfinite(shown) else max(2 - math.floor(math.log10(abs(shown))), 0)
         return f"{value:,.{digits}f}"
 
 

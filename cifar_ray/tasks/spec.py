@@ -65,12 +65,17 @@ class Figure:
     @property
     def noun(self) -> str:
         """Its name within a sentence: ``accuracy``, ``RMSE``."""
-        return self.title[:1].lower() + self.title[1:] if self.title[1:2].islower() else self.title
+        return self.title if self._spelled else self.title[:1].lower() + self.title[1:]
 
     @property
     def article(self) -> str:
-        """``an`` or ``a``, before :attr:`noun`; capitals are spelled."""
-        return "an" if self.noun[:1] in ("aeioAEFHILMNORSX" if self.noun[1:2].isupper() else "aeiouAEIOU") else "a"
+        """``an`` or ``a``, before :attr:`noun`."""
+        return "an" if self.title[:1].lower() in [*("aefhilmnorsx" if self._spelled else "aeiou")] else "a"
+
+    @property
+    def _spelled(self) -> bool:
+        """Whether its title begins with letters that are spelled, as of ``RMSE``, ``F1`` or ``mAP``."""
+        return not self.title.partition(" ")[0][1:].islower()
 
     @property
     def plural(self) -> str:

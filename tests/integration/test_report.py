@@ -25,7 +25,7 @@ from cifar_ray.reporting import data, draw, exported, report
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
-from tests.support.studies import trial, without_run
+from tests.support.studies import of_another_task, trial, without_run
 
 CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}
 CPU, DISK = "system/0123abcd/cpu_utilization_percentage", "system/0123abcd/disk_usage_percentage"
@@ -120,6 +120,19 @@ def test_a_cell_without_a_run_is_for_what_its_sweep_is_for(tmp_path: Path) -> No
     cells = [trial("1x1", 16, tags={"cifar_ray.measure": "accuracy"}), without_run("PENDING", "", "1x2", 16)]
     sweep(client, client.create_experiment("cifar_ray"), "learning", cells, "RUNNING")
     assert [one.measure for one in reading.study(address, "learning").trials] == ["accuracy", "accuracy"]
+
+
+def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(address)
+    depths, labels = of_another_task(trial("1x1", 16)), trial("1x2", 16)
+    sweep(client, client.create_experiment("cifar_ray"), "both", [depths, labels], "FINISHED")
+    read = reading.study(address, "both").trials[0]
+    assert [point.value for point in read.history["test/rmse"]] == [3.0, 5.0, 6.0]
+    shown = cifar_ray.compare(depths.name, target=[3.5], tracking_uri=address).data["figures"]
+    assert {"test_rmse", "near_percent", "rows_per_s", "to_3.5_s"} <= {*shown.figure}
+    with pytest.raises(ConfigError, match="runs of different tasks cannot be compared"):
+        cifar_ray.compare(depths.name, labels.name, tracking_uri=address)
 
 
 def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.tracking.study import TASK_TAG, Point, Study, Trial
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 
@@ -170,3 +171,25 @@ def skipped_strategy(strategy: str, topology: str, reason: str) -> Trial:
 def of_strategies(*trials: Trial, axes: tuple[str, ...] = ("strategy", "topology")) -> Study:
     """A finished sweep over strategy and topology that holds the global batch."""
     return study(*trials, name="strategies", hold="global_batch", axes=axes)
+
+
+DEPTH = {
+    "name": "nets:Depth",
+    "figures": [
+        {"name": "rmse", "title": "RMSE", "better": "min"},
+        {"name": "near", "title": "Within 1 m", "percent": True},
+    ],
+    "unit": "rows",
+    "answer": "values",
+}
+"""What a run holds of a task of one's own."""
+
+
+def of_another_task(one: Trial) -> Trial:
+    """The run as one that learns depths: 10 times its accuracies are values of the RMSE."""
+    values = [Point(point.step, point.timestamp_ms, 10 * point.value) for point in one.history["test/accuracy"]]
+    kept = {name: value for name, value in one.metrics.items() if not name.startswith(("test/", "best/"))}
+    metrics = {name.replace("images", "rows"): value for name, value in kept.items()}
+    metrics |= {"test/rmse": values[-1].value, "test/near": 0.5, "best/rmse": min(point.value for point in values)}
+    history = {"epoch_s": one.history["epoch_s"], "test/rmse": values}
+    return replace(one, metrics=metrics, history=history, tags={**one.tags, TASK_TAG: json.dumps(DEPTH)})

@@ -1,0 +1,122 @@
+"""Reports on a task of one's own, whose primary figure is no share and better if it is low."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import tasks
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.reporting import cautions, compare, exported, pages, report, task
+from cifar_ray.reporting.figures import Statistic
+from cifar_ray.reporting.frame import Runs
+from cifar_ray.reporting.task import TaskFigures
+from cifar_ray.tracking.study import Study, Trial
+from tests.support.studies import DEPTH, grid, of_another_task, study, trial, twice
+
+FIGURES = TaskFigures(tasks.recorded(DEPTH))
+
+
+def depths(of: Study) -> Study:
+    return replace(of, trials=tuple(map(of_another_task, of.trials)))
+
+
+def seeds(topology: str, training_s: float, values: tuple[float, ...]) -> list[Trial]:
+    return [
+        of_another_task(trial(topology, seed=seed, training_s=training_s, accuracies=(0.9, value / 10)))
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_the_lowest_is_the_best() -> None:
+    made = report.build(depths(twice(grid())))
+    (finding,) = made.findings
+    assert [(tile.title, tile.figure, tile.configuration) for tile in finding.highlights[:2]] == [
+        ("Fastest", "60.00 s", "2x2 with batch 64"),
+        ("Best in RMSE", "6.50", "2x2 with batch 64"),
+    ]
+    assert finding.sentences[1] == "It is also the best in RMSE."
+    assert (
+        "Batch per worker: 64 is 0.333 better in RMSE than 16 (95 % interval 0.333 to 0.333), from 0.200 with topology "
+        "1x1 to 0.500 with topology 2x2."
+    ) in finding.sentences
+    (main,) = made.sections[0].tables
+    at = main.columns.index("RMSE") - 1
+    assert [row[at].text for _, row in main.rows if row[at].best] == ["6.50 ± 0.00"]
+    assert (main.title, main.notes[1]) == ("Time, speed and RMSE", "RMSE is that of the last epoch.")
+
+
+def test_its_figures_are_named_and_no_others() -> None:
+    made = report.build(depths(grid()), targets=[7.5])
+    quality, to_target = (
+        next(table for table in made.sections[0].folded if table.key.endswith(key)) for key in ("quality", "to_7_5")
+    )
+    assert (quality.title, quality.columns[1:]) == ("Test metrics", ["Within 1 m (%)"])
+    assert (to_target.title, to_target.rows[-1][1][0].text) == ("To 7.5 test RMSE", "20.00")
+    assert "Target RMSE: 7.5; as asked for." in made.sections[0].notes
+    shown = {chart.key: chart for chart in made.charts}
+    assert list(shown)[:2] == ["scaling", "test_rmse"]
+    assert shown["test_rmse"].caption.startswith("RMSE over the test rows after the last epoch; lower is better.")
+    assert [axes.get_ylabel() for axes in shown["test_rmse"].draw("light").axes] == ["RMSE"]
+    assert [axes.get_ylabel() for axes in shown["scaling"].draw("light").axes] == ["Rows/s"]
+    assert {"test_rmse", "near_percent", "rows_per_s", "to_7.5_s"} <= set(made.data["figures"].figure)
+    assert not re.search("accura|image|recall", pages.markdown(made) + repr(compare.build(made.study)), re.IGNORECASE)
+
+
+def test_the_fastest_beside_a_better_one() -> None:
+    runs = [*seeds("1x1", 200.0, (3.2, 3.22)), *seeds("1x2", 100.0, (3.6, 3.65))]
+    (finding,) = report.build(study(*runs)).findings
+    assert "It loses 0.415 of RMSE against 1x1: 3.62 against 3.21. Its global batch is 32, against 16." in (
+        finding.sentences
+    )
+    (finding,) = report.build(study(runs[0], runs[2])).findings
+    assert finding.sentences[1].startswith("Its run had 0.400 more RMSE than 1x1: 3.60 against 3.20.")
+
+
+def test_an_outlier_is_far_above_the_others() -> None:
+    warnings = cautions.cautions(Runs(study(*seeds("1x1", 100.0, (3.2, 3.21, 3.22, 3.2, 8.0)))))
+    assert warnings[-1].startswith("bs16 1x1 seed4 ended at 8.00 test RMSE, 4.79 above the median of the 5 runs")
+    assert cautions.outliers(Runs(study(*seeds("1x1", 100.0, (3.2, 3.21, 3.22, 3.2, 1.0))))).empty
+
+
+def test_a_target_is_reached_from_above_and_may_be_any_number() -> None:
+    run = of_another_task(trial(training_s=90.0, accuracies=(0.9, 0.5, 0.7)))
+    assert (task.best(run), task.epochs_to(run, 5.0), task.epochs_to(run, 4.9)) == (5.0, 2.0, None)
+    FIGURES.check([60.0, -1.0])
+    assert FIGURES.default_target([run]) is None
+    with pytest.raises(ConfigError, match=r"must be a test accuracy above 0 and below 1, such as 0\.6, got 60"):
+        TaskFigures(trial().task).check([60.0])
+
+
+def test_a_value_that_is_no_number_is_shown() -> None:
+    assert FIGURES.primary.cell(Statistic(float("inf"), float("nan"), 2)) == "inf ± nan"
+
+
+def test_runs_of_different_tasks_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / "images.json", tmp_path / "depths.json"]
+    for path, one in zip(files, (grid(), depths(grid()))):
+        moved = [replace(run, run_id=f"{path.stem} {run.run_id}") for run in one.trials]
+        path.write_text(exported.text(replace(one, run_id=path.stem, trials=moved)))
+    refused = r"^runs of different tasks cannot be compared: classification \(accuracy\), nets:Depth \(RMSE\)$"
+    with pytest.raises(ConfigError, match=refused):
+        report.report(*map(str, files), out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert report.report(str(files[1])).findings[0].highlights[1].figure == "6.50"
+
+
+@pytest.mark.parametrize(
+    ("title", "named", "several"),
+    [
+        ("Accuracy", "an accuracy", "accuracies"),
+        ("RMSE", "an RMSE", "RMSE values"),
+        ("mAP", "an mAP", "mAP values"),
+        ("F1", "an F1", "F1 values"),
+        ("Mean IoU", "a mean IoU", "mean IoU values"),
+    ],
+)
+def test_a_title_is_a_noun_in_a_sentence(title: str, named: str, several: str) -> None:
+    figure = tasks.Figure("x", title)
+    assert (f"{figure.article} {figure.noun}", figure.plural) == (named, several)
