@@ -28,7 +28,7 @@ from cifar_ray.reporting.figures import (
 )
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
-from cifar_ray.reporting.task import TaskFigures, spoken
+from cifar_ray.reporting.task import TaskFigures, joined
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
@@ -124,7 +124,7 @@ def _specs(part: Part) -> list[Spec]:
                 *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
                 *columns(task.primary, *task.beside, figures.MEMORY, *_costs(part)),
             ],
-            (f"{spoken(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of the last epoch.",),
+            (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of the last epoch.",),
             every=True,
         ),
         Spec(
@@ -300,7 +300,7 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
         notes.append(f"Scaling is {kind}; speed-up is in {spec.unit}/s, against the fewest workers{counted}.")
     of_times, of_learned = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, task.primary))
     if unequal := of_times or of_learned:
-        lost = spoken([*(["seconds", "costs"] if of_times else []), *([spec.primary.plural] if of_learned else [])])
+        lost = joined([*(["seconds", "costs"] if of_times else []), *([spec.primary.plural] if of_learned else [])])
         notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
     return notes
 

@@ -133,7 +133,7 @@ def _figure(of: tasks.Figure) -> Figure:
 def best(trial: Trial) -> float | None:
     """The best value of its primary figure after any epoch."""
     of = trial.task.primary
-    recorded = [trial.metrics[name] for name in (f"best/{of.name}", of.metric) if name in trial.metrics]
+    recorded = [trial.metrics[name] for name in (of.best, of.metric) if name in trial.metrics]
     return max([*figures.by_step(trial, of.metric).values(), *recorded], key=of.rank, default=None)
 
 
@@ -157,6 +157,6 @@ def seconds_to(trial: Trial, target: float) -> float | None:
     return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
 
 
-def spoken(names: Sequence[str]) -> str:
+def joined(names: Sequence[str]) -> str:
     """``a``, ``b`` and ``c`` as words."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
