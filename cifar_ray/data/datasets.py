@@ -115,11 +115,13 @@ class Dataset:
     digest: str
     left_out: str = ""
 
-    @property
-    def contents(self) -> str:
-        """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``."""
+    def contents(self, answer: str) -> str:
+        """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.
+
+        ``answer`` is what a task predicts: ``classes`` or ``values``.
+        """
         spec = self.spec
-        counts = f"{spec.num_classes:,} classes, {spec.train_size:,} training and {spec.test_size:,} test images"
+        counts = f"{spec.num_classes:,} {answer}, {spec.train_size:,} training and {spec.test_size:,} test images"
         return "; ".join(filter(None, (counts, self.left_out)))
 
     def normalised(self, by: str) -> Dataset:

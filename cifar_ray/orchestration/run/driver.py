@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from cifar_ray import data, tracking
+from cifar_ray import data, tasks, tracking
 from cifar_ray.config import errors, imports, runfile
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.option import is_own
@@ -214,7 +214,7 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
     if is_own(config.dataset):
-        console.line(dataset.contents)
+        console.line(dataset.contents(tasks.spec(config).answer))
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 

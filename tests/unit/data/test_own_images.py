@@ -205,7 +205,7 @@ def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root
 
 def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_before(root: Path) -> None:
     contents = "10 classes, 100 training and 100 test images"
-    assert data.read(of(root)).contents == contents
+    assert data.read(of(root)).contents("classes") == contents
     for number in range(12):
         (root / "train" / "3" / f"{number}.HEIC").touch()
     for name in ("4/notes.txt", "5/README", "5/x.\udcff", "4/.DS_Store", "outside.jpg"):
@@ -216,10 +216,10 @@ def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_bef
         f"{contents}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, others 1)"
     )
     for _ in range(2):
-        assert data.read(of(root)).contents == f"{sentence}; val/ not used"
+        assert data.read(of(root)).contents("classes") == f"{sentence}; val/ not used"
     shutil.rmtree(root / "val")
     shutil.rmtree(root / "test")
-    shared = data.read(of(root, test_share=0.2)).contents
+    shared = data.read(of(root, test_share=0.2)).contents("classes")
     assert shared == "10 classes, 81 training and 19 test images; 12 files left out (.heic 12)"
 
 
