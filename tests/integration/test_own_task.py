@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(
     answers = mlflow.pyfunc.load_model(f"models:/{models[-1]}").predict({"image": [image.read_bytes()]})
     assert answers.iloc[0].to_dict() == pytest.approx(values, abs=1e-3)
     mine.write_text(mine.read_text().replace("/ 10).square()", "/ 20).square()"))
-    assert person.refused("resume", "killed").startswith("--task must be as the run began with it")
+    assert person.refused("evaluate", "calm").startswith("--task must be as the run began with it")
 
 
 @pytest.mark.slow
