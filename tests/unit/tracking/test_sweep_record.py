@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import listing, pages, parent, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.study import TASK_TAG
 from cifar_ray.training import recipe
 from tests.support.mlflow_store import alter, files, only_run, points, refuse, steps, text, value
 
@@ -123,9 +126,15 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     client.set_terminated(one, "FINISHED")
     client.set_tag(two, parent.STOPPED_TAG, "median")
     client.set_terminated(two, "KILLED")
+    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
+    tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
+    other = client.create_run("0", tags=tags).info.run_id
+    for name, figure in {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}.items():
+        client.log_metric(other, name, figure)
     assert parent.trials(client, KnownSweep(own, "", 0.0)) == {
         "a": KnownTrial(one, "FINISHED", False, {"time/wall_s": 3.0}),
         "b": KnownTrial(two, "KILLED", True, {}),
+        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21),
     }
 
 
