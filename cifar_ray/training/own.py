@@ -1,4 +1,4 @@
-"""Optimizers and courses of the learning rate of the user's own: ``--optimizer`` and ``--schedule MODULE:FUNCTION``.
+"""Optimizers, courses of the learning rate and tasks of the user's own: ``--optimizer``, ``--schedule`` and ``--task``.
 
 An optimizer is made as ``build(groups, lr=..., **options)``, as torch.optim's classes are: groups of parameters, each
 with its ``weight_decay``. A course is called as ``course(done)`` with the share of the steps after the warm-up that are
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from cifar_ray import data, models
+from cifar_ray import data, models, tasks
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data.datasets import as_tensor
+from cifar_ray.tasks import LOSS
 
 _TRIED = 101
 """Places at which a course is tried."""
@@ -55,12 +57,12 @@ def course(path: str) -> Callable[[float], float]:
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     """Try what is the user's own, once in a process; torch's generator is left as it was.
 
-    It is two steps of the optimizer, whose state a checkpoint must hold, and all of a course.
+    It is two steps of the optimizer, whose state a checkpoint must hold, all of a course, and two samples of a task.
 
     Raises:
         ConfigError: when they cannot be used.
     """
-    for key in ("schedule", "optimizer"):
+    for key in ("schedule", "optimizer", "task"):
         if is_own(getattr(config, key)):
             imports.check_source(config, key)
     if repr(config) in _checked:
@@ -70,6 +72,9 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
     if is_own(config.optimizer):
         with torch.random.fork_rng(devices=[]):
             _check_optimizer(config.optimizer, models.build(config, data.spec(config)), make)
+    if is_own(config.task):
+        with torch.random.fork_rng(devices=[]):
+            _check_task(config)
     _checked.add(repr(config))
 
 
@@ -99,3 +104,28 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
         torch.save(made.state_dict(), kept)
         kept.seek(0)
         make(model).load_state_dict(torch.load(kept, weights_only=True))
+
+
+def _check_task(config: ResolvedConfig) -> None:
+    """Train on two samples and evaluate them."""
+    task, spec, path = tasks.build(config), data.spec(config), config.task
+    targets = torch.zeros(2, dtype=torch.int64)  # labels, which need not have been read
+    if task.target != "labels":
+        targets = as_tensor(data.read(config).train[task.target][:2])
+    outputs = models.build(config, spec).train()(torch.zeros(2, spec.channels, spec.image_size, spec.image_size))
+    with imports.calling(str(path), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
+        counts = task.counts(targets)
+        loss = task.loss(outputs, targets, 2.0 if counts is None else counts.double().mean().item())
+        tally = task.tally(outputs.detach(), targets)
+        metrics = task.evaluation(tally, 2).metrics
+        answers = task.predictions(outputs.detach())
+    figures = {LOSS.name, *(figure.name for figure in task.spec.figures)}
+    is_count = counts is None or (counts.shape == (2,) and not counts.is_floating_point())
+    for holds, rule in (
+        (is_count, "count whole numbers (N,)"),
+        (loss.shape == () and loss.requires_grad, "have a loss that is one number, with a gradient"),
+        (metrics.keys() == figures, f"evaluate {', '.join(sorted(figures))}"),
+        (answers.shape == (2, spec.num_classes), f"predict {spec.num_classes} numbers for a sample"),
+    ):
+        if not holds:
+            raise ConfigError("task", f"must {rule}, and {path} does not")

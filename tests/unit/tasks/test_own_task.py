@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
@@ -16,8 +19,10 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import order
 from cifar_ray.data.augment import Normalise
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import Evaluation
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
+from examples.own_task import Ink
 from tests.support.helpers import digest, evaluate_on_ranks, resolved, train_on_ranks
 
 OWN = "examples.own_task"
@@ -121,6 +126,58 @@ def test_a_run_is_written_as_before_where_the_data_set_tells_the_task() -> None:
     assert runfile.to_mapping(own)["task"] == f"{OWN}:Ink"
     assert runfile.resolved_from_mapping(runfile.to_mapping(own)) == own
     assert f"--task {OWN}:Ink" in recipe.command(own)  # type: ignore[arg-type]
+
+
+class Half(Ink):
+    """Each sample counts a half."""
+
+    def counts(self, targets: Tensor) -> Tensor:
+        return super().counts(targets) / 2
+
+
+class Several(Ink):
+    """A loss for each sample."""
+
+    def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
+        return super().loss(outputs, targets, divisor).expand(2)
+
+
+class Missing(Ink):
+    """An evaluation without one of its figures."""
+
+    def evaluation(self, tally: Mapping[str, Tensor], images: int) -> Evaluation:
+        whole = super().evaluation(tally, images)
+        return dataclasses.replace(whole, metrics={"loss": whole.metrics["loss"], "rmse": whole.metrics["rmse"]})
+
+
+class One(Ink):
+    """One answer for all."""
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(1, keepdim=True)
+
+
+class Failing(Ink):
+    """An error of the user's."""
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        raise KeyError("ink")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Half", "must count whole numbers (N,), and {} does not"),
+        ("Several", "must have a loss that is one number, with a gradient, and {} does not"),
+        ("Missing", "must evaluate loss, mae, r2, rmse, and {} does not"),
+        ("One", "must predict 4 numbers for a sample, and {} does not"),
+        ("Failing", "must have the methods of cifar_ray.tasks.protocol.Task, and {} fails: KeyError: 'ink' ("),
+    ],
+)
+def test_a_task_is_tried_on_two_samples(name: str, sentence: str) -> None:
+    path = f"{__name__}:{name}"
+    with pytest.raises(ConfigError, match=re.escape(f"task {sentence.format(path)}")):
+        config(task=path)
 
 
 @pytest.mark.parametrize(
