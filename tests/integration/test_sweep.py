@@ -231,11 +231,20 @@ from torch import nn
 
 seen = set()
 
+class Net(nn.Module):
+    def __init__(self, pixels, classes, mib):
+        super().__init__()
+        self.layer, self.mib = nn.Linear(pixels, classes), mib
+        torch.ones(mib * 2**18)
+
+    def forward(self, images):
+        if self.training and len(images) > 2:  # the command tries the models of all runs before, in its own process
+            seen.add(self.mib)
+            assert seen == {self.mib}, "another run's globals are here"
+        return self.layer(images.flatten(1))
+
 def build(side, channels, classes, mib=0):
-    seen.add(mib)
-    assert seen == {mib}, "another run's globals are here"
-    torch.ones(mib * 2**18)
-    return nn.Sequential(nn.Flatten(), nn.Linear(side**2 * channels, classes))
+    return Net(side**2 * channels, classes, mib)
 """
 
 
