@@ -67,9 +67,18 @@ def _processor() -> str:
 def _gpus() -> str:
     import torch
 
-    if not torch.cuda.is_available():
-        return "none"
-    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    from cifar_ray.training import gpus
+
+    found, visible = gpus.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return f"{found}, hidden by CUDA_VISIBLE_DEVICES" if found.names else "none"
+    if found.names or found.error:
+        seen = torch.cuda.device_count() if visible else len(found.names)
+        if why := gpus.problem(range(max(seen, 1))):
+            raise ConfigError("", f"{found}: {why}")
+    elif torch.cuda.is_available():  # those of another maker
+        return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return str(found)
 
 
 def _memory() -> Check:
@@ -123,12 +132,15 @@ def _store(config: TrainConfig) -> str:
 
 
 def _ray(config: TrainConfig) -> str:
-    from cifar_ray.orchestration.cluster import connection
+    from cifar_ray.orchestration.cluster import connection, preflight
 
     head = connection.address(config)
     if head is None:
         return "is started on this machine for each run (no --address, no RAY_ADDRESS)"
     with connection.connected(config):
         nodes = connection.nodes()
+        unusable = preflight.gpu_problems(nodes)
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    if unusable:
+        raise ConfigError("", "; ".join(unusable))
     return f"{head} answers: {counted(len(nodes), 'node')}, {counted(int(cpus), 'CPU')}, {counted(int(gpus), 'GPU')}"

@@ -19,7 +19,7 @@ from cifar_ray import IMPORTED_AT, data, strategies
 from cifar_ray.config import errors, files, flags, runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import recipe
+from cifar_ray.training import gpus, recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
@@ -81,6 +81,7 @@ def main(words: list[str], begun: float) -> Outcome:
         raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
     device = _device(config, local_rank, local_world_size)
     if device.type == "cuda":
+        gpus.check([local_rank])
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

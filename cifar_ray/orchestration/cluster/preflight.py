@@ -1,8 +1,9 @@
-"""Check that every node can use a run's storage, before anything is recorded and before the run moves."""
+"""Check nodes: can they use a run's storage, before it is recorded or moves, and can PyTorch use their GPUs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import uuid
@@ -98,6 +99,34 @@ def _try(folder: Folder, read: str, write: str) -> tuple[str, str]:
     except OSError as error:
         return host, f"cannot write to ({storage.reason(error)})"
     return host, ""
+
+
+def gpu_problems(nodes: Sequence[Node]) -> list[str]:
+    """Why PyTorch cannot compute on the GPUs that Ray counts, a sentence for each node where it cannot."""
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(_unusable_gpus)  # its process would keep GPU memory
+    asked = [
+        (node, task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)))
+        for node in nodes
+        if node.gpus
+    ]
+    answers = [(node, on_node.remote(int(node.gpus))) for node, on_node in asked]
+    problems = []
+    for node, answer in answers:
+        try:
+            why = ray.get(answer, timeout=_ANSWER_S)
+        except ray.exceptions.RayError as error:
+            why = f"they could not be checked: {errors.first_line(error)}"
+        if why:
+            problems.append(f"Ray counts {errors.counted(int(node.gpus), 'GPU')} on node {node.address}, but {why}")
+    return problems
+
+
+def _unusable_gpus(count: int) -> str:
+    from cifar_ray.training import gpus
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # older Rays hide all from a task that asks for none
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    return gpus.problem(range(count))
 
 
 def _check_room(folder: Folder, config: TrainConfig) -> None:

@@ -29,7 +29,7 @@ from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Place
 from cifar_ray.orchestration.run.workers import BEATS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware
+from cifar_ray.training import gpus, hardware
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.stopping import StoppedError
@@ -67,6 +67,8 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
         if ray.get(joined):  # the run was ended before its workers had started
             return
         try:
+            if config.device == "cuda":
+                gpus.check(given_gpus())
             with collectives(world_size, rank, config):
                 ended = _train(payload, rank, world_size, heart)
         except BaseException as error:
@@ -214,7 +216,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
-    device = torch.device("cpu") if config.device != "cuda" else _gpu(world_size)
+    device = torch.device("cpu") if config.device != "cuda" else torch.device("cuda", given_gpus()[0])
     mailbox.post(
         Placed(
             rank=rank,
@@ -232,13 +234,11 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
 
 
-def _gpu(world_size: int) -> torch.device:
-    """The GPU of this worker, which sees those of all workers of its node if there are several."""
-    if world_size == 1:
-        return torch.device("cuda:0")
-    import ray.train.torch
-
-    return ray.train.torch.get_devices()[0]
+def given_gpus() -> list[int]:
+    """PyTorch's numbers of the GPUs that Ray has given this worker, which sees those of all workers of its node."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    given = [str(name) for name in ray.get_gpu_ids()]  # a number, or a UUID of a card or of a part of one (MIG)
+    return [visible.index(name) if name in visible else int(name) for name in given]
 
 
 @contextmanager

@@ -1,0 +1,140 @@
+"""Which GPUs this machine has, and whether PyTorch can compute on them.
+
+NVML, by which Ray counts, needs only a driver; PyTorch also needs one that is new enough for its CUDA, and kernels
+compiled for the card.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from cifar_ray.config.errors import ConfigError, counted, first_line
+
+OLDEST_DRIVER = {"11": "450", "12": "525", "13": "580"}
+"""The oldest driver for each CUDA, by NVIDIA's table of minor version compatibility."""
+_OLDER_TORCH = "pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126"
+"""The wheel with code for the oldest cards, Maxwell to Volta, which also runs with drivers from 525 on."""
+_ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """What NVML says of this machine.
+
+    Attributes:
+        names: of the cards, in the order of their numbers.
+        driver: version of NVIDIA's driver; empty without one.
+        cuda: the newest CUDA for which the driver is made, such as 13.0; empty without one.
+        error: why NVML does not answer although there is a driver; empty when it does, and without a driver.
+    """
+
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        counts = Counter(self.names)
+        names = [name if counts[name] == 1 else f"{counts[name]} x {name}" for name in counts]
+        return f"{', '.join(names)} with driver {self.driver}" if names else "none"
+
+
+def nvml() -> Nvml:
+    """Ask NVML, which knows nothing of CUDA_VISIBLE_DEVICES."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Nvml(
+            tuple(map(pynvml.nvmlDeviceGetName, handles)),
+            pynvml.nvmlSystemGetDriverVersion(),
+            f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+    except pynvml.NVMLError as error:
+        return Nvml(error="" if type(error).__name__ in _ABSENT else str(error))
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def check(numbers: Sequence[int]) -> None:
+    """Refuse GPUs on which PyTorch cannot compute.
+
+    Raises:
+        ConfigError: naming this machine, the card, its driver and what helps.
+    """
+    if why := problem(numbers):
+        raise ConfigError("", f"the GPUs of node {socket.gethostname()} ({nvml()}) cannot be used: {why}")
+
+
+def problem(numbers: Sequence[int]) -> str:
+    """Why PyTorch cannot compute on some GPUs, by its numbers for them, with what helps; empty when it can.
+
+    A small kernel is run on each.
+    """
+    if not torch.cuda.is_available():
+        return _absence(nvml())
+    if torch.cuda.device_count() <= max(numbers):
+        return f"PyTorch sees {torch.cuda.device_count()} of {counted(max(numbers) + 1, 'GPU')}{_visible()}"
+    for number in numbers:
+        card = f"{torch.cuda.get_device_name(number)} (number {number})"
+        if torch.version.cuda is not None:  # no ROCm
+            capability = torch.cuda.get_device_capability(number)
+            if not runs(capability, torch.cuda.get_arch_list()):
+                return f"{card} {_no_code(capability)}"
+        try:
+            torch.ones(2, device=f"cuda:{number}").sum().item()
+        except RuntimeError as error:
+            return f"{card} runs no kernel: {first_line(error)}"
+    return ""
+
+
+def runs(capability: tuple[int, int], compiled: Sequence[str]) -> bool:
+    """Whether a card can run one of these codes, such as ``sm_86`` or ``compute_90``.
+
+    Machine code runs on cards of its major version that are not older; PTX (``compute``) on all that are not older.
+    """
+    for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(compiled)):
+        code = divmod(int(digits), 10)
+        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+            return True
+    return not compiled
+
+
+def _no_code(capability: tuple[int, int]) -> str:
+    compiled = torch.cuda.get_arch_list()
+    sentence = f"is an sm_{capability[0]}{capability[1]}, for which PyTorch {torch.__version__} has no code; it has "
+    sentence += f"{' '.join(compiled)}; "
+    is_old = capability < divmod(int(re.sub(r"\D", "", compiled[0])), 10)
+    return sentence + (f"`{_OLDER_TORCH}` may have" if is_old else "a newer PyTorch may have")
+
+
+def _absence(found: Nvml) -> str:
+    """Why ``torch.cuda.is_available()`` is false."""
+    cuda = torch.version.cuda
+    if found.error:
+        return f"NVML says: {found.error}; after an update of the driver, restart the machine"
+    if cuda is None:
+        return f"PyTorch {torch.__version__} is a build without CUDA; install one with it"
+    major = cuda.split(".")[0]
+    oldest = f"PyTorch {torch.__version__} needs driver {OLDEST_DRIVER.get(major, 'for CUDA ' + major)} or newer"
+    if found.cuda and int(found.cuda.split(".")[0]) < int(major):
+        return f"{oldest}; update it, or `{_OLDER_TORCH}`"
+    if not found.driver:
+        return f"there is no driver here, or a container without it; {oldest}, and libcuda.so.1 in LD_LIBRARY_PATH"
+    return f"PyTorch sees none{_visible()}; {oldest}, and libcuda.so.1 in LD_LIBRARY_PATH"
+
+
+def _visible() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"

@@ -1,0 +1,189 @@
+"""Which GPUs PyTorch can use: a stand-in answers what is asked of NVML and of ``torch.cuda``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pynvml
+import pytest
+import ray
+import torch
+
+from cifar_ray.cli import doctor
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.run import train_worker
+from cifar_ray.training import gpus
+
+WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+"""What the pinned wheel has code for."""
+P4000, L4 = ("Quadro P4000", (6, 1)), ("NVIDIA L4", (8, 9))
+
+
+class Machine:
+    """A machine with these cards, and a driver for this CUDA."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cards: list[tuple[str, tuple[int, int]]] = [L4]
+        self.driver, self.cuda = "580.95", 13000
+        self.seen: int | None = None
+        self.nvml_error: Exception | None = None
+        self.kernel_error: Exception | None = None
+        monkeypatch.setattr(pynvml, "nvmlInit", self._init)
+        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.cards))
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: self.cards[index][0])
+        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: self.driver)
+        monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: self.cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.cards) if self.seen is None else self.seen)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: torch.cuda.device_count() > 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.cards[index][0])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: self.cards[index][1])
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: WHEEL)
+        monkeypatch.setattr(torch.version, "cuda", "13.2")
+        monkeypatch.setattr(gpus.socket, "gethostname", lambda: "ip-10-0-0-7")
+        monkeypatch.setattr(gpus.torch, "ones", self._kernel)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        self._ones = torch.zeros(2) + 1
+
+    def _init(self) -> None:
+        if self.nvml_error:
+            raise self.nvml_error
+
+    def _kernel(self, count: int, device: str) -> Any:
+        if self.kernel_error:
+            raise self.kernel_error
+        return self._ones
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 3), (12, 0)])
+def test_a_card_runs_what_is_compiled_for_its_generation(machine: Machine, capability: tuple[int, int]) -> None:
+    machine.cards = [("Card", capability)]
+    assert gpus.problem([0]) == ""
+
+
+@pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 0), (7, 2)])
+def test_an_old_card_is_refused_with_what_helps(machine: Machine, capability: tuple[int, int]) -> None:
+    machine.cards = [L4, ("Card", capability)]
+    with pytest.raises(ConfigError) as refused:
+        gpus.check([0, 1])
+    sentence = str(refused.value)
+    assert sentence.startswith(
+        "the GPUs of node ip-10-0-0-7 (NVIDIA L4, Card with driver 580.95) cannot be used: Card (number 1) is an "
+        f"sm_{capability[0]}{capability[1]}, for which PyTorch {torch.__version__} has no code; it has sm_75 sm_80"
+    )
+    assert "`pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126` may have" in sentence
+
+
+def test_a_card_that_is_newer_than_pytorch_wants_a_newer_one(machine: Machine) -> None:
+    machine.cards = [("Rubin", (13, 0))]
+    assert gpus.problem([0]).endswith("sm_120; a newer PyTorch may have")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "capability", "usable"),
+    [
+        (["sm_90", "compute_90"], (10, 0), True),  # PTX is compiled on the card
+        (["sm_90", "compute_90"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_86"], (8, 0), False),
+        ([], (3, 5), True),  # it cannot be told
+    ],
+)
+def test_ptx_runs_on_newer_cards_and_machine_code_on_its_generation(
+    compiled: list[str], capability: tuple[int, int], usable: bool
+) -> None:
+    assert gpus.runs(capability, compiled) == usable
+
+
+def test_only_a_workers_own_cards_count(machine: Machine) -> None:
+    machine.cards = [P4000, L4]
+    assert gpus.problem([1]) == ""
+    assert "Quadro P4000 (number 0)" in gpus.problem([0])
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "numbers"),
+    [
+        ([2], "2", [0]),
+        ([3], "0,3", [1]),  # of several workers, each of which sees the GPUs of all
+        ([1, 0], "0,1", [1, 0]),
+        (["MIG-b"], "MIG-a,MIG-b", [1]),
+        ([1], None, [1]),
+    ],
+)
+def test_a_worker_computes_on_what_ray_has_given_it(
+    given: list[int | str], visible: str | None, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert train_worker.given_gpus() == numbers
+
+
+def test_a_kernel_that_does_not_run_is_told(machine: Machine) -> None:
+    machine.kernel_error = RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel")
+    assert gpus.problem([0]) == (
+        "NVIDIA L4 (number 0) runs no kernel: CUDA error: all CUDA-capable devices are busy or unavailable"
+    )
+
+
+def test_an_old_driver_is_named_with_the_one_that_is_needed(machine: Machine) -> None:
+    machine.seen, machine.driver, machine.cuda = 0, "550.54", 12040
+    with pytest.raises(ConfigError) as refused:
+        gpus.check([0])
+    assert str(refused.value) == (
+        "the GPUs of node ip-10-0-0-7 (NVIDIA L4 with driver 550.54) cannot be used: "
+        f"PyTorch {torch.__version__} needs driver 580 or newer; update it, or "
+        "`pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126`"
+    )
+
+
+def test_fewer_cards_than_ray_has_given_are_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7")
+    assert gpus.problem([0, 1]) == "PyTorch sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=0,7)"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (pynvml.NVMLError_LibraryNotFound(), "there is no driver here, or a container without it"),  # type: ignore[no-untyped-call]
+        (pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "restart the machine"),  # type: ignore[no-untyped-call]
+    ],
+)
+def test_a_driver_that_is_missing_or_broken_is_told(machine: Machine, error: Exception, told: str) -> None:
+    machine.seen, machine.nvml_error = 0, error
+    assert told in gpus.problem([0])
+
+
+def test_a_build_without_cuda_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.seen = 0
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "is a build without CUDA" in gpus.problem([0])
+
+
+def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(machine: Machine) -> None:
+    machine.cards = [L4, L4]
+    assert doctor._gpus() == "2 x NVIDIA L4 with driver 580.95"
+    machine.seen = 1
+    with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: PyTorch sees 1 of 2 GPUs$"):
+        doctor._gpus()
+
+
+def test_the_doctor_says_that_nvml_is_broken(machine: Machine) -> None:
+    machine.seen = 0
+    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match="NVML says: "):
+        doctor._gpus()
+
+
+def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.seen = 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
