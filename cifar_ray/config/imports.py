@@ -50,15 +50,15 @@ def load(path: str, key: str) -> Callable[..., Any]:
         ConfigError: when there is none that can be imported.
     """
     name, _, attribute = path.partition(":")
-    module = _module(name, key)
+    module, kind = _module(name, key), "class" if key == "task" else "function"
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
             near = suggestion(part, [known for known in dir(value) if not known.startswith("_")])
-            raise ConfigError(key, f"must name a function, and {name} has no {part}{near}")
+            raise ConfigError(key, f"must name a {kind}, and {name} has no {part}{near}")
         value = getattr(value, part)
     if not callable(value):
-        raise ConfigError(key, f"must name a function, and {path} is {brief(value)}")
+        raise ConfigError(key, f"must name a {kind}, and {path} is {brief(value)}")
     return value  # type: ignore[no-any-return]
 
 

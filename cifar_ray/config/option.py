@@ -59,12 +59,12 @@ def is_own(name: str | None) -> bool:
     return name is not None and ":" in name
 
 
-def or_own(names: tuple[str, ...]) -> AfterValidator:
-    """One of ``names``, or a function of the user's own."""
+def or_own(names: tuple[str, ...], own: str = OWN) -> AfterValidator:
+    """One of ``names``, or a function, or ``own``, of the user's."""
 
     def check(text: str) -> str:
         if text not in names and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
-            raise ValueError(f"must be {', '.join(names)} or {OWN}, got {brief(text)}")
+            raise ValueError(f"must be {', '.join(names)} or {own}, got {brief(text)}")
         return text
 
     return AfterValidator(check)

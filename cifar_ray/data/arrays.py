@@ -52,7 +52,17 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     names = returned[2] if len(returned) == 3 else None
     if len(returned) == 3 and not isinstance(names, list | tuple | range):
         raise ValueError(f"{brief(names)} as names")
-    checked = task.targets(targets[0], targets[1], names)
+    try:
+        checked = task.targets(targets[0], targets[1], names)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ConfigError("task", f"must check targets, and {task.__name__} fails: {imports.told(error)}") from None
+    for half, given in zip((checked.train, checked.test), images):
+        if len(half) != len(given) or (half.dtype.kind not in "iub" and half.dtype != np.float32):
+            raise ValueError(f"{task.target} of {half.dtype} {half.shape} for {len(given)} images")
+    if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
+        raise ValueError(f"{brief(checked.names)} as names")
     train, test = (
         Split({"images": each, task.target: np.ascontiguousarray(target)})
         for each, target in zip(images, (checked.train, checked.test))

@@ -145,7 +145,7 @@ class TrainLoader:
         if self._counts is None:
             return [batch / parts] * len(steps)
         every = self._counts[self._permutation(epoch)[steps.start * batch : steps.stop * batch]]
-        return (every.view(len(steps), batch).sum(1).double() / parts).tolist()
+        return (every.view(len(steps), batch).sum(1).clamp(min=1).double() / parts).tolist()
 
     def _samples(self, epoch: int, step: int) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""

@@ -17,13 +17,12 @@ from rich.text import Text
 from cifar_ray.config.errors import counted
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
-from cifar_ray.tasks import LOSS, TaskSpec, classification
+from cifar_ray.tasks import LOSS, USUAL, TaskSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cifar_ray.strategies import About
-    from cifar_ray.tasks import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class _Figures(TextColumn):
 class Console(Display):
     """Displays one run on standard output."""
 
-    def __init__(self, task: TaskSpec = classification.SPEC) -> None:
+    def __init__(self, task: TaskSpec = USUAL) -> None:
         """Display figures of that task, until a run of another one begins."""
         super().__init__()
         self._learned = task

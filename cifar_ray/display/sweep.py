@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cifar_ray.display.run import duration
 from cifar_ray.display.terminal import Display
-from cifar_ray.tasks import TaskSpec, classification
+from cifar_ray.tasks import USUAL, TaskSpec
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
 _MOST_ROWS = 30
@@ -181,7 +181,7 @@ class RunView:
 
     def __init__(self, board: Board, index: int) -> None:
         self._board, self._row = board, board.rows[index]
-        self._task, self._epochs, self._total, self._loss = classification.SPEC, 1, 1, ""
+        self._task, self._epochs, self._total, self._loss = USUAL, 1, 1, ""
 
     def line(self, text: str) -> None:
         self._board.line(f"{self._row.name}: {text}")

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cifar_ray import tasks
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import audit, chance, figures, scaling
@@ -19,12 +20,11 @@ from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.tables import parts
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tasks import classification
 from cifar_ray.tracking.study import HARDWARE_TAG, placement
 
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _GB = 1e9 / 2**20  # MiB
-_OURS = TaskFigures(classification.SPEC)
+_OURS = TaskFigures(tasks.USUAL)
 # How their figures are called in papers.yaml -> ours, and by what theirs is multiplied to be in its unit.
 _PRINTED = {
     "training_seconds": (figures.TRAINING_TIME, 1),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOSS",
+    "USUAL",
     "Evaluation",
     "Figure",
     "Targets",
@@ -32,6 +33,10 @@ __all__ = [
     "spec",
     "to_record",
 ]
+
+
+USUAL = classification.SPEC
+"""The task of records that name none."""
 
 
 def of(config: TrainConfig) -> type[Task]:
@@ -64,7 +69,7 @@ def spec(config: TrainConfig) -> TaskSpec:
 
 def to_record(task: TaskSpec) -> dict[str, Any] | None:
     """What a record holds of a task, for :func:`recorded`; None of image classification."""
-    return None if task == classification.SPEC else task.to_mapping()
+    return None if task == USUAL else task.to_mapping()
 
 
 def recorded(values: Mapping[str, Any] | None) -> TaskSpec:
@@ -73,4 +78,4 @@ def recorded(values: Mapping[str, Any] | None) -> TaskSpec:
     Raises:
         ConfigError: when they are no task's.
     """
-    return classification.SPEC if values is None else from_mapping(values)
+    return USUAL if values is None else from_mapping(values)

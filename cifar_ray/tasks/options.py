@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from cifar_ray.config.option import OWN, option, or_own
 
 TaskName = Literal["classification"]
-TaskText = Annotated[str, or_own(get_args(TaskName))]
+TaskText = Annotated[str, or_own(get_args(TaskName), "MODULE:CLASS")]
 
 
 @dataclasses.dataclass(frozen=True)

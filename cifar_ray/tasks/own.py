@@ -8,7 +8,7 @@ from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.protocol import Task
-from cifar_ray.tasks.spec import LOSS, TaskSpec
+from cifar_ray.tasks.spec import TaskSpec, check
 
 _METHODS = ("targets", "counts", "loss", "tally", "evaluation", "predictions")
 
@@ -30,8 +30,9 @@ def load(config: TrainConfig) -> type[Task]:
         raise ConfigError("task", f"{rule}, and {path} has no {lacks[0]}")
     loaded: type[Task] = task
     spec: Any = loaded.spec
-    if not isinstance(spec, TaskSpec) or not spec.figures:
-        raise ConfigError("task", f"{rule}; its spec must be a TaskSpec with a figure, and is {brief(spec)}")
-    if LOSS.name in (figure.name for figure in spec.figures):
-        raise ConfigError("task", f"must not list the figure {LOSS.name}, which every task has, and {path} does")
+    if not isinstance(spec, TaskSpec):
+        raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(spec)}")
+    check(spec)
+    if loaded.target == "images":
+        raise ConfigError("task", f"must learn another column than the images that the model is given, not {path}")
     return loaded

@@ -7,11 +7,14 @@ theirs. Those without are of image classification.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cifar_ray.config import schema
+from cifar_ray.config.errors import ConfigError, brief, one_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Figure:
 
     def rank(self, value: float) -> float:
         """A number that is higher for a better value."""
+        if math.isnan(value):
+            return -math.inf
         return value if self.better == "max" else -value
 
     @property
@@ -115,7 +120,7 @@ class TaskSpec:
         name: ``classification``, or MODULE:CLASS.
         figures: of an evaluation, beside the loss. The first is the primary one, by which checkpoints and runs are
             chosen and compared.
-        unit: what is counted, in the plural: throughput is in ``images/s``, and its metric is ``images_per_s``.
+        unit: a word for samples, in the plural: throughput is in ``images/s``, and its metric is ``images_per_s``.
         answer: what a prediction is: a probability for each name (``classes``) or a number for each (``values``).
         loss: what is minimised, as an axis is labelled.
     """
@@ -167,8 +172,16 @@ class TaskSpec:
         return f"{number:.1%}" if self.answer == "classes" else f"{number:.4g}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for :func:`from_mapping`."""
-        return dataclasses.asdict(self)
+        """Plain values, for :func:`from_mapping`, without defaults: MLflow's tags hold 8,000 characters."""
+        return {**_given(self), "figures": [_given(figure) for figure in self.figures]}
+
+
+def _given(facts: Any) -> dict[str, Any]:
+    return {
+        field.name: value
+        for field in dataclasses.fields(facts)
+        if (value := getattr(facts, field.name)) != field.default
+    }
 
 
 def from_mapping(values: Mapping[str, Any]) -> TaskSpec:
@@ -177,5 +190,23 @@ def from_mapping(values: Mapping[str, Any]) -> TaskSpec:
     Raises:
         ConfigError: when it is something else.
     """
-    spec: TaskSpec = schema.build(TaskSpec, {**values})
+    spec: TaskSpec = schema.build(TaskSpec, values)
+    check(spec)
     return spec
+
+
+def check(spec: TaskSpec) -> None:
+    """Refuse names that MLflow would not take, or that stand for two things.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    names = [figure.name for figure in spec.figures]
+    if not names:
+        raise ConfigError("task", f"must have a figure, and {spec.name} has none")
+    taken = {LOSS.name, "epoch", spec.unit}
+    for name in (spec.unit, *names):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or re.search(r"_rank\d+$", name):
+            raise ConfigError("task", f"must name figures and units by letters, digits and _, not {brief(name)}")
+    if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):
+        raise ConfigError("task", f"must name each figure once, and none {one_of(sorted(taken))}, not {twice}")

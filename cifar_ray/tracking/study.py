@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Measure
-from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks import Figure, TaskSpec
 
 TASK_TAG = "cifar_ray.task"
 """Tag of a run of another task than image classification: the task's facts, as JSON."""
@@ -46,9 +46,15 @@ def task_of(tags: Mapping[str, str]) -> TaskSpec:
     return _recorded(tags.get(TASK_TAG, "null"))
 
 
+_UNREADABLE = TaskSpec("an unreadable task", (Figure("unknown", "Unknown"),))
+
+
 @cache
 def _recorded(text: str) -> TaskSpec:
-    return tasks.recorded(json.loads(text))
+    try:
+        return tasks.recorded(json.loads(text))
+    except (ConfigError, ValueError):  # of a tag that somebody has changed
+        return _UNREADABLE
 
 
 @dataclass(frozen=True)
@@ -235,11 +241,11 @@ class Study:
         Raises:
             ConfigError: when it is not the same for all.
         """
-        begun = [trial.task for trial in self.trials if trial.run_id]
-        several = {f"{task.name} ({task.primary.noun})": task for task in begun}
-        if len(several) > 1:
-            raise ConfigError("", f"runs of different tasks cannot be compared: {', '.join(sorted(several))}")
-        return next(iter(several.values()), task_of({}))
+        begun = {trial.task for trial in self.trials if trial.run_id}
+        if len(begun) > 1:
+            names = sorted(f"{task.name} ({task.primary.noun}, {task.primary.extreme} is best)" for task in begun)
+            raise ConfigError("", f"runs of different tasks cannot be compared: {', '.join(names)}")
+        return next(iter(begun), task_of({}))
 
     @property
     def measure(self) -> str:

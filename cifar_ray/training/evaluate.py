@@ -7,19 +7,18 @@ served.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from cifar_ray.data import Dataset
+from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import evaluation_batches
 from cifar_ray.strategies.gradients import gather
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.training import hardware
-
-_SAMPLES = "samples"
-"""Beside a task's own counts: how many samples they are of."""
 
 
 class Evaluator:
@@ -27,6 +26,9 @@ class Evaluator:
 
     def __init__(self, dataset: Dataset, worker: Worker, task: Task) -> None:
         self._dataset, self._worker, self._task = dataset, worker, task
+        with torch.inference_mode():  # what it imports counts as start-up
+            outputs = torch.zeros(1, dataset.spec.num_classes, device=worker.device)
+            task.tally(outputs, as_tensor(dataset.test[task.target][:1]).to(worker.device))
 
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
@@ -34,7 +36,7 @@ class Evaluator:
         The counts of all ranks are added up; every rank returns the same figures.
         """
         mine = self._tally(model, self._worker.rank, self._worker.world_size)
-        return self._evaluation({name: torch.stack(gather(mine[name])).sum(0) for name in mine})
+        return self._evaluation({name: torch.stack(gather(mine[name])).sum(0) for name in sorted(mine)})
 
     def alone(self, model: nn.Module) -> Evaluation:
         """Evaluate this rank's ``model`` on all test samples, whatever the other ranks have."""
@@ -42,15 +44,17 @@ class Evaluator:
 
     def _evaluation(self, tally: Mapping[str, Tensor]) -> Evaluation:
         on_cpu = {name: each.cpu() for name, each in tally.items()}
-        return self._task.evaluation(on_cpu, int(on_cpu.pop(_SAMPLES)))
+        evaluation = self._task.evaluation(on_cpu, len(self._dataset.test))
+        # Figures may be NumPy's numbers, which no checkpoint holds.
+        metrics = {name: float(value) for name, value in evaluation.metrics.items()}
+        return replace(evaluation, metrics=metrics)
 
     @torch.inference_mode()
     def _tally(self, model: nn.Module, rank: int, world_size: int) -> dict[str, Tensor]:
         """Counts over the share of ``rank``."""
         total: dict[str, Tensor] = {}
         for outputs, targets in self._outputs(model, rank, world_size):
-            samples = torch.tensor(len(outputs), device=outputs.device)
-            for name, count in {**self._task.tally(outputs, targets), _SAMPLES: samples}.items():
+            for name, count in self._task.tally(outputs, targets).items():
                 total[name] = total[name] + count if name in total else count
         return total
 

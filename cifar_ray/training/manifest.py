@@ -65,8 +65,7 @@ def write(manifest: Manifest, folder: Path) -> None:
         "format": FORMAT,
         "step": manifest.step,
         "epoch": manifest.epoch,
-        manifest.task.primary.name: manifest.score,
-        **({} if task is None else {"task": task}),
+        **({manifest.task.primary.name: manifest.score} if task is None else {"score": manifest.score, "task": task}),
         "class_names": list(manifest.class_names),
         "config": runfile.to_mapping(manifest.config),
         "files": {WEIGHTS: vars(manifest.weights), STATE: vars(manifest.state)},
@@ -134,7 +133,7 @@ def _typed(values: dict[str, Any]) -> Manifest:
     config = runfile.resolved_from_mapping({**values["config"]})
     task = tasks.recorded(values.get("task"))
     fields = {name: values[name] for name in ("step", "epoch", "class_names")}
-    fields |= {"score": values[task.primary.name], "task": task}
+    fields |= {"score": values["score" if "task" in values else task.primary.name], "task": task}
     manifest: Manifest = schema.build(
         Manifest, {**fields, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}
     )

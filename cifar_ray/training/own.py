@@ -14,18 +14,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import FOLDER, is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.tasks import LOSS
 
 _TRIED = 101
 """Places at which a course is tried."""
+
+_SAMPLES = 64
+"""Samples that a task is tried on, spread over all."""
 
 _checked: set[str] = set()
 
@@ -57,7 +60,7 @@ def course(path: str) -> Callable[[float], float]:
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     """Try what is the user's own, once in a process; torch's generator is left as it was.
 
-    It is two steps of the optimizer, whose state a checkpoint must hold, all of a course, and two samples of a task.
+    It is two steps of the optimizer, whose state a checkpoint must hold, all of a course, and some samples of a task.
 
     Raises:
         ConfigError: when they cannot be used.
@@ -107,25 +110,29 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
 
 
 def _check_task(config: ResolvedConfig) -> None:
-    """Train on two samples and evaluate them."""
+    """Train on some samples and evaluate them; labels that have not been read yet are made up."""
     task, spec, path = tasks.build(config), data.spec(config), config.task
-    targets = torch.zeros(2, dtype=torch.int64)  # labels, which need not have been read
-    if task.target != "labels":
-        targets = as_tensor(data.read(config).train[task.target][:2])
-    outputs = models.build(config, spec).train()(torch.zeros(2, spec.channels, spec.image_size, spec.image_size))
+    targets = torch.arange(_SAMPLES) % spec.num_classes
+    if is_own(config.dataset) and not config.dataset.startswith(FOLDER):
+        column = as_tensor(data.read(config).train[task.target])
+        targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
+    size = len(targets)
+    outputs = models.build(config, spec).train()(torch.rand(size, spec.channels, spec.image_size, spec.image_size))
     with imports.calling(str(path), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
         counts = task.counts(targets)
-        loss = task.loss(outputs, targets, 2.0 if counts is None else counts.double().mean().item())
+        loss = task.loss(outputs, targets, float(size if counts is None else counts.sum().clamp(min=1)))
         tally = task.tally(outputs.detach(), targets)
-        metrics = task.evaluation(tally, 2).metrics
+        metrics = {name: float(value) for name, value in task.evaluation(tally, size).metrics.items()}
         answers = task.predictions(outputs.detach())
     figures = {LOSS.name, *(figure.name for figure in task.spec.figures)}
-    is_count = counts is None or (counts.shape == (2,) and not counts.is_floating_point())
+    is_loss = isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad
+    is_count = counts is None or (counts.shape == (size,) and not counts.is_floating_point())
     for holds, rule in (
         (is_count, "count whole numbers (N,)"),
-        (loss.shape == () and loss.requires_grad, "have a loss that is one number, with a gradient"),
+        (is_loss, "have a loss of one number, with a gradient"),
+        (all(isinstance(each, Tensor) for each in tally.values()), "tally tensors"),
         (metrics.keys() == figures, f"evaluate {', '.join(sorted(figures))}"),
-        (answers.shape == (2, spec.num_classes), f"predict {spec.num_classes} numbers for a sample"),
+        (answers.shape == (size, spec.num_classes), f"predict {spec.num_classes} numbers for a sample"),
     ):
         if not holds:
             raise ConfigError("task", f"must {rule}, and {path} does not")

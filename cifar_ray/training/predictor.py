@@ -41,7 +41,9 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     spec = data.spec(snapshot.config)
     model = models.build(snapshot.config, spec)
     if len(snapshot.class_names) != spec.num_classes:
-        raise CheckpointError(f"checkpoint {path} does not fit its own config: {spec.name} has other classes")
+        raise CheckpointError(
+            f"checkpoint {path} does not fit its own config: {spec.name} has other {snapshot.task.answer}"
+        )
     try:
         model.load_state_dict(snapshot.weights)
     except RuntimeError as error:

@@ -119,9 +119,9 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
             "augment",
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
-    if chosen in MIXING and not has_classes:
+    if chosen in MIXING and not (has_classes and task.target == "labels"):
         others = errors.one_of([name for name in names if name not in MIXING])
-        raise ConfigError("augment", f"must be {others} for {config.task}, which has no classes to mix, got {chosen}")
+        raise ConfigError("augment", f"must be {others} for {config.task}, which has no labels to mix, got {chosen}")
     return chosen
 
 

@@ -133,7 +133,8 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     metrics[state.task.spec.epoch_throughput] = steps * state.config.global_batch_size / epoch_s
     row = Row.now("epoch", epoch + 1, metrics)
     state.history.append(row)
-    save(state, observer, score=evaluation.metrics[state.task.spec.primary.name])
+    score = evaluation.metrics[state.task.spec.primary.name]
+    save(state, observer, score if math.isfinite(score) else None)
     observer.epoch_done(EpochRecord(row, evaluation.confusion, evaluation.per_class))
 
 

@@ -232,7 +232,7 @@ def test_checkpoints_become_models_of_the_run(
     record.result(outcome, digits)
     kept = run_folder.RunFolder(storage.at(str(tmp_path)), "key")
     for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
-        record.model(which, partial(kept.classifier, name), digits, epoch)
+        record.model(which, partial(kept.predictor, name), digits, epoch)
     theirs, ended = {mlflow.get_tracking_uri()}, threading.Event()
 
     def log() -> None:  # as code of the user's would meanwhile, to the store that is set

@@ -57,7 +57,7 @@ class RunFolder:
         """
         return checkpoints.reading(self.folder, config=config)
 
-    def classifier(self, name: str) -> tuple[Predictor, str]:
+    def predictor(self, name: str) -> tuple[Predictor, str]:
         """The model of a checkpoint, and the SHA-256 of its weights.
 
         Args:

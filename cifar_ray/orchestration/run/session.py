@@ -244,10 +244,10 @@ class RunSession:
         self.record.result(outcome, self.dataset)
         wanted, best = self.config.log_models, int(outcome.metrics["best/epoch"])
         if wanted == "best" or (wanted == "all" and best != outcome.epochs):
-            self.record.model("best", lambda: self.folder.classifier("best"), self.dataset, best)
+            self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)
         if wanted in ("final", "all"):
             final = Path(outcome.checkpoint).name
-            self.record.model("final", lambda: self.folder.classifier(final), self.dataset, outcome.epochs)
+            self.record.model("final", lambda: self.folder.predictor(final), self.dataset, outcome.epochs)
 
     def stopped(self) -> str:
         """How far the run has come, and what continues it."""

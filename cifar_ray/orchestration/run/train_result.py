@@ -43,7 +43,9 @@ class TrainResult:
     task: dict[str, Any] | None = None
 
     def load_model(self, best: bool = False) -> Predictor:
-        """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 probabilities (B, classes).
+        """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 answers (B, names).
+
+        Those of image classification are probabilities.
 
         Args:
             best: take the checkpoint with the best primary figure on the test set, and not the final one.
@@ -53,7 +55,7 @@ class TrainResult:
             ConfigError: when the run's folder is gone.
         """
         name = "best" if best else PurePosixPath(self.checkpoint).name
-        return run_folder.reopen(storage.at(self.folder)).classifier(name)[0]
+        return run_folder.reopen(storage.at(self.folder)).predictor(name)[0]
 
     def __repr__(self) -> str:
         primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]

@@ -207,9 +207,10 @@ def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
     Raises:
         ConfigError: naming every cell and why, or the tasks.
     """
-    learned = sorted({trial.task.name for trial in trials if trial.config is not None})
+    learned = {trial.task for trial in trials if trial.config is not None}
     if config.scheduler != "none" and len(learned) > 1:
-        raise ConfigError("scheduler", f"must be none where runs learn different tasks, here {', '.join(learned)}")
+        names = ", ".join(sorted(task.name for task in learned))
+        raise ConfigError("scheduler", f"must be none where runs learn different tasks, here {names}")
     hopeless = [trial for trial in trials if trial.config is None]
     for trial in hopeless:
         trial.state = boards.SKIPPED

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from cifar_ray import data, storage, tracking
+from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config import imports, topology
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
@@ -239,13 +239,13 @@ class _Sweep:
         datasets: dict[str, Dataset] = {}
         for trial, config in self._waiting():
             name = config.dataset
-            which = (name, config.image_size, config.test_share)
+            which = (name, config.task, config.image_size, config.test_share)
             if which not in read:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")
                 read[which] = data.read(config, partial(self._board.decoding, name))
                 if is_own(name):
-                    self._board.line(f"{config.dataset_name}: {read[which].contents}")
+                    self._board.line(f"{config.dataset_name}: {read[which].contents(tasks.spec(config).answer)}")
             trial.config = recipe.with_images(config, read[which])
             datasets[trial.config.dataset_key] = read[which]
         return datasets

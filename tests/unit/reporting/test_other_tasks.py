@@ -100,7 +100,10 @@ def test_runs_of_different_tasks_are_refused(tmp_path: Path) -> None:
     for path, one in zip(files, (grid(), depths(grid()))):
         moved = [replace(run, run_id=f"{path.stem} {run.run_id}") for run in one.trials]
         path.write_text(exported.text(replace(one, run_id=path.stem, trials=moved)))
-    refused = r"^runs of different tasks cannot be compared: classification \(accuracy\), nets:Depth \(RMSE\)$"
+    refused = (
+        r"^runs of different tasks cannot be compared: classification \(accuracy, highest is best\), "
+        r"nets:Depth \(RMSE, lowest is best\)$"
+    )
     with pytest.raises(ConfigError, match=refused):
         report.report(*map(str, files), out=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

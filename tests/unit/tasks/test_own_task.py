@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,11 +21,11 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import order
 from cifar_ray.data.augment import Normalise
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.tasks import Evaluation
+from cifar_ray.tasks import Evaluation, Figure, Targets, TaskSpec
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
 from examples.own_task import Ink
-from tests.support.helpers import digest, evaluate_on_ranks, resolved, train_on_ranks
+from tests.support.helpers import digest, evaluate_on_ranks, resolved, train_here, train_on_ranks
 
 OWN = "examples.own_task"
 INK: dict[str, object] = {"task": f"{OWN}:Ink", "dataset": f"{OWN}:load", "model": "simple_cnn", "precision": "fp32"}
@@ -164,30 +166,84 @@ class Failing(Ink):
         raise KeyError("ink")
 
 
+class Fewer(Ink):
+    """Targets without those of which nothing is known."""
+
+    @classmethod
+    def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
+        whole = super().targets(train, test, names)
+        return whole._replace(train=whole.train[~np.isnan(whole.train).any(1)])
+
+
+class Named(Ink):
+    """A name that MLflow does not take."""
+
+    spec = TaskSpec("ink", (Figure("err%", "Error"),))
+
+
+class Epoch(Ink):
+    """A name that is taken."""
+
+    spec = TaskSpec("ink", (Figure("epoch", "Epoch"),))
+
+
+class Pictures(Ink):
+    """Its images are what it learns."""
+
+    target = "images"
+
+
+class Changing(Ink):
+    """NumPy's numbers, a primary figure without a value at first, and counts in an order of their own."""
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        whole = super().tally(outputs, targets)
+        return dict(sorted(whole.items(), reverse=bool(targets.nan_to_num().sum().int() % 2)))
+
+    def evaluation(self, tally: Mapping[str, Tensor], images: int) -> Evaluation:
+        whole = super().evaluation(tally, images)
+        values: Any = {name: np.float64(value) for name, value in whole.metrics.items()}
+        return dataclasses.replace(whole, metrics={**values, "rmse": np.nan if values["rmse"] > 12 else values["rmse"]})
+
+
+def test_figures_may_be_numpys_and_without_a_value_at_first(tmp_path: Path) -> None:
+    asked = config(task=f"{__name__}:Changing", epochs=3, lr=0.001, keep_checkpoints=3)
+    outcome = train_here(asked, data.read(asked), tmp_path)
+    found = [checkpoint.load(path).score for path in checkpoint.every(tmp_path)]
+    assert found[0] is None
+    assert outcome.metrics["best/rmse"] == min(score for score in found[1:] if score is not None)
+    assert checkpoint.best(tmp_path) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
         ("Half", "must count whole numbers (N,), and {} does not"),
-        ("Several", "must have a loss that is one number, with a gradient, and {} does not"),
+        ("Several", "must have a loss of one number, with a gradient, and {} does not"),
         ("Missing", "must evaluate loss, mae, r2, rmse, and {} does not"),
         ("One", "must predict 4 numbers for a sample, and {} does not"),
+        ("Fewer", "must return (images, ink) for training and for the test, and perhaps the outputs' names: .*"),
+        ("Named", "must name figures and units by letters, digits and _, not 'err%'"),
+        ("Epoch", "must name each figure once, and none epoch, images or loss, not epoch"),
+        ("Pictures", "must learn another column than the images that the model is given, not {}"),
         ("Failing", "must have the methods of cifar_ray.tasks.protocol.Task, and {} fails: KeyError: 'ink' ("),
     ],
 )
 def test_a_task_is_tried_on_two_samples(name: str, sentence: str) -> None:
     path = f"{__name__}:{name}"
-    with pytest.raises(ConfigError, match=re.escape(f"task {sentence.format(path)}")):
+    key = "dataset" if name == "Fewer" else "task"
+    with pytest.raises(ConfigError, match=re.escape(f"{key} {sentence.format(path)}").replace(r"\.\*", ".*")):
         config(task=path)
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"task": "regression"}, "task must be classification or MODULE:FUNCTION, got 'regression'"),
+        ({"task": "regression"}, "task must be classification or MODULE:CLASS, got 'regression'"),
         ({"task": f"{OWN}:load"}, f"task must name a class, and {OWN}:load is <function load"),
         ({"task": f"{OWN}:TaskSpec"}, "task must have the parts of cifar_ray.tasks.protocol.Task, and .* has no spec"),
         ({"dataset": "digits"}, f"task must learn the labels of digits, and {OWN}:Ink learns ink; a --dataset of your"),
-        ({"augment": "mixup"}, f"augment must be none, .* for {OWN}:Ink, which has no classes to mix, got mixup"),
+        ({"augment": "mixup"}, f"augment must be none, .* for {OWN}:Ink, which has no labels to mix, got mixup"),
         (
             {"task": "classification"},
             rf"dataset must return \(images, labels\).*; {OWN}:load returns training labels of",
