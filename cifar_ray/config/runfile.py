@@ -12,6 +12,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, default_of, left_out
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.models.options import USUAL
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -83,7 +84,7 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         ConfigError: as :func:`from_mapping`, and when it was not resolved.
     """
-    values = current(_of_this_version(values))
+    values = {"convolutions": USUAL, **current(_of_this_version(values))}  # as all were before there was a choice
     if values.get("global_batch_size") is None and values.get("batch_size") is not None:  # of an earlier version
         share, accumulate, where = (
             schema.field(TrainConfig, name, values.get(name, getattr(TrainConfig, name)))
@@ -189,6 +190,8 @@ def params(config: ResolvedConfig) -> dict[str, str]:
     """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
     flat = schema.flatten({name: value for name, value in _own(config).items() if name not in UPKEEP})
     flat["cpus_per_worker"] = config.cpus_per_worker
+    if config.convolutions == USUAL:  # a run that computes as all did before there was a choice is recorded as those
+        del flat["convolutions"]
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node

@@ -18,7 +18,7 @@ from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share,
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.topology import parse as parse_topology
-from cifar_ray.models.options import Model
+from cifar_ray.models.options import Convolutions, Model
 from cifar_ray.strategies.options import Strategy
 from cifar_ray.tasks.options import Task
 from cifar_ray.training.options import Batch, Optimisation, OptimizerText, ScheduleText
@@ -88,6 +88,11 @@ class ResolvedConfig(TrainConfig):
     base_batch: Count
     cpus_follow: bool = False
     """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
+
+    @property
+    def computed(self) -> Convolutions:
+        """How convolutions are computed, once that is decided."""
+        return Convolutions.parse(self.convolutions)
 
     @property
     def images_per_worker(self) -> int:

@@ -89,6 +89,7 @@ class TrainLoader:
     ) -> None:
         self._config = config
         self._spec = dataset.spec
+        self._channels_last = config.computed.layout == "channels_last"
         self._shard = data_shard
         self._variation = variation
         self._device = device
@@ -114,7 +115,8 @@ class TrainLoader:
         images, targets, divisor = self._ready.images[row], self._ready.targets[row], self._ready.divisors[row]
         parts = self._shard.micro_batches
         for shown, learned, seeds in zip(images.chunk(parts), targets.chunk(parts), self._seeds):
-            yield MicroBatch(self._normalise(shown), learned, seeds[step], divisor)
+            images = self._normalise(shown)
+            yield MicroBatch(images if self._channels_last else images.contiguous(), learned, seeds[step], divisor)
 
     def _block(self, epoch: int, step: int) -> _Block:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""

@@ -20,7 +20,7 @@ from cifar_ray.tracking.study import EARLIER, Study, Trial
 VERSION = 1
 """It changes when an old file would mean something else."""
 
-_DECIDED = ("precision", "device", "cpus_per_worker")
+_DECIDED = ("precision", "convolutions", "device", "cpus_per_worker")
 """Parameters that a run's start decides, so that a cell without a run has other ones."""
 
 _AT_ONCE = "sweep/concurrency"

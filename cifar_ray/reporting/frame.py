@@ -45,7 +45,7 @@ _ASIDE = {
     *_TOLD,
     *runfile.UPKEEP,  # older runs have it as parameters
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
-    *("keep_checkpoints", "max_failures", "log_models"),
+    *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
 }
 _ID_SHOWN = 8
 

@@ -25,6 +25,7 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 
 _CONFIG_FILE = "config.yaml"
+_DECIDED = ("precision", "convolutions", "device")  # parameters that a run's start decides
 _UNKEPT_FILE = "rows_after_checkpoint.json"
 
 
@@ -83,7 +84,7 @@ class RunRecord(Record):
                     raise
                 run = arrived
         record = cls(client, run, session)
-        record._sink.params({k: v for k, v in runfile.params(config).items() if k not in ("precision", "device")})
+        record._sink.params({k: v for k, v in runfile.params(config).items() if k not in _DECIDED})
         record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
         record.config_file(config)
         return record
@@ -131,8 +132,8 @@ class RunRecord(Record):
     def started(self, event: Started) -> None:
         """Record the start of the loop: re-send rows missing from the store, drop held rows of lost steps."""
         config = event.config
-        self._sink.params({"precision": config.precision, "device": config.device})
-        measured = {"cifar_ray.precision": event.precision_measured} if event.precision_measured else {}
+        self._sink.params({k: v for k, v in runfile.params(config).items() if k in _DECIDED})
+        measured = {"cifar_ray.precision": event.measured} if event.measured else {}
         now = {
             TOPOLOGY_TAG: config.topology,
             HARDWARE_TAG: event.hardware,

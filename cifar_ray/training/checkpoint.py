@@ -193,7 +193,11 @@ def _check_same(config: ResolvedConfig, record: ResolvedConfig, path: Path) -> N
     """Refuse to go on with a run that learns something else, or otherwise."""
     for name in option.decide_weights(TrainConfig):
         was, wanted = option.value_of(config, name), option.value_of(record, name)
-        undecided = (name == "precision" and wanted == "auto") or (name == "images" and wanted.digest is None)
+        undecided = (
+            (name == "precision" and wanted == "auto")
+            or (name == "convolutions" and wanted is None)
+            or (name == "images" and wanted.digest is None)
+        )
         if was != wanted and not undecided:
             raise CheckpointError(
                 f"checkpoint {path} was made with {name} {errors.brief(was)}, and this run has "

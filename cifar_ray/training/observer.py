@@ -59,7 +59,7 @@ class Started:
         skipped: sentences about newer checkpoints that could not be used.
         history: every row recorded before this process, from the checkpoint.
         hardware: what rank 0 computes with.
-        precision_measured: what ``--precision auto`` was decided by, in words; empty when it was not measured here.
+        measured: what the precision and convolutions were decided by, in words; empty when nothing was measured here.
     """
 
     config: ResolvedConfig
@@ -69,7 +69,7 @@ class Started:
     skipped: tuple[str, ...] = ()
     history: tuple[Row, ...] = ()
     hardware: str = ""
-    precision_measured: str = ""
+    measured: str = ""
 
 
 @dataclass(frozen=True)

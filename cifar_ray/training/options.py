@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from cifar_ray.config.option import OWN, option, or_own
 from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Whole
-from cifar_ray.models.options import Options
+from cifar_ray.models.options import ConvolutionsText, Options
 from cifar_ray.strategies.options import ACCUMULATING, AVERAGING, WHOLE_GRADIENT
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -84,6 +84,11 @@ class Optimisation:
     precision: Literal["auto", "fp32", "bf16"] = option("auto", weights=True)
     """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,
     decided once per run, or once per model of a sweep; fp32 with --strategy reproducible."""
+
+    convolutions: ConvolutionsText | None = option(None, weights=True)
+    """Computation of convolutions on CPUs: channels_last or contiguous, the layout in memory; after channels_last also
+    those of which parts are matrix products, as a run records them. Default: measured, decided as --precision is;
+    channels_last for fewer than 1,000 steps, on GPUs and with --strategy reproducible."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -235,9 +235,9 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
     return decided
 
 
-def with_precision(config: ResolvedConfig, precision: str) -> ResolvedConfig:
-    """``config`` with its precision decided, ``fp32`` or ``bf16``."""
-    return dataclasses.replace(config, precision=typing.cast(Any, precision))
+def computing(config: ResolvedConfig, precision: str, convolutions: str) -> ResolvedConfig:
+    """``config`` with its precision, ``fp32`` or ``bf16``, and its convolutions decided."""
+    return dataclasses.replace(config, precision=typing.cast(Any, precision), convolutions=convolutions)
 
 
 def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:

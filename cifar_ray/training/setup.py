@@ -23,12 +23,13 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
+from cifar_ray.models import convolution
 from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Task
-from cifar_ray.training import checkpoint, hardware, optimizer, precision, recipe
+from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
@@ -100,17 +101,18 @@ def prepare(
     hardware.keep_freed_memory()
     config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
     resumed = _agree(folder, config, worker)
-    measured = ""
-    if config.precision == "auto":  # decided once in a run: it goes on as it began, whatever processor it is on now
-        chosen, measured = (resumed[1].config.precision, "") if resumed else precision.choose(config, worker)
-        config = recipe.with_precision(config, chosen)
+    # Decided once in a run: it goes on as it began, whatever processor it is on now.
+    chosen: Any = resumed[1].config if resumed else arithmetic.choose(config, worker)
+    config = recipe.computing(config, chosen.precision, chosen.convolutions)
     torch.manual_seed(config.seed)
     model = models.build(config, dataset.spec)
     if is_own(config.model):
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = model.to(worker.device).to(memory_format=torch.channels_last).train()
+    layout = convolution.memory_format(config.computed)
+    model = model.to(worker.device).to(memory_format=layout).train()
+    convolution.install(model, config.computed)
     if resumed is None:
         _prepare_weights(model, config, dataset, worker)
     clock = Clock(worker.device, launch.begun)
@@ -136,7 +138,11 @@ def prepare(
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),
         started=Started(
-            config, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device), precision_measured=measured
+            config,
+            0,
+            loader.steps_per_epoch,
+            hardware=hardware.describe(worker.device),
+            measured="" if resumed else chosen.measured,
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
     )

@@ -32,7 +32,7 @@ from cifar_ray.models.options import ModelName, ResNetOptions
 from cifar_ray.strategies.options import DdpOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
-from cifar_ray.training import manifest, precision, recipe, setup
+from cifar_ray.training import arithmetic, manifest, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
@@ -205,8 +205,8 @@ def test_every_model_begins_in_bfloat16_as_in_float32(model: str, tmp_path: Path
 
 def test_a_network_that_fills_the_gpu_trains_in_bfloat16() -> None:
     asked = config(dataset="cifar10", model="resnet18", global_batch_size=512 if HERE else 8, precision="auto")
-    chosen, measured = precision.choose(asked, Worker(device=DEVICE))
-    assert chosen == "bf16" or not HERE, measured
+    chosen = arithmetic.choose(asked, Worker(device=DEVICE))
+    assert chosen.precision == "bf16" or not HERE, chosen.measured
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

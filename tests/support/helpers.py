@@ -34,7 +34,7 @@ from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import hardware, manifest, optimizer, recipe, stopping
+from cifar_ray.training import arithmetic, hardware, manifest, optimizer, recipe, stopping
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
@@ -240,6 +240,11 @@ class Steps:
 def steps_on_ranks(config: TrainConfig, count: int) -> list[Steps]:
     """The first ``count`` steps without the loop around them, of every rank."""
     return _on_ranks(config, _steps, count)
+
+
+def choices_on_ranks(config: TrainConfig) -> list[arithmetic.Choice]:
+    """What every rank decides to compute with."""
+    return _on_ranks(config, arithmetic.choose)
 
 
 def train_apart(

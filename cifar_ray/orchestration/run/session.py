@@ -178,7 +178,8 @@ class RunSession:
         threads = counted(config.cpus_reserved, "CPU thread")
         if event.resumed_from:
             self.view.line(f"continuing after step {event.step}")
-        self.view.started(f"training on {event.hardware}, {config.precision}, {threads} per worker")
+        computed = ", ".join(filter(None, (config.precision, config.computed.words)))
+        self.view.started(f"training on {event.hardware}, {computed}, {threads} per worker")
         self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)
 

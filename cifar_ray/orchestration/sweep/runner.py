@@ -24,7 +24,7 @@ from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
-from cifar_ray.orchestration.sweep import planner, shared_precision
+from cifar_ray.orchestration.sweep import planner, shared_arithmetic
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
@@ -173,7 +173,7 @@ class _Sweep:
             functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:
                 at_once = self._fit_to_cluster()
-                shared_precision.decide([trial for trial, _ in self._waiting()], board.line)
+                shared_arithmetic.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
                 recorder = SweepRecorder(

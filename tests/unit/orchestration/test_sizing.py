@@ -159,12 +159,12 @@ PLACED = Placed(0, "first", "127.0.0.1", "host", 1, 1, "cpu", "lo")
 DIED = Failed({0: failures.DIED}, {})
 
 
-def test_a_start_again_goes_on_in_the_precision_that_was_measured(course: list[Any], tmp_path: Path) -> None:
+def test_a_start_again_goes_on_with_what_was_measured(course: list[Any], tmp_path: Path) -> None:
     asked = config("1x1")
-    course += [[Started(recipe.with_precision(asked, "bf16"), 0, 10), DIED], RunFailedError("the end")]
+    course += [[Started(recipe.computing(asked, "bf16", "contiguous"), 0, 10), DIED], RunFailedError("the end")]
     *_, moved, end = run(asked, OneNode("first"), tmp_path)
     assert asked.precision == "auto"
-    assert (moved.config.precision, end) == ("bf16", "the end")
+    assert (moved.config.precision, moved.config.convolutions, end) == ("bf16", "contiguous", "the end")
 
 
 def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path: Path) -> None:

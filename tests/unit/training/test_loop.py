@@ -17,7 +17,8 @@ from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import checkpoint, hardware, optimizer, precision
+from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer
+from cifar_ray.training.arithmetic import Choice
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
@@ -30,7 +31,12 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
     outcome = train_here(config, digits, tmp_path, recorder := Recorder())
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
-        Started(replace(config, device="cpu"), 0, 44, hardware=hardware.describe(torch.device("cpu")))
+        Started(
+            replace(config, device="cpu", convolutions="channels_last"),
+            0,
+            44,
+            hardware=hardware.describe(torch.device("cpu")),
+        )
     ]
     assert recorder.steps == list(range(1, 5 * 44 + 1))
     for row, step in zip(recorder.rows, range(5, 221, 5), strict=True):
@@ -184,19 +190,30 @@ def test_a_run_is_not_continued_as_another(small: TrainConfig, digits: Dataset, 
     train_here(replace(small, accumulate=4), digits, tmp_path)  # the same images per step
 
 
-@pytest.mark.parametrize(("first", "then"), [("fp32", "bf16"), ("bf16", "fp32")])
-def test_a_run_keeps_its_precision_on_another_kind_of_processor(
-    first: str, then: str, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+PRODUCTS = "channels_last; 1x8x8>4 k3 p1: weight"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Choice("fp32", "contiguous", "measured"), Choice("bf16", PRODUCTS, "measured")),
+        (Choice("bf16", PRODUCTS, "measured"), Choice("fp32", "channels_last", "measured")),
+    ],
+    ids=["fp32", "bf16"],
+)
+def test_a_run_computes_as_it_began_on_another_kind_of_processor(
+    first: Choice, then: Choice, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undecided = replace(small, precision="auto")
-    monkeypatch.setattr(precision, "choose", lambda config, worker: (first, "measured"))
+    monkeypatch.setattr(arithmetic, "choose", lambda config, worker: first)
     with pytest.raises(Stopped):
         train_here(undecided, digits, tmp_path, Recorder(stop_after=15))
-    monkeypatch.setattr(precision, "choose", lambda config, worker: (then, "measured"))
+    monkeypatch.setattr(arithmetic, "choose", lambda config, worker: then)
     train_here(undecided, digits, tmp_path, after := Recorder())
     assert after.steps[0] == 12
-    assert after.begun[0].config.precision == first
-    assert after.begun[0].precision_measured == ""
+    began = after.begun[0].config
+    assert (began.precision, began.convolutions) == (first.precision, first.convolutions)
+    assert after.begun[0].measured == ""
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Decide precision and convolutions once for each model of a sweep: runs that compute differently would not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+import torch
+
+from cifar_ray.config import errors, option
+from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.training import arithmetic, recipe
+
+
+def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
+    """Decide what the config of every trial leaves open that is to run, by a measurement where a worker would compute.
+
+    Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision.
+
+    Raises:
+        RunFailedError: when the process that measures dies, or gives no answer in time.
+    """
+    asking: dict[Any, list[tuple[PlannedTrial, ResolvedConfig]]] = {}
+    for trial in trials:
+        begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
+        if trial.config is not None and not begun:
+            asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
+    for alike in asking.values():
+        configs = [config for _, config in alike]
+        passes = sum(map(arithmetic.passes_of, configs))
+        largest = max(configs, key=lambda config: config.images_per_worker)
+        if names := arithmetic.undecided(largest, passes):
+            task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
+            try:
+                chosen = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
+            except ray.exceptions.RayError as error:
+                reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
+                raise RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}") from None
+            say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
+        else:
+            chosen = _measure(largest, passes)
+        for trial, config in alike:
+            trial.config = recipe.computing(config, chosen.precision, chosen.convolutions)
+
+
+def _kind(config: ResolvedConfig) -> Any:
+    """What the runs have in common that are to compute alike; with ``reproducible`` nothing is measured."""
+    return (
+        config.strategy == "reproducible",
+        config.model,
+        config.device,
+        config.precision,
+        config.convolutions,
+        *(repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model")),
+    )
+
+
+def _measure(config: ResolvedConfig, passes: int) -> arithmetic.Choice:
+    return arithmetic.choose(config, Worker(device=torch.device(config.device)), passes)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cifar_ray.models import convolution
+from cifar_ray.models.options import PARTS, Convolutions, ConvolutionShape
+
+EVERY_PART = frozenset(PARTS)
+SUBSETS = [frozenset(parts) for count in (1, 2, 3) for parts in itertools.combinations(PARTS, count)]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02}
+
+
+def installed(network: nn.Module, images: Tensor, parts: frozenset[str] = EVERY_PART) -> nn.Module:
+    """A copy of ``network`` all of whose convolutions compute ``parts`` as products, for images like these."""
+    shapes: set[ConvolutionShape | None] = set()
+    changed = copy.deepcopy(network)
+    handles = [
+        layer.register_forward_hook(lambda layer, args, _: shapes.add(convolution.shape_of(layer, args[0])))
+        for layer in changed.modules()
+    ]
+    with torch.no_grad():
+        changed(images)
+    for handle in handles:
+        handle.remove()
+    convolution.install(changed, Convolutions(products={shape: parts for shape in shapes if shape}))
+    return changed
+
+
+def passes(network: nn.Module, images: Tensor, autocast: bool = False) -> list[Tensor]:
+    """Output, and the gradients of the input and of every parameter."""
+    network.zero_grad()
+    images = images.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = network(images)
+    out.double().square().sum().backward()
+    return [out, images.grad, *(parameter.grad for parameter in network.parameters())]  # type: ignore[list-item]
+
+
+def assert_close(results: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    for one, other in zip(results, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert torch.allclose(one.double(), other.double(), rtol=0, atol=tolerance * other.abs().max().item())
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_products_are_the_convolution(seed: int) -> None:
+    """Kernels of 1 to 7, square or not, with any stride, padding, bias, dtype, layout and choice of parts."""
+    draw = random.Random(seed)
+    kernel = (draw.randint(1, 7), draw.randint(1, 7)) if draw.random() < 0.5 else draw.choice((1, 2, 3, 5, 7))
+    stride = (draw.randint(1, 3), draw.randint(1, 3)) if draw.random() < 0.5 else draw.randint(1, 3)
+    padding = (draw.randint(0, 3), draw.randint(0, 3)) if draw.random() < 0.5 else draw.randint(0, 3)
+    channels, filters = draw.choice((1, 3, 8)), draw.choice((1, 5, 16))
+    dtype, autocast = draw.choice(((torch.float64, False), (torch.float32, False), (torch.float32, True)))
+    torch.manual_seed(seed)
+    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=draw.random() < 0.5).to(dtype)
+    images = torch.randn(draw.randint(1, 5), channels, draw.randint(7, 12), draw.randint(7, 12), dtype=dtype)
+    if draw.random() < 0.5:
+        layer, images = (of.to(memory_format=torch.channels_last) for of in (layer, images))
+    product = installed(layer, images, draw.choice(SUBSETS))
+    assert type(product) is convolution.Convolution
+    tolerance = TOLERANCE[torch.bfloat16 if autocast else dtype]
+    assert_close(passes(product, images, autocast), passes(layer, images, autocast), tolerance)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, 2, 1, bias=False)),
+        *(nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 4, 1), nn.Flatten()),
+    )
+
+
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_what_no_product_stands_for_stays_as_it_is_and_so_do_parameters_and_names() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    before = nn.Sequential(*network(), nn.Unflatten(1, (4, 2, 2)), Own(4, 4, 1), nn.Conv2d(4, 4, 3, padding="same"))
+    after = installed(before, IMAGES)
+    is_product = [type(layer) is convolution.Convolution for layer in after if isinstance(layer, nn.Conv2d)]
+    assert is_product == [True, True, False, True, False, False]
+    assert list(after.state_dict()) == list(before.state_dict())
+    assert str(next(after.children())) == "Convolution(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
+    assert_close(passes(after, IMAGES), passes(before, IMAGES), TOLERANCE[torch.float32])
+
+
+def test_without_gradients_and_for_other_sizes_it_is_the_convolution_itself() -> None:
+    layer = nn.Conv2d(3, 8, 3)
+    product = installed(layer, IMAGES)
+    larger = torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        assert torch.equal(product(IMAGES), layer(IMAGES))
+    assert all(map(torch.equal, passes(product, larger), passes(layer, larger)))
+    assert product(IMAGES).grad_fn.name() == "_ProductsBackward"
+    assert product(larger).grad_fn.name() != "_ProductsBackward"
+
+
+def test_a_device_other_than_the_cpu_keeps_its_convolutions() -> None:
+    product = installed(nn.Conv2d(3, 8, 3), IMAGES).to("meta")
+    assert product(IMAGES.to("meta")).grad_fn.name() != "_ProductsBackward"
+
+
+def test_columns_are_kept_up_to_a_bound_made_again_above_it_and_not_made_at_all_above_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = nn.Conv2d(3, 8, 3)
+    results = []
+    size = 2 * 6 * 6 * 27 * 4
+    for kept, most, saved in ((size, size, size), (size - 1, size, 0), (size, size - 1, None)):
+        monkeypatch.setattr(convolution, "KEPT_BYTES", kept)
+        monkeypatch.setattr(convolution, "MOST_BYTES", most)
+        product = installed(layer, IMAGES)
+        node = product(IMAGES).grad_fn
+        if saved is None:
+            assert node.name() != "_ProductsBackward"
+        else:
+            columns = node.saved_tensors[2]
+            assert (0 if columns is None else columns.nbytes) == saved
+            results.append(passes(product, IMAGES))
+    assert all(map(torch.equal, *results))
+
+
+def test_a_gradient_has_a_gradient() -> None:
+    layer = nn.Conv2d(3, 8, 3).double()
+    images = IMAGES.double()
+    twice = []
+    for each in (layer, installed(layer, images)):
+        x = images.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
+        twice.append(torch.autograd.grad(gradient.square().sum(), [x, each.weight]))
+    assert_close(list(twice[1]), list(twice[0]), TOLERANCE[torch.float64])
+
+
+SHAPES = {
+    "3x32x32>64 k3 p1": ConvolutionShape(3, 32, 32, 64, (3, 3), (1, 1), (1, 1)),
+    "256x8x4>512 k1 s2": ConvolutionShape(256, 8, 4, 512, (1, 1), (2, 2), (0, 0)),
+    "3x8x8>8 k1x7 s2x1 p0x3": ConvolutionShape(3, 8, 8, 8, (1, 7), (2, 1), (0, 3)),
+}
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_a_choice_is_written_and_read(text: str) -> None:
+    chosen = Convolutions(products={SHAPES[text]: frozenset({"forward", "weight"})})
+    assert str(chosen) == f"channels_last; {text}: forward weight"
+    assert Convolutions.parse(str(chosen)) == chosen
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nhwc", "channels_last; 3x3", "channels_last; 3x8x8>8 k3: all", "contiguous; 3x8x8>8 k3: data"]
+)
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Convolutions.parse(text)
