@@ -60,7 +60,7 @@ def shares(cell: str) -> tuple[str, dict[str, float]]:
     for event in traced.profiler.key_averages():
         if event.key.startswith(("aten::", "mkldnn")):
             own[event.key.removeprefix("aten::")] += event.self_cpu_time_total
-    return observer.precision, {name: spent / own.total() for name, spent in own.most_common()}
+    return observer.computed, {name: spent / own.total() for name, spent in own.most_common()}
 
 
 def main() -> None:

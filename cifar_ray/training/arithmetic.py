@@ -7,6 +7,7 @@ without, of which a gain must be left.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -24,7 +25,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
 from cifar_ray.models.options import PARTS, USUAL, Convolutions, ConvolutionShape
-from cifar_ray.strategies.worker import Worker, autocast
+from cifar_ray.strategies.worker import Worker, autocast, seed
 from cifar_ray.training import hardware
 
 MARGIN = 1.15
@@ -45,8 +46,9 @@ _IMAGES = 16
 """At most so many on a CPU, where the ratio hardly depends on them and a large model's passes take long. On a GPU it
 does, since few images are over before their kernels are launched: so many as are trained on together."""
 
-_ROUNDS, _ENOUGH_S = (2, 10), 0.3
-_REPEATS, _HOPELESS = 5, 1.5
+_ENOUGH_S = 0.3
+_PRECISIONS, PARTS_ROUNDS, _PASSES = (2, 10), (5, 5), (5, 50)  # rounds, at least and while there is time
+_HOPELESS = 1.5
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,17 @@ def _measure_what_fits(config: ResolvedConfig, count: int, device: torch.device)
 def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
     """Least seconds of a forward and backward pass in float32 and in bfloat16; in turn, and without the first round."""
     one_pass = _pass(config, count, Convolutions(), device)
+    passes = [functools.partial(one_pass, precision) for precision in ("fp32", "bf16")]
+    return [min(times) for times in _in_turn(passes, *_PRECISIONS)]
+
+
+def _in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:
+    """Seconds of each call in every round but the first: ``least`` rounds, or up to ``most`` in :data:`_ENOUGH_S`."""
     rounds: list[list[float]] = []
     begin = time.perf_counter()
-    while len(rounds) <= _ROUNDS[0] or (len(rounds) <= _ROUNDS[1] and time.perf_counter() - begin < _ENOUGH_S):
-        rounds.append([one_pass(precision) for precision in ("fp32", "bf16")])
-    return [min(times) for times in zip(*rounds[1:])]
+    while len(rounds) <= least or (len(rounds) <= most and time.perf_counter() - begin < _ENOUGH_S):
+        rounds.append([call() for call in timed])
+    return [*zip(*rounds[1:])]
 
 
 def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> Callable[[str], float]:
@@ -196,33 +204,34 @@ def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker)
     (seconds,) = _mean([min(one_pass(precision) for _ in range(3))], worker)
     count = min(at_once, max(few, int(few * PASS_S / seconds)))
     products = {}
-    for shape, with_data in _shapes(config, count, precision, worker.device).items():
-        times = dict(zip(_WAYS, _mean(_measure_parts(shape, count, precision, with_data), worker)))
-        if parts := _faster(times, with_data):
+    for shape, with_data in shapes(config, count, precision, worker.device).items():
+        times = dict(zip(WAYS, _mean(measure_parts(shape, count, precision, with_data), worker)))
+        if parts := faster(times, with_data):
             products[shape] = parts
     ways = {"convolutions": usual}
     if strategies.of(config).cut is None:  # what a pipeline's stages send one another is channels last
         ways["contiguous"] = Convolutions("contiguous")
     if products:
         ways[f"{len(products)} as products"] = Convolutions(products=products)
-    run = [_pass(config, count, way, worker.device) for way in ways.values()]
-    rounds = [[each(precision) for each in run] for _ in range(1 + _REPEATS)]
-    medians = _mean([statistics.median(times) for times in zip(*rounds[1:])], worker)
+    passes = [functools.partial(_pass(config, count, way, worker.device), precision) for way in ways.values()]
+    medians = _mean([statistics.median(times) for times in _in_turn(passes, *_PASSES)], worker)
     best = min(range(len(ways)), key=medians.__getitem__)
     told = ", ".join(f"{name} {1000 * of:.1f} ms" for name, of in zip(ways, medians))
     chosen = [*ways.values()][best] if medians[0] > GAIN * medians[best] else usual
     return str(chosen), f"{count} images in {precision}: {told}"
 
 
-def _shapes(config: ResolvedConfig, count: int, precision: str, device: torch.device) -> dict[ConvolutionShape, bool]:
+def shapes(config: ResolvedConfig, count: int, precision: str, device: torch.device) -> dict[ConvolutionShape, bool]:
     """The shapes of a model's convolutions that can be products, and whether their input needs a gradient."""
+    seed(config.seed, device)  # a model that leaves out layers by chance has the same ones on all ranks
     model, images = _model(config, count, Convolutions(), device)
     shapes: dict[ConvolutionShape, bool] = {}
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        shape = convolution.shape_of(layer, inputs[0])
-        if shape and convolution.columns_bytes(shape, count, _dtype(precision)) <= convolution.MOST_BYTES:
-            shapes[shape] = shapes.get(shape, False) or inputs[0].requires_grad
+        for given in inputs[:1]:
+            shape = convolution.shape_of(layer, given)
+            if shape and convolution.columns_bytes(shape, count, _dtype(precision)) <= convolution.MOST_BYTES:
+                shapes[shape] = shapes.get(shape, False) or given.requires_grad
 
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
@@ -232,12 +241,12 @@ def _shapes(config: ResolvedConfig, count: int, precision: str, device: torch.de
     return shapes
 
 
-_WAYS = (*itertools.product(PARTS, ("convolution", "product")), ("columns", "product"))
+WAYS = (*itertools.product(PARTS, ("convolution", "product")), ("columns", "product"))
 
 
 @torch.no_grad()
-def _measure_parts(shape: ConvolutionShape, count: int, precision: str, with_data: bool) -> list[float]:
-    """Median seconds of every one of :data:`_WAYS`; in turn, and without the first round.
+def measure_parts(shape: ConvolutionShape, count: int, precision: str, with_data: bool) -> list[float]:
+    """Median seconds of every one of :data:`WAYS`; in turn, and without the first round.
 
     Where products are far slower it ends early. The gradient of data that needs none is not measured.
     """
@@ -260,20 +269,20 @@ def _measure_parts(shape: ConvolutionShape, count: int, precision: str, with_dat
         lambda: convolution.weight_gradient(result, columns, weight),
         lambda: convolution.columns_of(x, shape),
     ]
-    rounds: list[list[float]] = []
-    for number in range(1 + _REPEATS):
-        rounds.append([])
-        for call in calls:
-            begin = time.process_time()
-            call()
-            rounds[-1].append(time.process_time() - begin)
-        times = dict(zip(_WAYS, rounds[-1]))
-        if number and all(times[p, "product"] > _HOPELESS * times[p, "convolution"] for p in ("forward", "weight")):
-            break
-    return [statistics.median(each) for each in zip(*rounds[1:])]
+    timed = [functools.partial(_seconds, call) for call in calls]
+    first = dict(zip(WAYS, [min(times) for times in _in_turn(timed, 1, 1)]))
+    if all(first[part, "product"] > _HOPELESS * first[part, "convolution"] for part in ("forward", "weight")):
+        return [*first.values()]
+    return [statistics.median(times) for times in _in_turn(timed, *PARTS_ROUNDS)]
 
 
-def _faster(seconds: Mapping[tuple[str, str], float], with_data: bool) -> frozenset[str]:
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
+def faster(seconds: Mapping[tuple[str, str], float], with_data: bool) -> frozenset[str]:
     """The parts to compute as products."""
     by_part = {part: (seconds[part, "convolution"], seconds[part, "product"]) for part in PARTS}
     (forward, forward_product), (weight, weight_product) = by_part["forward"], by_part["weight"]

@@ -171,7 +171,7 @@ def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resid
 
 def test_the_stored_config_is_that_of_the_run(run: Run, resident: Person) -> None:
     stored = recipe.resolve(runfile.load(resident.artifact("first", "config.yaml")))
-    decided = {"device": "cpu", "precision": run.data.params["precision"]}
+    decided = {"device": "cpu", "precision": run.data.params["precision"], "convolutions": "channels_last"}
     asked = replace(runfile.load(EXAMPLE), checkpoint_every=15, log_every=10, **decided)
     assert stored == recipe.resolve(asked)
 

@@ -119,6 +119,24 @@ def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: D
     assert (tags["cifar_ray.topology"], tags["cifar_ray.hardware"], tags["cifar_ray.threads"]) == ("1x4", "GPU", "2")
 
 
+PRODUCTS = "channels_last; 512x2x2>512 k3 p1: forward data weight"
+
+
+@pytest.mark.parametrize(("convolutions", "recorded"), [("channels_last", None), (PRODUCTS, PRODUCTS)])
+def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
+    convolutions: str, recorded: str | None, client: MlflowClient, digits: Dataset
+) -> None:
+    record = created(client, digits)
+    decided = recipe.computing(CONFIG, "bf16", convolutions)
+    for _ in range(2):
+        record.started(Started(decided, 0, 11, measured="64 images in bf16: ..."))
+    record.end("KILLED")
+    run = only_run(client).data
+    assert (run.params["precision"], run.params.get("convolutions")) == ("bf16", recorded)
+    assert run.tags["cifar_ray.precision"] == "64 images in bf16: ..."
+    assert runfile.resolved_from_mapping(runfile.to_mapping(decided)) == decided
+
+
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
