@@ -96,7 +96,7 @@ class Console(Display):
 
     def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
         """The run waits for nodes."""
-        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+        self.doing(waiting_note(suitable, wanted, waited_s, limit_s))
 
     def no_room(self, seconds: float) -> None:
         """The workers have waited so long for room in the cluster."""
@@ -299,6 +299,11 @@ class Console(Display):
 def cpu_note(reason: str) -> str:
     """A note on a run that uses CPUs because there were too few GPUs."""
     return f"note: training on CPUs, though the cluster has GPUs: {reason}"
+
+
+def waiting_note(suitable: int, wanted: int, waited_s: float, limit_s: float) -> str:
+    """How long a run or a sweep has waited for nodes, and how many have come."""
+    return f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}"
 
 
 def made_up_note(local_nodes: int, oversubscribe: bool) -> str:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cifar_ray.display.run import duration
+from cifar_ray.display.run import duration, waiting_note
 from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec
 
@@ -62,6 +62,10 @@ class Board(Display):
     def show_doing(self, text: str) -> None:
         """Have the last line of the table say what is going on."""
         self._doing = text
+
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """The sweep waits for nodes."""
+        self.doing(waiting_note(suitable, wanted, waited_s, limit_s))
 
     def line_once(self, text: str) -> None:
         """A line that several runs would repeat."""

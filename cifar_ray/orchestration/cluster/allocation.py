@@ -14,7 +14,7 @@ from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection, preflight
+from cifar_ray.orchestration.cluster import connection, optional, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
@@ -83,9 +83,11 @@ class NodeAllocator:
         begun = reported = time.monotonic()
         before = -1
         while True:
-            requested = self.demand.renew(_candidates(config))
+            requested = self.demand.renew(_wanted(config))
+            # While GPUs may come, CPUs that are there are not taken.
+            asked = replace(config, device="cuda") if requested and self.demand.for_gpus else config
             try:
-                return choose(config, held or {}, self.excluded)
+                return choose(asked, held or {}, self.excluded)
             except TooSmallError as lacking:
                 waited = time.monotonic() - begun
                 if not (requested or patient):
@@ -93,8 +95,11 @@ class NodeAllocator:
                 if waited >= config.start_timeout_s:
                     raise RunFailedError(
                         f"the nodes have not come within {config.start_timeout_s:g} s (--start-timeout-s): {lacking}"
+                        + ("; --device cpu does without GPUs" if asked.device != config.device else "")
                     ) from None
-                suitable, wanted = _suitable(config)
+                if before < 0 and requested and config.device == "auto" and not optional.tells_refusals():
+                    self.log("asking the autoscaler for CPUs; --device cuda asks for GPUs")
+                suitable, wanted = _suitable(asked)
                 if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
                     self.report(suitable, wanted, waited, config.start_timeout_s)
                     before, reported = suitable, time.monotonic()
@@ -281,6 +286,22 @@ def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:
         with suppress(ConfigError):  # these workers cannot share the global batch
             candidates.append(recipe.at(config, wanted))
     return candidates
+
+
+def _wanted(config: ResolvedConfig) -> list[ResolvedConfig]:
+    """What to ask the autoscaler for, until it takes one: with ``--device auto``, GPUs before CPUs.
+
+    Not if its refusals cannot be read: where no type of node has GPUs, they would be waited for.
+    """
+    candidates = _candidates(config)
+    with_gpus = []
+    if config.device == "auto" and optional.tells_refusals():
+        for candidate in candidates:
+            with suppress(ConfigError):  # it cannot use them
+                with_gpus.append(
+                    replace(recipe.placed(candidate, "cuda", 1), cpus_per_worker=candidate.cpus_per_worker)
+                )
+    return with_gpus + candidates
 
 
 def _refused(lacking: TooSmallError) -> TooSmallError:

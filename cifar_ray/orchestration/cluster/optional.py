@@ -166,6 +166,14 @@ def greeting(head: str, timeout_s: float) -> Greeting | None:
         return Greeting(error.code().name, "")
 
 
+@part(lambda: False)
+def tells_refusals() -> bool:
+    """Whether :func:`refused_bundles` can say what is refused. Without it ``--device auto`` asks for no GPUs."""
+    find("ray.experimental.internal_kv:internal_kv_get_gcs_client")
+    find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply")
+    return True
+
+
 def _all_accepted(timeout_s: float) -> list[dict[str, float]] | None:
     return []
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import planner, shared_arithmetic
@@ -172,7 +174,9 @@ class _Sweep:
             datasets = self._load_data()
             functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:
-                at_once = self._fit_to_cluster()
+                with allocation.allocator(board.waiting, check, board.line) as allocator:
+                    self._bring_nodes(allocator)
+                    at_once = self._fit_to_cluster()
                 shared_arithmetic.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
@@ -253,6 +257,18 @@ class _Sweep:
     def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:
         """Trials to train, with their configs."""
         return [(trial, trial.config) for trial in self._trials if trial.state == boards.WAITING and trial.config]
+
+    def _bring_nodes(self, allocator: NodeAllocator) -> None:
+        """Wait for the nodes of the largest topology that the cluster can have, on which all smaller ones fit.
+
+        Raises:
+            RunFailedError: when they have not come in time.
+        """
+        sizes = {asked.topology: asked for _, asked in self._waiting()}.values()
+        for asked in sorted(sizes, key=lambda asked: (asked.world_size, asked.placement.nodes), reverse=True):
+            with suppress(ConfigError):  # that topology is skipped, as _fit_to_cluster says
+                allocator.allocate(asked)
+                return
 
     def _fit_to_cluster(self) -> int:
         """Decide every run's device; return how many runs train at once."""

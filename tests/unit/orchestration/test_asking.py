@@ -1,0 +1,146 @@
+"""What a run and a sweep ask of an autoscaler that brings nodes of some types, or refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.sweep import SweepConfig, cells
+from cifar_ray.config.topology import Node
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator
+from cifar_ray.orchestration.sweep.planner import draw, plan
+from cifar_ray.orchestration.sweep.runner import _Sweep
+from cifar_ray.training import recipe
+
+WITH_GPU, WITHOUT = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}
+
+
+class Cluster:
+    """A cluster scaled to ``live``, whose autoscaler has node types with these resources, and brings ``most`` nodes.
+
+    While it is ``slow``, it neither brings any nor refuses.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.live: list[Node] = []
+        self.types = [WITH_GPU]
+        self.most = 9
+        self.slow = False
+        self.asked: list[list[dict[str, float]]] = []
+        monkeypatch.setattr(allocation, "_POLL_S", 0.0)
+        monkeypatch.setattr(connection, "nodes", lambda: self.live)
+        monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: self.live)
+        monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "head"}}])
+        monkeypatch.setattr(optional, "refused_bundles", self._refused)
+        monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: self.asked.append(bundles))
+
+    def _refused(self, _: float) -> list[dict[str, float]]:
+        if self.slow:
+            return []
+        bundles = self.asked[-1] if self.asked else []
+        for bundle in bundles[len(self.live) :]:
+            types = [kind for kind in self.types if all(kind.get(name, 0) >= size for name, size in bundle.items())]
+            if not types or len(bundles) > self.most:
+                return bundles
+            self.live.append(Node(str(len(self.live)), "127.0.0.1", types[0]["CPU"], types[0].get("GPU", 0.0)))
+        return []
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+def config(topology: str = "2x1", **values: Any) -> ResolvedConfig:
+    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "start_timeout_s": 1.0}
+    return recipe.resolve(TrainConfig(**{**usual, **values}, topology=topology))
+
+
+def test_auto_asks_for_all_gpus_at_once_where_nodes_have_them(cluster: Cluster) -> None:
+    cluster.types = [WITHOUT, WITH_GPU]
+    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config())
+    assert cluster.asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2]
+    assert chosen.config.device == "cuda"
+
+
+def test_auto_waits_for_gpus_although_there_are_cpus(cluster: Cluster) -> None:
+    cluster.live = [Node("0", "127.0.0.1", 64.0)]
+    cluster.slow = True
+    waited: list[int] = []
+
+    def come(suitable: int, *_: object) -> None:
+        waited.append(suitable)
+        cluster.live.append(Node("1", "127.0.0.1", 4.0, 1.0))
+
+    chosen = NodeAllocator(come, lambda: None).allocate(config("1x1"))
+    assert (waited, chosen.config.device, chosen.nodes) == ([0], "cuda", ["1"])
+
+
+def test_auto_takes_cpus_when_the_autoscaler_has_no_gpus(cluster: Cluster) -> None:
+    cluster.types = [WITHOUT]
+    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config())
+    assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU", "GPU"}] * 2 + [{"CPU"}] * 2
+    assert (chosen.config.device, chosen.unused_gpus) == ("cpu", "")
+
+
+def test_auto_says_that_it_asked_for_cpus_when_refusals_cannot_be_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.types = [WITHOUT]
+    monkeypatch.setattr(optional, "tells_refusals", lambda: False)
+    lines: list[str] = []
+    chosen = NodeAllocator(lambda *_: None, lambda: None, lines.append).allocate(config())
+    assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU"}] * 2
+    assert chosen.config.device == "cpu"
+    assert lines == ["asking the autoscaler for CPUs; --device cuda asks for GPUs"]
+
+
+def test_a_strategy_for_cpus_asks_for_no_gpus(cluster: Cluster) -> None:
+    cluster.types = [WITHOUT, WITH_GPU]
+    NodeAllocator(lambda *_: None, lambda: None).allocate(config("1x2", strategy="hogwild"))
+    assert not any("GPU" in bundle for bundles in cluster.asked for bundle in bundles)
+
+
+def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster) -> None:
+    cluster.slow = True
+    with pytest.raises(RunFailedError, match=r"and 1 GPUs each.*; --device cpu does without GPUs$"):
+        NodeAllocator(lambda *_: None, lambda: None).allocate(config(start_timeout_s=0.01))
+
+
+def of_a_sweep(topologies: list[str], device: str = "auto") -> _Sweep:
+    train = {"dataset": "digits", "model": "simple_cnn", "device": device, "start_timeout_s": 1.0}
+    sweep = SweepConfig("s", ({"topology": topologies},), train=train, skip_infeasible=True)
+    folder: Any = SimpleNamespace(disk=Path("/"), local=True)
+    return _Sweep(sweep, folder, None, plan(cells(sweep, draw(sweep))), 0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])
+def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_have(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, nodes: int, runs: int
+) -> None:
+    monkeypatch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
+    cluster.most = most
+    sweep = of_a_sweep(["1x1", "2x1", "4x1"], "cuda")
+    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+        sweep._bring_nodes(allocator)
+        sweep._fit_to_cluster()
+    assert len(cluster.live) == nodes
+    assert [trial.config is not None for trial in sweep._trials] == [index < runs for index in range(3)]
+    assert cluster.asked[-1] == []  # withdrawn: each run asks for its own
+
+
+def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    sweep = of_a_sweep(["2x1"])
+    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+        sweep._bring_nodes(allocator)
+        with pytest.raises(ConfigError, match="0 are large enough"):
+            sweep._fit_to_cluster()
+    assert cluster.asked == []
