@@ -147,8 +147,14 @@ def _built(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, with the version that reads it."""
-    return {"version": VERSION, **_asked(config)}
+    """The config as plain values, with the version that reads it.
+
+    Convolutions that are computed as usual are left out: earlier versions, which had no choice, read it, too.
+    """
+    values = {"version": VERSION, **_asked(config)}
+    if config.convolutions == USUAL:
+        del values["convolutions"]
+    return values
 
 
 def found(config: TrainConfig) -> dict[str, Any]:
@@ -171,7 +177,8 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other models and strategies."""
     others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
-    return {name: value for name, value in to_mapping(config).items() if name not in others}
+    values = {"version": VERSION, **_asked(config)}
+    return {name: value for name, value in values.items() if name not in others}
 
 
 def to_yaml(config: TrainConfig) -> str:
