@@ -230,7 +230,9 @@ def evaluate(command: EvaluateCommand) -> int:
         with early.loading("loading PyTorch and MLflow"):
             from cifar_ray.orchestration.run import results
 
-        scored = results.evaluate(command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note)
+        scored = results.evaluate(
+            command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note, command.device
+        )
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
     recorded = (scored.recorded_score, scored.recorded_images)
     console = Console(tasks.recorded(scored.task))

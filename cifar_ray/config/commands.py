@@ -245,6 +245,9 @@ class EvaluateCommand(ResultAsJson, OfModel):
 
     data_dir: str | None = None
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; 'auto' takes the first GPU, unless it is full or PyTorch cannot use it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand(ResultAsJson, OfModel):

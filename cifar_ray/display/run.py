@@ -298,7 +298,7 @@ class Console(Display):
 
 def cpu_note(reason: str) -> str:
     """A note on a run that uses CPUs because there were too few GPUs."""
-    return f"note: training on CPUs, though the cluster has GPUs: {reason}"
+    return f"note: training on CPUs, though there are GPUs: {reason}"
 
 
 def waiting_note(suitable: int, wanted: int, waited_s: float, limit_s: float) -> str:

@@ -39,8 +39,8 @@ class DataParallel(Replicas):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        gpus = list(range(context.config.data_parallel.gpus_per_worker))
-        self._replicas = nn.DataParallel(_Autocast(context.model, context.config.precision), device_ids=gpus)
+        module = _Autocast(context.model, context.config.precision)
+        self._replicas = nn.DataParallel(module, device_ids=list(context.worker.gpus))
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:

@@ -20,6 +20,7 @@ class Worker:
         local_rank: number of this worker among those of its node.
         node: name of the node, the same for all workers on it.
         device: where it computes.
+        gpus: PyTorch's numbers of all its GPUs, that of ``device`` first; empty on a CPU.
     """
 
     rank: int = 0
@@ -27,6 +28,7 @@ class Worker:
     local_rank: int = 0
     node: str = "localhost"
     device: torch.device = _CPU
+    gpus: tuple[int, ...] = ()
 
 
 def seed(value: int, device: torch.device) -> None:

@@ -79,41 +79,41 @@ def main(words: list[str], begun: float) -> Outcome:
     config = recipe.resolve(runfile.merge(TrainConfig(), values))
     if strategies.of(config).needs_server:
         raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
-    device = _device(config, local_rank, local_world_size)
-    if device.type == "cuda":
-        gpus.check([local_rank])
+    given = _gpus(config, local_rank, local_world_size)
+    device = torch.device("cuda", given[0]) if given else torch.device("cpu")
+    if given:
+        gpus.check(given)
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        loading = time.time()
-        dataset = data.read(config)
-        launch = Launch(begun, time.time() - loading)
-        name = config.run_name or f"{config.model_name}-{config.dataset_name}-{config.topology}-seed{config.seed}"
-        folder = files.storage(config.storage) / name / "checkpoints"
-        worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device)
-        outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())
-        if rank == 0:
-            for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
-                print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-        return outcome
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.init_process_group("nccl" if given else "gloo")
+    loading = time.time()
+    dataset = data.read(config)
+    launch = Launch(begun, time.time() - loading)
+    name = config.run_name or f"{config.model_name}-{config.dataset_name}-{config.topology}-seed{config.seed}"
+    folder = files.storage(config.storage) / name / "checkpoints"
+    worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
+    outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())
+    if rank == 0:
+        for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
+            print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    if dist.is_initialized():  # not after an error: it would wait for the others, and they for this rank
+        dist.destroy_process_group()
+    return outcome
 
 
-def _device(config: TrainConfig, local_rank: int, local_world_size: int) -> torch.device:
-    """A GPU for each worker of the node, or for none."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needed = local_world_size * config.data_parallel.gpus_per_worker
-    if config.device != "cpu" and gpus >= needed:
-        return torch.device("cuda", local_rank)
+def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:
+    """The GPUs of this worker: each worker of the node has as many, or none has any."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    each = config.data_parallel.gpus_per_worker
+    needed = local_world_size * each
+    if config.device != "cpu" and count >= needed:
+        return tuple(range(local_rank * each, (local_rank + 1) * each))
     if config.device == "cuda":
         raise errors.ConfigError(
             "device",
-            f"must be cpu or auto here: {errors.counted(needed, 'GPU')} needed, {gpus} found",
+            f"must be cpu or auto here: {errors.counted(needed, 'GPU')} needed, {count} found",
         )
-    return torch.device("cpu")
+    return ()
 
 
 def _complain(sentence: str, status: int) -> int:

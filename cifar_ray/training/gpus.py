@@ -67,6 +67,13 @@ def nvml() -> Nvml:
             pynvml.nvmlShutdown()
 
 
+def expected() -> bool:
+    """Whether this process should have a GPU: one that is not hidden, or a driver that does not answer."""
+    found = nvml()
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return torch.cuda.is_available() or (not is_hidden and bool(found.names or found.error))
+
+
 def check(numbers: Sequence[int]) -> None:
     """Refuse GPUs on which PyTorch cannot compute.
 

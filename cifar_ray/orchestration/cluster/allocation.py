@@ -17,7 +17,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import connection, optional, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.storage import Folder
-from cifar_ray.training import recipe
+from cifar_ray.training import gpus, recipe
 
 _POLL_S = 1.0
 _LOG_EVERY_S = 10.0
@@ -34,7 +34,7 @@ class Allocation:
     Attributes:
         config: the config with its topology, device and CPUs decided.
         nodes: Ray's node id of every worker, by rank.
-        unused_gpus: why ``--device auto`` has chosen CPUs although the cluster has GPUs; empty when it has not.
+        unused_gpus: why ``--device auto`` has chosen CPUs although there are GPUs; empty when it has not.
     """
 
     config: ResolvedConfig
@@ -234,19 +234,20 @@ def _first(
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
         reasons = []
         for config in candidates:
-            gpus = config.data_parallel.gpus_per_worker if device == "cuda" else 0
+            each = config.data_parallel.gpus_per_worker if device == "cuda" else 0
             try:
-                chosen = topology.choose(config.placement, nodes, config.cpus_reserved, gpus)
-                cpus = config.cpus_per_worker or _share_of_cpus(config, gpus, chosen, nodes, free)
+                chosen = topology.choose(config.placement, _freest(nodes, free, each), config.cpus_reserved, each)
+                cpus = config.cpus_per_worker or _share_of_cpus(config, each, chosen, nodes, free)
                 return Allocation(recipe.placed(config, device, cpus), chosen, unused_gpus)
             except ConfigError as error:
                 refusal = error
                 reasons.append(str(error))
             except ValueError as error:
-                refusal = TooSmallError("topology", str(error) + (_advice(config) if device == "cpu" else ""))
-                in_use = topology.copies(config.placement, totals, config.cpus_reserved, gpus) > 0
+                advice = _advice(config) if device == "cpu" else _uncounted(config)
+                refusal = TooSmallError("topology", str(error) + (advice and f"; {advice}"))
+                in_use = topology.copies(config.placement, totals, config.cpus_reserved, each) > 0
                 reasons.append("they are in use" if in_use else str(error))
-        unused_gpus = reasons[0] if any(node.gpus for node in totals) else ""
+        unused_gpus = reasons[0] if any(node.gpus for node in totals) else _uncounted(candidates[0])
     raise refusal
 
 
@@ -274,7 +275,25 @@ def _advice(config: TrainConfig) -> str:
         ways.append(f"--local-nodes {config.placement.nodes} starts that many nodes on this machine")
     if not config.oversubscribe:
         ways.append("--oversubscribe counts more CPUs than there are")
-    return f"; to try it here, {' and '.join(ways)}" if ways else ""
+    return f"to try it here, {' and '.join(ways)}" if ways else ""
+
+
+def _freest(nodes: Sequence[Node], free: Sequence[Node] | None, gpus_each: int) -> Sequence[Node]:
+    """For workers with GPUs, the nodes with the most free GPUs first; else as they are, by free CPUs."""
+    if not gpus_each:
+        return nodes
+    amounts = {node.node_id: node.gpus for node in (connection.free_nodes({}, {}) if free is None else free)}
+    return sorted(nodes, key=lambda node: -amounts.get(node.node_id, 0.0))
+
+
+def _uncounted(config: TrainConfig) -> str:
+    """Why a Ray that was started on this machine counts no GPUs although it has some; empty when it has none."""
+    if connection.address(config):
+        return ""
+    found = gpus.nvml()
+    if found.error:
+        return f"NVIDIA's driver does not answer ({found.error}), so Ray counts no GPU of this machine"
+    return "the nodes that --local-nodes starts have no GPUs" if found.names and config.local_nodes > 1 else ""
 
 
 def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:

@@ -52,6 +52,8 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         NotStartedError: when Ray does not start.
     """
     sizes = {"num_cpus": cpus_per_node(config), "object_store_memory": _OBJECT_STORE_BYTES}
+    if config.local_nodes > 1:  # each would count all GPUs of this machine as its own
+        sizes["num_gpus"] = 0
     with (
         storage.scratch(_short()) as short,
         _files(short) as folder,

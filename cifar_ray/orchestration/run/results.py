@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import DatasetSpec, imagefiles
+from cifar_ray.data import Dataset, DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, hardware, manifest, predictor, recipe
+from cifar_ray.training import checkpoint, gpus, hardware, manifest, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -129,27 +130,54 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         return KnownCheckpoint(kept.below(path.name).address, snapshot, digest, known)
 
 
-def evaluate(run: str, which: WhichCheckpoint, data_dir: str | None, tracking_uri: str | None, note: Note) -> Scored:
+def evaluate(
+    run: str,
+    which: WhichCheckpoint,
+    data_dir: str | None,
+    tracking_uri: str | None,
+    note: Note,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> Scored:
     """Evaluate a run's model on every test image, in this process, in float32 as during training.
+
+    With ``auto``, a GPU that is full, or that PyTorch cannot use, is left for the CPU, with a note.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run, or its data set cannot be read.
     """
-    from cifar_ray.training.evaluate import Evaluator
-
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model = predictor.restore(chosen.address, snapshot)
     config = snapshot.config
     dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
     recipe.with_images(config, dataset)  # those that it learned with
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = Evaluator(dataset, Worker(device=device), tasks.build(config))(model.to(device))
+    evaluation = _evaluation(dataset, tasks.build(config), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
     counted = None if score is None else config.test_images or evaluation.images
     return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, score, counted, task)
+
+
+def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, note: Note) -> Evaluation:
+    """Evaluate on the first GPU if there is one and it can be used, else on the CPU."""
+    from cifar_ray.training.evaluate import Evaluator
+
+    why = ""
+    if device == "cuda" or (device == "auto" and gpus.expected()):
+        why = gpus.problem([0])
+        if not why:
+            gpu = torch.device("cuda", 0)
+            try:
+                model = model.to(gpu)
+                return Evaluator(dataset, Worker(device=gpu), task)(model)
+            except torch.OutOfMemoryError:
+                why = "the GPU has too little free memory"
+    if why and device == "cuda":
+        raise ConfigError("device", f"must be cpu or auto here: {why}")
+    if why:
+        note(f"evaluating on the CPU: {why}")
+    return Evaluator(dataset, Worker(), task)(model.cpu())
 
 
 def predict(

@@ -216,7 +216,8 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
-    device = torch.device("cpu") if config.device != "cuda" else torch.device("cuda", given_gpus()[0])
+    given = tuple(given_gpus()) if config.device == "cuda" else ()
+    device = torch.device("cuda", given[0]) if given else torch.device("cpu")
     mailbox.post(
         Placed(
             rank=rank,
@@ -230,7 +231,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
-    worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device)
+    worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device, given)
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
 
 

@@ -163,8 +163,9 @@ def test_data_parallel_spreads_the_model_over_all_gpus_of_its_process(monkeypatc
         "data_parallel": {"gpus_per_worker": 3},
         "batch_size": 48,
     }
-    strategy = built(resolved(usual, precision="bf16"), torch.nn.Sequential(torch.nn.Linear(4, 2)))
-    assert made == [[0, 1, 2]]
+    worker = Worker(gpus=(1, 0, 2))  # in the order in which Ray has given them
+    strategy = built(resolved(usual, precision="bf16"), torch.nn.Sequential(torch.nn.Linear(4, 2)), worker)
+    assert made == [[1, 0, 2]]
     assert strategy.forward(torch.ones(5, 4)).dtype == torch.bfloat16
     assert strategy.differs == "nothing"
 

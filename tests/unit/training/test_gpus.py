@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pynvml
@@ -9,10 +10,15 @@ import pytest
 import ray
 import torch
 
+from cifar_ray import tasks
 from cifar_ray.cli import doctor
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.run import train_worker
+from cifar_ray.config.topology import Node
+from cifar_ray.data import Dataset
+from cifar_ray.orchestration.cluster import allocation, connection
+from cifar_ray.orchestration.run import results, train_worker
 from cifar_ray.training import gpus
+from tests.support.helpers import resolved
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 """What the pinned wheel has code for."""
@@ -187,3 +193,68 @@ def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch:
     machine.seen = 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
+
+
+class Full(torch.nn.Module):
+    """A model for which a GPU has no room; on the CPU, it knows all digits."""
+
+    def to(self, *_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    def cpu(self) -> Any:
+        return self
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(images), 10)
+
+
+def evaluated(device: str, digits: Dataset) -> tuple[float, list[str]]:
+    notes: list[str] = []
+    task = tasks.build(resolved({"dataset": "digits"}))
+    return results._evaluation(digits, task, Full(), device, notes.append).images, notes
+
+
+def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, digits: Dataset) -> None:
+    images = len(digits.test.images)
+    assert evaluated("auto", digits) == (images, ["evaluating on the CPU: the GPU has too little free memory"])
+    with pytest.raises(ConfigError, match=r"^device must be cpu or auto here: the GPU has too little free memory$"):
+        evaluated("cuda", digits)
+    assert evaluated("cpu", digits) == (images, [])
+    machine.cards = [P4000]
+    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: Quadro P4000 (number 0) is an sm_61")
+    machine.cards = []
+    assert evaluated("auto", digits) == (images, [])
+    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
+    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: NVML says: ")
+
+
+def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
+    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "topology": topology}
+    return allocation.at_topology(resolved({**usual, **values}), nodes)
+
+
+def test_nodes_on_this_machine_have_no_gpus_and_that_is_told(machine: Machine) -> None:
+    here = [Node("a", "127.0.0.1", 2.0), Node("b", "127.0.0.1", 2.0)]
+    told = "the nodes that --local-nodes starts have no GPUs"
+    assert chosen("2x1", here, local_nodes=2).unused_gpus == told
+    with pytest.raises(ConfigError, match=f"{told}$"):
+        chosen("2x1", here, local_nodes=2, device="cuda")
+    machine.cards = []
+    assert chosen("2x1", here, local_nodes=2).unused_gpus == ""
+
+
+def test_a_driver_that_does_not_answer_is_why_a_run_is_on_cpus(machine: Machine) -> None:
+    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
+    told = chosen("1x1", [Node("a", "127.0.0.1", 2.0)]).unused_gpus
+    assert told.startswith("NVIDIA's driver does not answer (")
+    assert chosen("1x1", [Node("a", "127.0.0.1", 2.0)], address="10.0.0.1:6379").unused_gpus == ""  # another machine
+
+
+def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = [Node("many-cpus", "127.0.0.1", 64.0, 4.0), Node("free", "127.0.0.1", 8.0, 4.0)]
+    free = [Node("many-cpus", "127.0.0.1", 60.0, 0.0), Node("free", "127.0.0.1", 8.0, 4.0)]
+    monkeypatch.setattr(connection, "nodes", lambda: totals)
+    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: free)
+    asked = resolved({"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64})
+    assert allocation.choose(asked, {}).nodes == ["free"]
+    assert allocation.choose(replace(asked, device="cpu"), {}).nodes == ["many-cpus"]

@@ -111,7 +111,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     folder: Any = SimpleNamespace(name="few")
     RunSession(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
     assert [line for line in lines if "GPU" in line] == (
-        [f"note: training on CPUs, though the cluster has GPUs: {reason}"] if told else []
+        [f"note: training on CPUs, though there are GPUs: {reason}"] if told else []
     )
     assert tags == ({"cifar_ray.unused_gpus": reason} if told else {})
 

@@ -91,6 +91,8 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torchrun, "fit", fit)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: told.append("waits for the others"))
     with pytest.raises(KeyboardInterrupt):
         torchrun.main(words(tmp_path, "--batch-size", "8"), 5.0)
     worker = Worker(4, 6, 1, "7", torch.device("cpu"))
@@ -100,27 +102,28 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("device", "gpus", "each", "found"),
     [
-        ("auto", 0, 1, "cpu"),
-        ("auto", 1, 1, "cpu"),  # a GPU for each of the two workers, or for none
-        ("auto", 2, 1, "cuda:1"),
-        ("auto", 3, 2, "cpu"),
-        ("cpu", 2, 1, "cpu"),
-        ("cuda", 2, 1, "cuda:1"),
+        ("auto", 0, 1, ()),
+        ("auto", 1, 1, ()),  # a GPU for each of the two workers, or for none
+        ("auto", 2, 1, (1,)),
+        ("auto", 3, 2, ()),
+        ("auto", 4, 2, (2, 3)),
+        ("cpu", 2, 1, ()),
+        ("cuda", 2, 1, (1,)),
         ("cuda", 1, 1, "must be cpu or auto here: 2 GPUs needed, 1 found"),
     ],
 )
 def test_every_worker_of_a_node_has_a_gpu_or_none_has(
-    device: Any, gpus: int, each: int, found: str, monkeypatch: pytest.MonkeyPatch
+    device: Any, gpus: int, each: int, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     strategy: Any = "ddp" if each == 1 else "data_parallel"
     config = TrainConfig(device=device, data_parallel={"gpus_per_worker": each}, strategy=strategy)
-    if found.startswith("must"):
+    if isinstance(found, str):
         with pytest.raises(ConfigError, match=re.escape(found)):
-            torchrun._device(config, 1, 2)
+            torchrun._gpus(config, 1, 2)
     else:
-        assert str(torchrun._device(config, 1, 2)) == found
+        assert torchrun._gpus(config, 1, 2) == found
 
 
 def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
