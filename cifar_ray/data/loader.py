@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from cifar_ray import tasks
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import FOLDER
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, order, policies
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
-"""Test images per forward pass, by kind of device. But for rounding it has no effect on the metrics. On a CPU, float32
-is slower where what the layers of more images hand on leaves the cache: ResNet on one thread of an AMD EPYC took 0.9
-CPU seconds for 2,560 images with 128 at once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
-
+"""Test images of at most 64x64 pixels per forward pass, by kind of device; of larger ones, as many as have together as
+many pixels. But for rounding it has no effect on the metrics. On a CPU, float32 is slower where what the layers of more
+images hand on leaves the cache: ResNet on one thread of an AMD EPYC took 0.9 CPU seconds for 2,560 images with 128 at
+once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
+_USUAL_SIDE = 64
 
 AHEAD = 1024
 """Images that are gathered, cropped and mirrored together, those of several steps where a step has fewer: the dozens of
@@ -98,7 +101,7 @@ class TrainLoader:
         images, targets = as_tensor(dataset.train.images), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
-        self._images, self._targets = images if self._reader else images.to(device), targets.to(device)
+        self._images, self._targets = images if self._reader else _moved(images, device, config), targets.to(device)
         counts = task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
         self._order: tuple[int, Tensor] = (-1, self._targets)
@@ -181,6 +184,29 @@ class TrainLoader:
         return self._order[1]
 
 
+def _moved(images: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
+    """The training images on ``device``.
+
+    Raises:
+        ConfigError: naming what helps where a GPU has no room for them.
+    """
+    try:
+        return images.to(device)
+    except torch.OutOfMemoryError:
+        free, needed = torch.cuda.mem_get_info(device)[0] / 1e9, images.nbytes / 1e9
+    if config.dataset.startswith(FOLDER):
+        raise ConfigError(
+            "stream",
+            f"is needed: the training images take {needed:.1f} GB, and the GPU has {free:.1f} GB free; with it they "
+            "stay on disk",
+        )
+    raise ConfigError(
+        "dataset",
+        f"must be smaller, or train with --device cpu: its training images take {needed:.1f} GB, and the GPU has "
+        f"{free:.1f} GB free",
+    )
+
+
 def evaluation_batches(
     split: Split, target: str, spec: DatasetSpec, rank: int, world_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -192,7 +218,7 @@ def evaluation_batches(
     images, targets = as_tensor(split.images), as_tensor(split[target])
     normalise = augment.Normalise(spec).to(device)
     mine = order.evaluation_range(len(targets), rank, world_size)
-    size = EVALUATION_BATCH[device.type]
+    size = max(int(EVALUATION_BATCH[device.type] * min(1.0, (_USUAL_SIDE / spec.image_size) ** 2)), 1)
     for start in range(mine.start, mine.stop, size):
         part = slice(start, min(start + size, mine.stop))
         yield normalise(images[part].to(device)), targets[part].to(device)

@@ -26,6 +26,7 @@ class Evaluator:
 
     def __init__(self, dataset: Dataset, worker: Worker, task: Task) -> None:
         self._dataset, self._worker, self._task = dataset, worker, task
+        self._at_once = len(dataset.test)
         with torch.inference_mode():  # what it imports counts as start-up
             outputs = torch.zeros(1, dataset.spec.num_classes, device=worker.device)
             task.tally(outputs, as_tensor(dataset.test[task.target][:1]).to(worker.device))
@@ -64,7 +65,17 @@ class Evaluator:
         model.eval()
         test, spec, device = self._dataset.test, self._dataset.spec, self._worker.device
         for images, targets in evaluation_batches(test, self._task.target, spec, rank, world_size, device):
-            with hardware.plain_float32():
-                outputs = model(images)
-            yield outputs, targets
+            yield self._forward(model, images), targets
         model.train(was_training)
+
+    def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
+        """What the model gives for ``images``; where a GPU has no room for so many, in halves, from then on."""
+        while True:
+            try:
+                with hardware.plain_float32():
+                    parts = [model(part) for part in torch.split(images, self._at_once)]
+                    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            except torch.OutOfMemoryError:
+                if self._at_once == 1:
+                    raise
+            self._at_once = max(min(self._at_once, len(images)) // 2, 1)

@@ -68,7 +68,11 @@ class Failure:
 
 _SENTENCES = (ConfigError, CheckpointError, DivergedError, StorageError)
 """Errors whose messages are for users."""
-_OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA( driver)? error: out of memory|_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|CUDA( driver)? error: out of memory|_STATUS_ALLOC_FAILED|_(HOST|DEVICE)_ALLOCATION_FAILED"
+    r"|Cuda failure( \d+)? '(CUDA_ERROR_OUT_OF_MEMORY|out of memory)'"
+)
+"""Of PyTorch, cuBLAS, cuDNN and NCCL."""
 _NO_KERNEL = re.compile(r"no kernel image|invalid device function|_STATUS_(NOT_SUPPORTED|ARCH_MISMATCH)")
 _CUDA = re.compile(r"CUDA( driver)? error|(CUDNN|CUBLAS|CUSOLVER|CUSPARSE)_STATUS_|CUFFT_")
 _COLLECTIVE = re.compile(r"\bgloo\b|\bNCCL\b|ProcessGroup|pair closure|[Cc]onnection (closed|reset) by peer")

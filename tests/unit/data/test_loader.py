@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, loader, order, published
+from cifar_ray.data import Dataset, Split, loader, order, published
 from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
@@ -70,6 +73,39 @@ def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.M
         for rank in (0, 1)
     ]
     assert sizes == [[(100, 100), (80, 80)]] * 2
+
+
+@pytest.mark.parametrize(("side", "size"), [(8, 100), (64, 100), (128, 25), (224, 8)])
+def test_large_images_are_evaluated_fewer_at_once(
+    side: int, size: int, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loader.EVALUATION_BATCH, "cpu", 100)
+    spec = replace(digits.spec, image_size=side)
+    large = Split({"images": np.zeros((100, side, side, 3), np.uint8), "labels": digits.test["labels"][:100]})
+    images, _ = next(evaluation_batches(large, "labels", spec, 0, 1, CPU))
+    assert len(images) == size
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        ("folder:photos", "stream is needed: the training images take 15.0 GB, and the GPU has 7.9 GB free"),
+        ("digits", "dataset must be smaller, or train with --device cpu: its training images take 15.0 GB"),
+    ],
+)
+def test_images_for_which_a_gpu_has_no_room_name_what_helps(
+    dataset: str, told: str, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TooMany:
+        nbytes = 15_000_000_000
+
+        def to(self, device: torch.device) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 13.97 GiB")
+
+    monkeypatch.setattr(loader, "as_tensor", lambda array: TooMany() if array.ndim == 4 else torch.from_numpy(array))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7_900_000_000, 8_000_000_000))
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        TrainLoader(replace(config(), dataset=dataset), digits, DataShard(), CPU)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from tests.support.helpers import resolved, train_here
 
 FINAL, PASSING, CONSEQUENCE, UNKNOWN = Kind.FINAL, Kind.PASSING, Kind.CONSEQUENCE, Kind.UNKNOWN
 NO_MEMORY = "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
+NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
 GLOO = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:59053: Connection reset by peer"
 )
@@ -100,6 +101,10 @@ class NoText(Exception):  # noqa: N818
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), PASSING),
         (torch.AcceleratorError("CUDA error: out of memory"), FINAL),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), FINAL),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), FINAL),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), FINAL),
+        (dist.DistBackendError(f"{NCCL}Last error:\nCuda failure 2 'out of memory'"), FINAL),
+        (dist.DistBackendError(f"{NCCL}Last error:\nCuda failure 'out of memory'"), FINAL),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FINAL),
         (torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"), FINAL),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"), FINAL),

@@ -145,3 +145,24 @@ def test_a_backend_of_matplotlib_that_is_not_here_is_no_matter() -> None:
     environment = {**os.environ, "MPLBACKEND": backend}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout == f"{backend}\n"
+
+
+class Small(Noisy):
+    """A model of which a GPU holds the activations of so many images at once."""
+
+    room = 50
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(images)
+
+
+def test_an_evaluation_without_room_takes_fewer_images_with_the_same_figures(digits: Dataset) -> None:
+    evaluate = Evaluator(digits, Worker(), Classification(TrainConfig()))
+    usual, small = Noisy(digits), Small(digits)
+    assert evaluate(small) == evaluate(usual)
+    assert evaluate._at_once == 32  # after 128 and 64
+    small.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(small)
