@@ -47,6 +47,33 @@ class Nvml:
         return f"{', '.join(names)} with driver {self.driver}" if names else "none"
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What one GPU computes with, beside its name.
+
+    Attributes:
+        driver: version of NVIDIA's driver.
+        cuda: version of the CUDA that PyTorch is built with.
+        nccl: version of NCCL.
+        tflops: its most float32 operations per second, in 10^12, by its multiprocessors and their clock.
+    """
+
+    driver: str
+    cuda: str
+    nccl: str
+    tflops: float
+
+
+def facts(number: int) -> Facts:
+    """Look at the GPU that PyTorch gives this number."""
+    card = torch.cuda.get_device_properties(number)
+    lanes = 64 if (card.major, card.minor) in ((7, 0), (7, 5), (8, 0)) else 128  # per multiprocessor
+    clock_khz = getattr(card, "clock_rate", 1_500_000)  # which older versions of PyTorch do not tell
+    tflops = 2 * lanes * card.multi_processor_count * clock_khz / 1e9
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return Facts(nvml().driver, torch.version.cuda or "", nccl, tflops)
+
+
 def nvml() -> Nvml:
     """Ask NVML, which knows nothing of CUDA_VISIBLE_DEVICES."""
     import pynvml

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.run.failures import Failure, Verdict
+from cifar_ray.training.gpus import Facts
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Placed:
         threads: CPU threads that it computes with.
         device: name of its processor or GPU.
         interface: network interface of the collectives.
+        gpu: what is known of its GPU; None on a CPU.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Placed:
     threads: int
     device: str
     interface: str
+    gpu: Facts | None = None
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,12 @@ class RunSession:
             self.view.doing("starting the workers")
         self._placed[event.rank] = event
         if len(self._placed) == self.config.world_size:
-            self.record.placed([asdict(self._placed[rank]) for rank in sorted(self._placed)])
+            workers = [self._placed[rank] for rank in sorted(self._placed)]
+            self.record.placed([asdict(worker) for worker in workers])
+            if tags := _gpu_tags(workers):
+                self.record.tags(tags)
+            if note := _mixed(workers):
+                self.view.line(note)
 
     @_on.register
     def _(self, event: Started) -> None:
@@ -308,3 +313,28 @@ class RunSession:
 
     def _resume_command(self) -> str:
         return f"cifar-ray resume {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}"
+
+
+def _gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
+    """Cards, driver, CUDA and NCCL of all workers; none on CPUs."""
+    known = [worker.gpu for worker in workers if worker.gpu]
+    values = {
+        "gpus": [worker.device for worker in workers if worker.gpu],
+        "gpu_driver": [gpu.driver for gpu in known],
+        "cuda": [gpu.cuda for gpu in known],
+        "nccl": [gpu.nccl for gpu in known],
+    }
+    return {f"cifar_ray.{name}": ", ".join(sorted(set(each))) for name, each in values.items() if each}
+
+
+def _mixed(workers: Sequence[Placed]) -> str:
+    """A note when workers compute on different cards, since each step is as long as on the slowest; else empty."""
+    tflops = {worker.device: worker.gpu.tflops for worker in workers if worker.gpu}
+    if len(tflops) < 2:
+        return ""
+    cards = [
+        f"{card} (rank {', '.join(str(worker.rank) for worker in workers if worker.device == card)})"
+        for card in sorted(tflops)
+    ]
+    slowest = min(tflops, key=lambda card: tflops[card])
+    return f"note: the workers compute on different GPUs, {' and '.join(cards)}; the slowest, {slowest}, sets the pace"

@@ -228,6 +228,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
             threads=config.cpus_reserved,
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+            gpu=gpus.facts(given[0]) if given else None,
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.

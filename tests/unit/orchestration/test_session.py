@@ -28,6 +28,7 @@ from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
+from cifar_ray.training.gpus import Facts
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
 
 ROW = Row("iteration", 3, 0, {"train/loss": 1.5})
@@ -200,3 +201,29 @@ def test_an_interrupted_run_says_how_to_continue_it() -> None:
     assert made.stopped() == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"
     elsewhere = session(name="mine", uri="sqlite:////a b/m.db").stopped()
     assert elsewhere.endswith("continue with `cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'`")
+
+
+def placed_on(*cards: tuple[str, Facts]) -> Any:
+    made = session()
+    made._placed.clear()
+    for rank, (name, facts) in enumerate(cards):
+        made.handle(Placed(rank, "node", "10.0.0.1", "host", 1, 1, name, "eth0", facts))
+    return made
+
+
+def test_the_gpus_of_a_run_are_recorded_with_their_software_and_the_slowest_is_named() -> None:
+    t4, l4 = ("Tesla T4", Facts("580.95", "13.2", "2.30.7", 8.1)), ("NVIDIA L4", Facts("590.1", "13.2", "2.30.7", 30.3))
+    tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}
+    alike = placed_on(t4, t4)
+    assert ("tags", {"cifar_ray.gpus": "Tesla T4", **tags}) in alike.record.calls
+    assert alike.view.calls == []
+    mixed = placed_on(l4, t4)
+    both = {"cifar_ray.gpus": "NVIDIA L4, Tesla T4", **tags, "cifar_ray.gpu_driver": "580.95, 590.1"}
+    assert ("tags", both) in mixed.record.calls
+    assert mixed.view.calls == [
+        (
+            "line",
+            "note: the workers compute on different GPUs, NVIDIA L4 (rank 0) and Tesla T4 (rank 1); "
+            "the slowest, Tesla T4, sets the pace",
+        )
+    ]

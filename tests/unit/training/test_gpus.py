@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -193,6 +194,26 @@ def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch:
     machine.seen = 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "clock_khz", "tflops"),
+    [((7, 5), 40, 1_590_000, 8.1), ((8, 0), 108, 1_410_000, 19.5), ((8, 9), 58, 2_040_000, 30.3)],
+)
+def test_the_speed_of_a_card_is_what_its_data_sheet_says(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    clock_khz: int,
+    tflops: float,
+) -> None:
+    major, minor = capability
+    card = SimpleNamespace(major=major, minor=minor, multi_processor_count=multiprocessors, clock_rate=clock_khz)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    known = gpus.facts(0)
+    assert (known.driver, known.cuda) == ("580.95", "13.2")
+    assert known.tflops == pytest.approx(tflops, abs=0.05)
 
 
 class Full(torch.nn.Module):
