@@ -306,7 +306,7 @@ def test_the_machines_are_what_the_file_says(
     cloud: Cloud, outputs: dict[str, str], up: dict[str, dict[str, Any]]
 ) -> None:
     types = {name: machine["InstanceType"] for name, machine in up.items()}
-    assert types == {"head": "m7i.xlarge", "gpu_spot": "g4dn.xlarge", "gpu_on_demand": "g4dn.xlarge"}
+    assert types == {"head": "m7i.xlarge", "gpu_spot": "g6.xlarge", "gpu_on_demand": "g6.xlarge"}
     assert {name: machine.get("InstanceLifecycle") for name, machine in up.items()} == {
         "head": None,
         "gpu_spot": "spot",

@@ -213,7 +213,7 @@ def test_the_table_of_data_sets_is_the_registry() -> None:
 
 def test_the_prices_of_the_clouds_are_those_of_the_list() -> None:
     table = rows("cluster.md", "machine")
-    assert len(table) == 4
+    assert len(table) == 5
     for machine, (cloud, on_demand, spot) in table.items():
         for price, name in ((on_demand, machine), (spot, f"{machine}:spot")):
             assert float(price) == cost.find(name).usd_per_hour, name

@@ -95,6 +95,7 @@ class NodeAllocator:
                 if waited >= config.start_timeout_s:
                     raise RunFailedError(
                         f"the nodes have not come within {config.start_timeout_s:g} s (--start-timeout-s): {lacking}"
+                        + ("; /tmp/ray/session_latest/logs/monitor.* on the head say why" if requested else "")
                         + ("; --device cpu does without GPUs" if asked.device != config.device else "")
                     ) from None
                 if before < 0 and requested and config.device == "auto" and not optional.tells_refusals():

@@ -104,6 +104,37 @@ def test_workers_come_and_go_spot_before_on_demand(name: str) -> None:
     assert int(re.search(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", start)[1]) >= 30
 
 
+@pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
+def test_a_cloud_has_gpus_with_bfloat16_whose_driver_is_awaited(name: str) -> None:
+    config = loaded(name)
+    for kind in ("gpu_spot", "gpu_on_demand"):
+        words = config["available_node_types"][kind]
+        assert cost.of_node_type(words).gpu == "L4"
+        if name == "cluster.yaml":
+            assert words["resources"] == {}  # of the type, whichever it is
+        else:
+            assert {"key": "install-nvidia-driver", "value": "True"} in words["node_config"]["metadata"]["items"]
+    assert any("until nvidia-smi" in command for command in config["worker_setup_commands"])
+    for command in re.findall(r"apt-get [^&]*", commands(config)):
+        assert "-o DPkg::Lock::Timeout=300 " in command
+
+
+@pytest.mark.parametrize(
+    "name", ["cluster.yaml", "examples/cluster-gcp.yaml", "examples/rayjob.yaml", "docs/cluster.md"]
+)
+def test_examples_of_clusters_with_gpus_ask_for_them(name: str) -> None:
+    runs = re.findall(r"\btrain .*--storage (?:s3:|gs:|/mnt).*", (ROOT / name).read_text())
+    assert runs
+    assert all(" --device cuda " in run for run in runs)
+
+
+def test_the_quotas_of_aws_are_named_with_the_command_that_shows_them() -> None:
+    for name in ("cluster.yaml", "docs/cluster.md"):
+        text = (ROOT / name).read_text()
+        assert "aws service-quotas list-service-quotas --service-code ec2" in text
+        assert "contains(QuotaName, 'G and VT')" in text
+
+
 def test_the_units_start_again_and_run_without_rights(tmp_path: Path) -> None:
     for unit in (ROOT / "examples" / "nodes").glob("*.service"):
         text = unit.read_text()
@@ -165,7 +196,7 @@ head_setup_commands += mlflow server --host 0.0.0.0 -> head_setup_commands[4] mu
 setup_commands += gcloud compute firewall-rules create ray --allow tcp:6379,tcp:10001 --source-ranges ::/0 -> setup_commands[4] must open nothing but SSH
 provider:security_group = {IpPermissions: [{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{CidrIp: 0.0.0.0/0}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports 8265 to 8265
 provider:security_group = {IpPermissions: [{IpProtocol: "-1", Ipv6Ranges: [{CidrIpv6: "::/0"}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports all to all
-available_node_types:gpu_spot:node_config:InstanceType = g4dn.12xlarge -> available_node_types.gpu_spot.resources.GPU must be left out, or be 4 as the machine has
+available_node_types:gpu_spot:resources = {CPU: 4, GPU: 4} -> available_node_types.gpu_spot.resources.GPU must be left out, or be 1 as the machine has
 """
 LINES = [line.split(" -> ") for line in FAULTS.strip().splitlines()]
 

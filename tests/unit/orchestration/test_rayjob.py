@@ -68,3 +68,11 @@ def test_no_container_has_rights(job: dict[str, Any]) -> None:
         assert room["securityContext"]["allowPrivilegeEscalation"] is False
         assert room["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_the_image_finds_the_driver_where_gke_mounts_it(job: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "examples" / "Dockerfile").read_text()
+    assert re.search(r"^ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64", dockerfile, re.MULTILINE)
+    assert "runtimeClassName: nvidia" in kuberay.MANIFEST.read_text()  # a comment: most clusters have no such class
+    (gpu,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert "runtimeClassName" not in gpu["template"]["spec"]

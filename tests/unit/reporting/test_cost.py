@@ -56,8 +56,8 @@ def test_an_unknown_market_is_refused() -> None:
 
 
 def test_a_cluster_file_has_the_price_of_its_workers() -> None:
-    assert cost.find(str(CLUSTER)) == cost.find("g4dn.xlarge")
-    assert cost.find(f"{CLUSTER}:spot") == cost.find("g4dn.xlarge:spot")
+    assert cost.find(str(CLUSTER)) == cost.find("g6.xlarge")
+    assert cost.find(f"{CLUSTER}:spot") == cost.find("g6.xlarge:spot")
 
 
 def test_a_node_type_has_its_own_price() -> None:
