@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -116,17 +117,25 @@ def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[
     return ()
 
 
-def _complain(sentence: str, status: int) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return status
+def _fail(sentence: str, status: int) -> None:
+    """Print a sentence, or the traceback without one, and end at once.
+
+    With a process group, the interpreter's own end may wait for ranks that wait for this one.
+    """
+    print(f"error: {sentence}" if sentence else traceback.format_exc(), file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:], IMPORTED_AT)
     except errors.ConfigError as error:
-        sys.exit(_complain(error.as_flag(), 2))
+        _fail(error.as_flag(), 2)
     except CheckpointError as error:
-        sys.exit(_complain(str(error), 2))
+        _fail(str(error), 2)
     except DivergedError as error:
-        sys.exit(_complain(str(error), 1))
+        _fail(str(error), 1)
+    except Exception:
+        _fail("", 1)

@@ -11,9 +11,11 @@ import ray
 import torch
 
 from cifar_ray.cli import doctor
-from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import driver
+from cifar_ray.orchestration.sweep import runner
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="is for a machine without GPUs")
 
@@ -37,4 +39,7 @@ def test_doctor_and_runs_say_that_pytorch_cannot_use_them(capsys: pytest.Capture
         run = TrainConfig(dataset="digits", model="simple_cnn", device="cuda", topology=topology, run_name="gpus")
         with pytest.raises(RunFailedError, match=rf"the GPUs of node {os.uname().nodename} .* libcuda.so.1 in LD_"):
             driver.train(run)
+    grid = SweepConfig("grid", ({"batch_size": [16, 32]},), train={"dataset": "digits", "model": "simple_cnn"})
+    with pytest.raises(ConfigError, match=rf"device must be cpu here: Ray counts 2 GPUs on node {node}, but "):
+        runner.sweep(grid)
     assert "restarting" not in capsys.readouterr().err

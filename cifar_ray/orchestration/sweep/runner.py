@@ -177,6 +177,7 @@ class _Sweep:
                 with allocation.allocator(board.waiting, check, board.line) as allocator:
                     self._bring_nodes(allocator)
                     at_once = self._fit_to_cluster()
+                    self._check_gpus()
                 shared_arithmetic.decide([trial for trial, _ in self._waiting()], board.line)
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
@@ -292,6 +293,12 @@ class _Sweep:
         at_once = min(most, len(waiting))
         self._share_cpus(at_once)
         return at_once
+
+    def _check_gpus(self) -> None:
+        """Refuse GPUs that PyTorch cannot use, before each run would meet them."""
+        used = any(config.device == "cuda" for _, config in self._waiting())
+        if problems := preflight.gpu_problems(connection.nodes()) if used else []:
+            raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")
 
     def _share_cpus(self, at_once: int) -> None:
         """Where none are given, give each worker as many CPUs as all runs at once leave: the same number in every run.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,26 @@ def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (
         "passed over: one is damaged\ntraining vit on a CPU in bf16, from step 4 (/c)\ncheckpoint /c sha256 abc\n"
     )
+
+
+ENDS = """
+import atexit, runpy, sys, time
+import torch.distributed
+atexit.register(time.sleep, 3600)  # as a process group may wait for the other ranks
+sys.argv = ["cifar_ray.training", *sys.argv[1:]]
+runpy.run_module("cifar_ray.training", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "status", "told"),
+    [
+        ("0", 2, "error: --epochs must be a whole number, got 'nonsense'\n"),
+        ("first", 1, "Traceback (most recent call last):\n"),
+    ],
+)
+def test_a_rank_that_fails_ends_at_once(rank: str, status: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    words = [sys.executable, "-c", ENDS, "--epochs", "nonsense"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr[: len(told)]) == (status, told)
