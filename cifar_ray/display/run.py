@@ -183,6 +183,8 @@ class Console(Display):
             rows.append(("training per iteration", ", ".join(parts)))
             rows.append(("throughput", task.speed(times[task.throughput])))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
+        if "skipped_steps" in metrics:
+            rows.append(("steps skipped in fp16", f"{metrics['skipped_steps']:,.0f}"))
         rows.append(("", ""))
         self.end_live()
         self._table([*rows, *places])

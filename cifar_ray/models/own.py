@@ -167,6 +167,12 @@ def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str
             )
 
 
+def check_float32(config: TrainConfig, spec: DatasetSpec, field: str, value: str) -> None:
+    """Refuse ``value`` for a model that :func:`check` has accepted and that has a parameter of another type."""
+    if name := _checked[_key(config, spec)].dtype:
+        raise ConfigError(field, f"must be other than {value} for {config.model}, {_SAID['dtype'].format(name)}")
+
+
 def _check_state(config: TrainConfig, model: nn.Module, fresh: nn.Module) -> None:
     """Refuse state that is in no parameter or buffer: workers would not share it, nor checkpoints hold it.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.gradients import gather, numbered, restore
 from cifar_ray.strategies.protocol import Differs, StrategyContext
+from cifar_ray.strategies.scaling import LossScaler
 
 
 class Base:
@@ -29,6 +30,7 @@ class Base:
         self.context = context
         self.model = model or context.model
         self.optimizer = context.make_optimizer(self.model)
+        self.scaler = LossScaler(context.config.precision, context.worker.device)
         self.world_size = context.worker.world_size
 
     @staticmethod
@@ -40,11 +42,16 @@ class Base:
         return config.images_per_worker
 
     def step(self) -> None:
+        self.scaler.unscale_(self.optimizer)
         if (longest := self.context.config.clip_norm) is not None:
             nn.utils.clip_grad_norm_(numbered(self.optimizer), longest)
-        self.optimizer.step()
+        self.scaler.advance(self.optimizer)
         self.optimizer.zero_grad()
         self.context.mark("optimizer")
+
+    @property
+    def skipped(self) -> int:
+        return self.scaler.skipped
 
     @property
     def may_pause(self) -> bool:
@@ -54,16 +61,23 @@ class Base:
         return [other.item() for other in gather(loss)]
 
     def state(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+        state = self.optimizer.state_dict()
+        return {**state, "scaler": self.scaler.state_dict()} if self.scaler.is_enabled() else state
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         self.model.load_state_dict(weights)
         self.optimizer.zero_grad()
         if state is not None:
-            restore(self.optimizer, state)
+            self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of the optimizer and, in float16, of the scaler."""
+        restore(self.optimizer, state)
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
 
     def figures(self) -> dict[str, float]:
-        return {}
+        return {"skipped_steps": float(self.skipped)} if self.scaler.is_enabled() else {}
 
 
 @contextmanager

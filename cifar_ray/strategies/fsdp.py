@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.strategies.gradients import numbered, on_cpu, restore, without_gradient
+from cifar_ray.strategies.gradients import numbered, on_cpu, without_gradient
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
@@ -115,7 +115,7 @@ class FSDP(Replicas):
                 index: {key: _like(value, order[index]) for key, value in of.items()}
                 for index, of in state["state"].items()
             }
-            restore(self.optimizer, {**state, "state": each})
+            self.restore({**state, "state": each})
             self._keep_plain()
 
 

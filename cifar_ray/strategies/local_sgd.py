@@ -8,6 +8,8 @@ of all weights, which are as large as the gradients (G bytes), of the optimizer'
 momentum, twice that for AdamW) and of batch norm's running statistics (B bytes).
 
 The replicas are averaged after every N-th step of an epoch and at its end, whether a checkpoint is written or not.
+With ``--precision fp16`` a rank skips steps of its own, which delay its learning rate alone until the next average:
+then one message more gives all ranks the least loss scale and the most skipped steps of any.
 After an average nothing is left that belongs to one worker. A checkpoint of ``--checkpoint-every`` and a requested
 stop wait for the next one, at most N - 1 steps, so neither changes what is learned.
 """
@@ -51,6 +53,7 @@ class LocalSGD(Replicas):
             ]
             tensors = [*self.model.parameters(), *statistics]
             average_with_state(tensors, self.optimizer, self.model, self.context.make_optimizer)
+            self.scaler.agree(self.context.worker.device)
             self._apart = 0
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

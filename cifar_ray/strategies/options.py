@@ -32,6 +32,9 @@ EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
 WHOLE_GRADIENT = (*EXCHANGING, "local_sgd", "data_parallel", "reproducible")
 """Strategies in which the whole gradient is on every rank before its step, so that they take ``--clip-norm``."""
 
+SCALING = (*EXCHANGING, "local_sgd", "data_parallel")
+"""Strategies that take ``--precision fp16``, whose loss is scaled."""
+
 PIPELINES = ("gpipe", "one_f_one_b")
 
 ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild")

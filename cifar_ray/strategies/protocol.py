@@ -99,6 +99,10 @@ class Strategy(Protocol):
         """Move the weights, and forget the gradients."""
 
     @property
+    def skipped(self) -> int:
+        """Steps since the run began that left the weights alone, as gradients overflowed; the schedule waits."""
+
+    @property
     def may_pause(self) -> bool:
         """Whether a checkpoint or a stop after this step leaves what follows as it is; the same on every rank."""
 
@@ -115,4 +119,5 @@ class Strategy(Protocol):
         """Go on from a whole model's parameters and buffers, and from :meth:`state` where there is one."""
 
     def figures(self) -> dict[str, float]:
-        """What is peculiar to the strategy, measured since this process began; the same on every rank."""
+        """What is peculiar to the strategy, measured since this process began, and the steps that float16 has skipped
+        since the run began; the same on every rank."""

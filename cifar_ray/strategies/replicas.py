@@ -46,7 +46,7 @@ class Replicas(Base, ABC):
                     outputs = self.forward(micro_batch.images)
                     loss = context.task.loss(outputs, micro_batch.targets, micro_batch.divisor) / count
                 context.mark("forward")
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             if number < count:
                 context.mark("backward")

@@ -9,6 +9,9 @@ import torch
 
 _CPU = torch.device("cpu")
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that compute in 16 bits, and their types."""
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -39,5 +42,5 @@ def seed(value: int, device: torch.device) -> None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Around a forward pass: matrix products and convolutions in bfloat16 when ``precision`` says so."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """Around a forward pass: matrix products and convolutions in 16 bits when ``precision`` says so."""
+    return torch.autocast(device.type, HALVES.get(precision, torch.bfloat16), enabled=precision in HALVES)

@@ -25,7 +25,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
 from cifar_ray.models.options import PARTS, USUAL, Convolutions, ConvolutionShape
-from cifar_ray.strategies.worker import Worker, autocast, seed
+from cifar_ray.strategies.worker import HALVES, Worker, autocast, seed
 from cifar_ray.training import hardware
 
 MARGIN = 1.15
@@ -56,7 +56,7 @@ class Choice:
     """What a run computes with.
 
     Attributes:
-        precision: ``fp32`` or ``bf16``.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
         convolutions: as :class:`~cifar_ray.models.options.Convolutions` are written.
         measured: what it was decided by, in words; empty when nothing was measured.
     """
@@ -124,7 +124,7 @@ def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]
     images, seconds = _measure_what_fits(config, _images(config, worker.device), worker.device)
     fp32, bf16 = _mean(seconds, worker)
     if math.isinf(bf16):
-        return "fp32", "a GPU here has no bf16 arithmetic"
+        return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
     measured = f"{images} images forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
     return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
 
@@ -299,7 +299,7 @@ def faster(seconds: Mapping[tuple[str, str], float], with_data: bool) -> frozens
 
 
 def _dtype(precision: str) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return HALVES.get(precision, torch.float32)
 
 
 def _now(device: torch.device) -> float:

@@ -44,7 +44,7 @@ def fit(
     for epoch in range(state.step // steps, config.epochs):
         clock.start()
         for step_in_epoch in range(state.step % steps, steps):
-            lr = optimizer.schedule(strategy.optimizer, config, state.step, steps)
+            lr = optimizer.schedule(strategy.optimizer, config, state.step, steps, strategy.skipped)
             loss = strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
             strategy.step()
             state.epoch_loss += loss

@@ -80,7 +80,8 @@ def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     groups.append({"params": vectors, "weight_decay": 0.0})
     if is_own(config.optimizer):
         return own.optimizer(config, groups)
-    fused = not any(parameter.is_complex() for parameter in learning)
+    # A fused step of float16 decides on the GPU whether it is skipped, and the hooks of averages would not hear of it.
+    fused = config.precision != "fp16" and not any(parameter.is_complex() for parameter in learning)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
@@ -124,7 +125,9 @@ def exchange(optimizer: torch.optim.Optimizer) -> None:
             state[_AVERAGE].copy_(kept)
 
 
-def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int, steps_per_epoch: int) -> float:
+def schedule(
+    optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int, steps_per_epoch: int, skipped: int = 0
+) -> float:
     """Set everything that changes from step to step, for one step of a resolved config.
 
     Args:
@@ -132,12 +135,14 @@ def schedule(optimizer: torch.optim.Optimizer, config: ResolvedConfig, step: int
         config: a resolved config.
         step: optimizer step over the whole run, from 0.
         steps_per_epoch: optimizer steps in an epoch.
+        skipped: those of the ``step`` that left the weights alone; learning rate and ``ema`` wait for them.
 
     Returns:
         The learning rate, of :func:`learning_rate`.
     """
-    lr = learning_rate(config, step, steps_per_epoch)
     kept = _kept(step + 1, config.epochs * steps_per_epoch)
+    step -= skipped
+    lr = learning_rate(config, step, steps_per_epoch)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0)
         if isinstance(optimizer, Lookahead):

@@ -81,9 +81,10 @@ class Optimisation:
     base_batch: Count | None = option(None, weights=True)
     """Global batch for which --lr is meant. Default: the model's own."""
 
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", weights=True)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", weights=True)
     """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,
-    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible."""
+    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible. fp16 is
+    for GPUs without bf16 arithmetic: the loss is scaled, and a step whose gradients overflow is skipped."""
 
     convolutions: ConvolutionsText | None = option(None, weights=True)
     """Computation of convolutions on CPUs: channels_last or contiguous, the layout in memory; after channels_last also

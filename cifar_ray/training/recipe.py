@@ -21,6 +21,7 @@ from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
+from cifar_ray.strategies.options import SCALING
 from cifar_ray.training import optimizer, own
 
 LONGEST_WARMUP = 0.25
@@ -82,6 +83,8 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     strategy.check(resolved)
     if is_own(config.model):
         own_models.check_strategy(resolved, spec, strategy.cannot)
+    if resolved.precision == "fp16":
+        _check_fp16(resolved, spec)
     if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
@@ -98,6 +101,22 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
+
+
+def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse float16 where its loss cannot be scaled."""
+    if config.strategy not in SCALING:
+        raise ConfigError(
+            "precision",
+            f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
+            f"{', '.join(SCALING)}",
+        )
+    if config.ddp.comm_hook == "powersgd":
+        raise ConfigError(
+            "ddp.comm_hook", "must be other than powersgd with --precision fp16: it would carry over what overflows"
+        )
+    if is_own(config.model):
+        own_models.check_float32(config, spec, "precision", "fp16")
 
 
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
@@ -236,7 +255,7 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
 
 
 def computing(config: ResolvedConfig, precision: str, convolutions: str) -> ResolvedConfig:
-    """``config`` with its precision, ``fp32`` or ``bf16``, and its convolutions decided."""
+    """``config`` with its precision and its convolutions decided."""
     return dataclasses.replace(config, precision=typing.cast(Any, precision), convolutions=convolutions)
 
 

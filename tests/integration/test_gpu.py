@@ -196,6 +196,14 @@ def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, tm
     assert state.clock.iterations()["iteration_mean_s"] > 0
 
 
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit"])
+@pytest.mark.parametrize("values", [{}, {"clip_norm": 1.0, "accumulate": 2}], ids=["plain", "clip-accumulate"])
+def test_a_model_begins_in_float16_as_in_float32(model: str, values: dict[str, Any], tmp_path: Path) -> None:
+    short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "lr": 1e-4, **values}
+    fp16 = train(config(precision="fp16", **short), tmp_path / "fp16")[1]
+    assert fp16 == pytest.approx(train(config(**short), tmp_path / "fp32")[1], rel=0.02)
+
+
 @pytest.mark.parametrize("model", get_args(ModelName))
 def test_every_model_begins_in_bfloat16_as_in_float32(model: str, tmp_path: Path) -> None:
     short: dict[str, Any] = {"model": model, "steps_per_epoch": 3, "epochs": 1, "lr": 1e-4, "log_every": 1}

@@ -25,8 +25,8 @@ SHORT = {"epochs": 2, "steps_per_epoch": 11, "batch_size": 16, "checkpoint_every
 SHORT["cpus_per_worker"] = 1  # several threads are slow where other tests run beside
 
 
-CASES = [(name, precision) for name in sorted(ARCHITECTURES) for precision in ("fp32", "bf16")]
-LONG = {("speednet", "bf16")}  # a quarter of an hour on a processor without bfloat16
+CASES = [(name, precision) for name in sorted(ARCHITECTURES) for precision in ("fp32", "bf16", "fp16")]
+LONG = {("speednet", "bf16"), ("speednet", "fp16")}  # a quarter of an hour on a processor without such arithmetic
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,9 @@ GPU = Worker(device=torch.device("cuda"))
 
 def test_a_gpu_without_bfloat16_is_not_asked_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    assert arithmetic.choose(CONFIG, GPU) == Choice("fp32", USUAL, "a GPU here has no bf16 arithmetic")
+    assert arithmetic.choose(CONFIG, GPU) == Choice(
+        "fp32", USUAL, "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
+    )
 
 
 @pytest.mark.parametrize(("room", "images"), [(1000, 500), (250, 250), (100, 62)])

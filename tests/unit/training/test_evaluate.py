@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -104,10 +105,15 @@ def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     assert torch.equal(model.norm.running_mean, before)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_figures_are_those_of_the_saved_model_in_float32(
-    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: Literal["bf16", "fp16"],
+    small: TrainConfig,
+    digits: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where training computes in bfloat16, lets cuDNN round to TF32, and normalises in its own way."""
+    """Also where training computes in 16 bits, lets cuDNN round to TF32, and normalises in its own way."""
     rounding = []
     forward = nn.Flatten.forward
 
@@ -117,7 +123,7 @@ def test_figures_are_those_of_the_saved_model_in_float32(
         return forward(self, x)
 
     monkeypatch.setattr(nn.Flatten, "forward", seen)
-    outcome = train_here(replace(small, precision="bf16", normalise="half"), digits, tmp_path)
+    outcome = train_here(replace(small, precision=precision, normalise="half"), digits, tmp_path)
     assert set(rounding) == {("ieee", torch.float32)}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
