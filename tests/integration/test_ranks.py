@@ -71,13 +71,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("name", "topology", "precision"),
-    [
-        ("resnet", "1x2", "bf16"),
-        ("resnet", "1x2", "fp16"),
-        ("resnet", "2x2", "fp32"),
-        ("vit", "1x2", "fp32"),
-        ("vit", "2x2", "bf16"),
-    ],
+    [("resnet", "1x2", "bf16"), ("resnet", "2x2", "fp32"), ("vit", "1x2", "fp32"), ("vit", "2x2", "bf16")],
 )
 def test_an_interrupted_run_of_several_workers_equals_an_uninterrupted_one(
     name: str, topology: str, precision: str, tmp_path: Path
