@@ -154,6 +154,29 @@ def test_what_would_keep_an_infinity_is_refused() -> None:
         config(ddp={"comm_hook": "powersgd"})
 
 
+class Double(nn.Module):
+    """A network of float64."""
+
+    def __init__(self, sides: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(sides, classes, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(images.flatten(1).double())
+        return logits
+
+
+def double(image_size: int, channels: int, classes: int) -> nn.Module:
+    return Double(channels * image_size**2, classes)
+
+
+def test_a_network_with_other_numbers_than_float32_is_refused() -> None:
+    own = {"model": f"{__name__}:double", "optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0}
+    assert config(precision="fp32", **own).precision == "fp32"
+    with pytest.raises(ConfigError, match=r"precision must be other than fp16 for .*double, whose parameter linear"):
+        config(**own)
+
+
 def test_the_learning_rate_waits_for_skipped_steps() -> None:
     """And EMA's warm-up; what an average keeps at the end of a run follows the steps of the run."""
     wanted = config(model="simple_cnn", ema=0.99, optimizer="sgd", epochs=2)
