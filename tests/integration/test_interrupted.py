@@ -26,8 +26,8 @@ SHORT["cpus_per_worker"] = 1  # several threads are slow where other tests run b
 
 
 CASES = [(name, precision) for name in sorted(ARCHITECTURES) for precision in ("fp32", "bf16")]
-CASES += [("simple_cnn", "fp16"), ("resnet", "fp16")]  # slow on a CPU
-LONG = {("speednet", "bf16")}  # a quarter of an hour on a processor without bfloat16
+CASES += [("simple_cnn", "fp16"), ("resnet", "fp16")]
+LONG = {("speednet", "bf16"), ("simple_cnn", "fp16"), ("resnet", "fp16")}  # minutes where a processor lacks them
 
 
 @pytest.mark.parametrize(
