@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifar_ray import storage
+from cifar_ray import storage, tasks
 from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import TrainConfig
@@ -52,7 +52,7 @@ def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
 @pytest.fixture
 def snapshot(small: TrainConfig) -> Snapshot:
     weights = {"w": torch.arange(6.0).reshape(2, 3)}
-    return Snapshot(small, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [])
+    return Snapshot(small, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [], tasks.USUAL)
 
 
 def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Path) -> None:
