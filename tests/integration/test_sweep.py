@@ -206,7 +206,8 @@ def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(per
         "sweep", "--name", "race", *SMALL, *words, "--scheduler", "asha", "--grid", rates, "cpus_per_worker=1"
     )
     runs = children(person, "race")
-    assert runs[f"lr0.05 bs32 1x{cpus} seed0"].info.status == "FINISHED"
+    learning = [run.info.status for name, run in runs.items() if name.startswith(("lr0.05 ", "lr0.04 "))]
+    assert "FINISHED" in learning  # of two, the one that reports a rung later may be the one behind
     stopped = [run for run in runs.values() if run.info.status == "KILLED"]
     assert len(stopped) >= 2
     assert {run.info.status for run in runs.values()} == {"FINISHED", "KILLED"}
