@@ -85,7 +85,8 @@ def decide_weights(cls: type) -> list[str]:
     return [name for name, field in flat_fields(cls) if field.metadata["weights"]]
 
 
-def _chosen(value: str | None) -> str | None:
+def chosen(value: str | None) -> str | None:
+    """What an option that is for some choices calls this one: a name of this package, a folder, or a function."""
     if value is None or not is_own(value):
         return value
     return FOLDER_PATH if value.startswith(FOLDER) else OWN
@@ -101,16 +102,16 @@ def choices(cls: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def left_out(cls: Any, chosen: Mapping[str, str | None]) -> set[str]:
+def left_out(cls: Any, choice: Mapping[str, str | None]) -> set[str]:
     """The fields of a config that say nothing of a run with these :func:`choices`."""
-    return {field.name for field in unused(cls, chosen) if not field.metadata["shared"]}
+    return {field.name for field in unused(cls, choice) if not field.metadata["shared"]}
 
 
-def unused(cls: Any, chosen: Mapping[str, str | None]) -> Iterator[dataclasses.Field[Any]]:
+def unused(cls: Any, choice: Mapping[str, str | None]) -> Iterator[dataclasses.Field[Any]]:
     """The fields of a config that are for other choices than those of :func:`choices`."""
     for field in dataclasses.fields(cls):
         for kind, owners in _only(field).items():
-            if _chosen(chosen[kind]) not in owners:
+            if chosen(choice[kind]) not in owners:
                 yield field
 
 

@@ -92,7 +92,7 @@ class TrainLoader:
     ) -> None:
         self._config = config
         self._spec = dataset.spec
-        self._channels_last = config.computed.layout == "channels_last"
+        self._channels_last = config.computed.is_channels_last
         self._shard = data_shard
         self._variation = variation
         self._device = device
@@ -118,8 +118,9 @@ class TrainLoader:
         images, targets, divisor = self._ready.images[row], self._ready.targets[row], self._ready.divisors[row]
         parts = self._shard.micro_batches
         for shown, learned, seeds in zip(images.chunk(parts), targets.chunk(parts), self._seeds):
-            images = self._normalise(shown)
-            yield MicroBatch(images if self._channels_last else images.contiguous(), learned, seeds[step], divisor)
+            normalised = self._normalise(shown)  # channels last
+            laid_out = normalised if self._channels_last else normalised.contiguous()
+            yield MicroBatch(laid_out, learned, seeds[step], divisor)
 
     def _block(self, epoch: int, step: int) -> _Block:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.models.options import USUAL, Convolutions, ConvolutionShape
+from cifar_ray.models.options import Convolutions, ConvolutionShape
 
 KEPT_BYTES = 256 * 2**20
 """Columns that all layers of a model keep for the backward pass, at most: as much as the activations of a small model.
@@ -39,7 +39,7 @@ def shape_of(layer: nn.Module, images: Tensor) -> ConvolutionShape | None:
 
 def memory_format(chosen: Convolutions) -> torch.memory_format:
     """How images and weights lie in memory."""
-    return torch.channels_last if chosen.layout == USUAL else torch.contiguous_format
+    return torch.channels_last if chosen.is_channels_last else torch.contiguous_format
 
 
 def install(network: nn.Module, chosen: Convolutions) -> None:

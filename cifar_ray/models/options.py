@@ -82,6 +82,11 @@ class Convolutions:
         return "; ".join([self.layout, *(f"{shape}: {parts}" for shape, parts in chosen.items())])
 
     @property
+    def is_channels_last(self) -> bool:
+        """Whether images and weights lie in memory with their channels last."""
+        return self.layout == LAYOUTS[0]
+
+    @property
     def words(self) -> str:
         """What is not as usual, in short."""
         kinds = f"{len(self.products)} {'kinds' if len(self.products) > 1 else 'kind'} of convolution as products"

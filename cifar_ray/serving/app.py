@@ -62,7 +62,7 @@ def of_run(
     }
     app = build(about, task, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
     if snapshot.score is not None:
-        app.state.result = f"test {task.primary.name} {task.primary.text(snapshot.score)}"
+        app.state.result = f"test {task.primary.named(snapshot.score)}"
     return app
 
 

@@ -9,7 +9,7 @@ from cifar_ray.config.errors import brief
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
-if TYPE_CHECKING:  # whoever reads the facts alone needs none of these
+if TYPE_CHECKING:  # reading the facts needs no torch
     from torch import Tensor
 
     from cifar_ray.config.train import TrainConfig

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config import imports
+from cifar_ray.config import imports, option
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import FOLDER, is_own
+from cifar_ray.config.option import OWN, is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.tasks import LOSS
@@ -113,7 +113,7 @@ def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
     task, spec, path = tasks.build(config), data.spec(config), config.task
     targets = torch.arange(_SAMPLES) % spec.num_classes
-    if is_own(config.dataset) and not config.dataset.startswith(FOLDER):
+    if option.chosen(config.dataset) == OWN:
         column = as_tensor(data.read(config).train[task.target])
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
     size = len(targets)

@@ -14,7 +14,7 @@ import torch
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER, is_own
+from cifar_ray.config.option import FOLDER_PATH, OWN, is_own
 from cifar_ray.config.sections import MIXING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
@@ -122,7 +122,7 @@ def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
-    if task.target != "labels" and (config.dataset.startswith(FOLDER) or not is_own(config.dataset)):
+    if task.target != "labels" and option.chosen(config.dataset) != OWN:
         raise ConfigError(
             "task",
             f"must learn the labels of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
@@ -288,7 +288,7 @@ def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
             model(torch.zeros(2, spec.channels, side, side))
         except (RuntimeError, ValueError, ZeroDivisionError):
             raise ConfigError(
-                "image_size" if config.dataset.startswith(FOLDER) else "dataset",
+                "image_size" if option.chosen(config.dataset) == FOLDER_PATH else "dataset",
                 f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
             ) from None
 

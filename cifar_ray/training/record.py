@@ -157,7 +157,7 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
         metrics={
             **epochs[-1].metrics,
             task.counted: float(evaluation.images),
-            f"best/{primary.name}": best.metrics[primary.metric],
+            primary.best: best.metrics[primary.metric],
             "best/epoch": float(best.step),
             **_memory(peaks),
             **state.strategy.figures(),
