@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, early, output
+from cifar_ray.cli import cluster, early, models, output
 from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -20,6 +20,7 @@ from cifar_ray.config.commands import (
     DoctorCommand,
     EvaluateCommand,
     ExportCommand,
+    ModelsCommand,
     PredictCommand,
     ReportCommand,
     ResumeCommand,
@@ -309,6 +310,7 @@ COMMANDS: cluster.Commands = {
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show what differs between runs, and their results"),
     "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
+    "models": (models.show, ModelsCommand, "list the models of this package, torchvision and timm"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),
     "predict": (predict, PredictCommand, "classify image files with a run's model"),

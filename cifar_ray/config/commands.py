@@ -261,6 +261,14 @@ class PredictCommand(ResultAsJson, OfModel):
 
 
 @dataclass(frozen=True)
+class ModelsCommand:
+    """List the models of this package, of torchvision and of timm."""
+
+    pattern: Positional[str | None] = None
+    """Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: all."""
+
+
+@dataclass(frozen=True)
 class StrategiesCommand:
     """List the strategies that keep replicas in step: promise, source, and cost per step."""
 

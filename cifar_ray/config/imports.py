@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import is_function
 from cifar_ray.config.train import FUNCTIONS, TrainConfig
 
 _importing: list[str] = []
@@ -172,7 +172,7 @@ def python(module: str, *words: str) -> list[str]:
 
 def functions(config: TrainConfig) -> list[str]:
     """The import paths of the user's own that workers import."""
-    return [path for key in FUNCTIONS if is_own(path := getattr(config, key))]
+    return [path for key in FUNCTIONS if is_function(path := getattr(config, key))]
 
 
 def to_ship(paths: Sequence[str]) -> list[ModuleType]:
@@ -181,7 +181,7 @@ def to_ship(paths: Sequence[str]) -> list[ModuleType]:
     Raises:
         ConfigError: as :func:`load`.
     """
-    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths if is_own(path))
+    tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths if is_function(path))
     modules = [_module(name, "model") for name in tops]
     return [module for module in modules if not is_installed(Path(str(module.__file__)))]
 

@@ -23,6 +23,9 @@ FOLDER = "folder:"
 FOLDER_PATH, OWN = "folder:PATH", "MODULE:FUNCTION"
 """Choices that an option may be for, beside the names of this package."""
 
+LIBRARIES = ("torchvision", "timm")
+"""Libraries whose networks ``--model`` names, as in ``torchvision:resnet18``."""
+
 IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 """``MODULE:FUNCTION``, such as ``mypackage.nets:build``."""
 
@@ -59,12 +62,23 @@ def is_own(name: str | None) -> bool:
     return name is not None and ":" in name
 
 
-def or_own(names: tuple[str, ...], own: str = OWN) -> AfterValidator:
-    """One of ``names``, or a function, or ``own``, of the user's."""
+def library_of(name: str | None) -> str:
+    """The library that has a network; empty for any other model."""
+    library, colon, _ = (name or "").partition(":")
+    return library if colon and library in LIBRARIES else ""
+
+
+def is_function(name: str | None) -> bool:
+    """Whether a field names a function of the user's own, which is imported."""
+    return is_own(name) and not library_of(name)
+
+
+def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
+    """One of ``names``, or ``own`` (a function, unless given) of the user's."""
 
     def check(text: str) -> str:
         if text not in names and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
-            raise ValueError(f"must be {', '.join(names)} or {own}, got {brief(text)}")
+            raise ValueError(f"must be {one_of([*names, *(own or (OWN,))])}, got {brief(text)}")
         return text
 
     return AfterValidator(check)
@@ -86,9 +100,11 @@ def decide_weights(cls: type) -> list[str]:
 
 
 def chosen(value: str | None) -> str | None:
-    """What an option that is for some choices calls this one: a name of this package, a folder, or a function."""
+    """What an option that is for some choices calls this one: a name of this package or of a library, or one's own."""
     if value is None or not is_own(value):
         return value
+    if library := library_of(value):
+        return f"{library}:NAME"
     return FOLDER_PATH if value.startswith(FOLDER) else OWN
 
 

@@ -11,10 +11,11 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import OWN, option, or_own
+from cifar_ray.config.option import LIBRARIES, OWN, option, or_own
 from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
 
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit"]
+_OTHERS = (*(f"{library}:NAME" for library in LIBRARIES), OWN)
 
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
@@ -182,12 +183,13 @@ class ViTOptions:
 class Model:
     """Model."""
 
-    model: Annotated[str, or_own(get_args(ModelName)), ModelName] = option("resnet", weights=True)
-    """Architecture: one of this package, or MODULE:FUNCTION, a function of your own that is called as build(image_size,
-    channels, classes) and returns an nn.Module."""
+    model: Annotated[str, or_own(get_args(ModelName), *_OTHERS), ModelName] = option("resnet", weights=True)
+    """Architecture: one of this package; torchvision:NAME or timm:NAME, a network of these libraries (`cifar-ray
+    models` lists them); or MODULE:FUNCTION, a function of your own that is called as build(image_size, channels,
+    classes) and returns an nn.Module."""
 
-    model_options: Options = option(dict, weights=True, only={"model": (OWN,)})
-    """Keyword arguments of your own function, such as --model-options.depth 4."""
+    model_options: Options = option(dict, weights=True, only={"model": _OTHERS})
+    """Keyword arguments of a library's network or of your own function, such as --model-options.depth 4."""
 
     model_source: str | None = option(None, weights=True, only={"model": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines your own function."""

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from cifar_ray.config import imports
+from cifar_ray.config import imports, option
 from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.option import FOLDER_PATH, is_function, library_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
+from cifar_ray.models import libraries
 from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (
@@ -74,14 +76,17 @@ def architecture(path: str) -> Architecture:
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """What the user's function returns for the data set.
+    """What the user's function, or a library's, returns for the data set.
 
     Raises:
         ConfigError: when it cannot be called, fails, or returns no module, or when its file is no longer the one that
             the run began with.
     """
-    imports.check_source(config, "model")
-    function = imports.load(config.model, "model")
+    if library_of(config.model):
+        function = libraries.builder(config.model)
+    else:
+        imports.check_source(config, "model")
+        function = imports.load(config.model, "model")
     sizes = (spec.image_size, spec.channels, spec.num_classes)
     _check_arguments(config, function, sizes)
     with imports.calling(config.model, "model", "must build a model"):
@@ -125,13 +130,16 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
     Raises:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, classes).
     """
-    imports.check_source(config, "model")
+    if is_function(config.model):
+        imports.check_source(config, "model")
     key = _key(config, spec)
     if key in _checked:
         return
     images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
     shape = ", ".join(map(str, images.shape[1:]))
     rule = f"must give float logits (B, {spec.num_classes}) for images (B, {shape})"
+    if library_of(config.model) and option.chosen(config.dataset) == FOLDER_PATH:
+        rule += ", whose side is --image-size"
     with torch.random.fork_rng(devices=[]):
         model = build(config, spec)
         if not any(parameter.requires_grad for parameter in model.parameters()):

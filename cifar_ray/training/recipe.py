@@ -14,7 +14,7 @@ import torch
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER_PATH, OWN, is_own
+from cifar_ray.config.option import FOLDER_PATH, OWN, is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
@@ -48,7 +48,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
     for name in FUNCTIONS:
-        if is_own(values[name]) and getattr(config, f"{name}_source") is None:
+        if is_function(values[name]) and getattr(config, f"{name}_source") is None:
             values[f"{name}_source"] = imports.source(values[name], name)
     resolved = ResolvedConfig(**values)
     if is_own(config.model):
@@ -244,6 +244,8 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
     """
     if config.sync_batchnorm and device != "cuda":
         raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
+    if config.sync_batchnorm and library_of(config.model) == "timm":  # torch would put a norm alone in their place
+        raise ConfigError("sync_batchnorm", f"must be off for {config.model}, whose norms may hold an activation")
     decided = dataclasses.replace(
         config,
         device=typing.cast(Any, device),

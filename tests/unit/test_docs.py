@@ -87,6 +87,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--model-uri", "--env-manager", "--output-directory"}  # mlflow's, too
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
+    others |= {"--model-options.drop-path-rate"}  # of timm's networks
     others |= {"--model-options.width"}  # of a function that examples/own_model.py has
     others |= {"--optimizer-options.alpha"}  # of torch.optim.RMSprop
     others |= {"--share"}  # of benchmarks/emulated_cluster.py

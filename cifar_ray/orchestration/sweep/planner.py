@@ -20,7 +20,7 @@ from cifar_ray import data, models, storage, tasks
 from cifar_ray.config import imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import is_function
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
@@ -278,7 +278,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     for trial in trials:
         for key in FUNCTIONS:
-            if trial.config is not None and is_own(getattr(trial.config, key)):
+            if trial.config is not None and is_function(getattr(trial.config, key)):
                 imports.check_source(trial.config, key)
     return config, trials
 

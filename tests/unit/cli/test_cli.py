@@ -31,7 +31,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         (
             "train --model lenet",
-            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'lenet'",
+            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'",
         ),
         (
             "train --dataset imagenet",
@@ -103,7 +103,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "fit",
-            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, delete, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
+            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, delete, models, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",

@@ -78,7 +78,7 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     cells = sweeps.cells(swept, sweeps.combinations(swept))
     assert [cell.config.model_options for cell in cells if cell.config] == [{"width": 4}, {"width": 8}]
     assert {cell.reason for cell in cells if not cell.config} == {
-        "model_options is for --model MODULE:FUNCTION only, and the model is simple_cnn"
+        "model_options is for --model torchvision:NAME, timm:NAME or MODULE:FUNCTION only, and the model is simple_cnn"
     }
 
 
@@ -91,7 +91,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model": "resnet9"}, "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or MODULE:FUNCTION, got 'resnet9'"),
+        ({"model": "resnet9"}, "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'resnet9'"),
         ({"model": "no_such_package.nets:build"}, "--model must name a module that can be imported here, in FOLDER: there is no no_such_package"),
         ({"model": f"{NETS}:biuld"}, f"--model must name a function, and {NETS} has no biuld; did you mean 'build'?"),
         ({"model": f"{NETS}:A_NUMBER"}, f"--model must name a function, and {NETS}:A_NUMBER is 3"),
@@ -106,7 +106,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:broken"}, f"--model must build a model, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
         ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options must fit {NETS}:build(image_size, channels, classes, ...): got an unexpected keyword argument 'size'"),
         ({"model": "torchvision.models:resnet18"}, "--model must be a function that takes (image_size, channels, classes), and torchvision.models:resnet18 does not; write one that calls it, such as: def build(image_size, channels, classes): return resnet18(num_classes=classes)"),
-        ({"model": "resnet", "model_options": {"width": 3}}, "--model-options is for --model MODULE:FUNCTION only, and the model is resnet"),
+        ({"model": "resnet", "model_options": {"width": 3}}, "--model-options is for --model torchvision:NAME, timm:NAME or MODULE:FUNCTION only, and the model is resnet"),
         ({"model": f"{NETS}:build", "model_options": {"two words": 3}}, "--model-options must have names as Python's arguments have them, got 'two words'"),
         ({"model": f"{NETS}:build", "model_options": {"width": [3]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
         ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, f"--strategy must keep the model whole for --model {NETS}:Whole, which is no nn.Sequential and has no stages() that lists its layers in order"),

@@ -1,0 +1,32 @@
+"""The ``cifar-ray models`` command."""
+
+from __future__ import annotations
+
+import fnmatch
+import typing
+
+from cifar_ray.cli import early
+from cifar_ray.config import flags
+from cifar_ray.config.commands import ModelsCommand
+from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.option import LIBRARIES
+from cifar_ray.models.options import ModelName
+
+
+def show(command: ModelsCommand) -> int:
+    """``cifar-ray models``: one name a line, as ``--model`` takes it."""
+    with early.loading("loading PyTorch"):
+        from cifar_ray.models import libraries
+
+    names = [*typing.get_args(ModelName)]
+    for library in LIBRARIES:
+        try:
+            names += libraries.names(library)
+        except ConfigError as error:
+            flags.note(f"{library} {error.problem}")
+    pattern = command.pattern or "*"
+    found = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
+    if not found:
+        raise ConfigError("", f"PATTERN must match the name of a model, got {brief(pattern)}")
+    print("\n".join(found))
+    return 0

@@ -1,0 +1,91 @@
+"""Networks of other libraries, by the libraries' own registries: ``--model torchvision:NAME`` and ``timm:NAME``.
+
+Each library has a module here with four functions: its names, what builds one of them, the names of the weights that
+there are for one, and the download of such weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from cifar_ray.config.errors import ConfigError, first_line, suggestion
+from cifar_ray.config.option import LIBRARIES
+
+
+def names(library: str) -> list[str]:
+    """The models of a library, such as ``torchvision:resnet18``.
+
+    Raises:
+        ConfigError: when the library is not installed.
+    """
+    return [f"{library}:{name}" for name in _module(library).names()]
+
+
+def builder(model: str) -> Callable[..., nn.Module]:
+    """What is called as ``build(image_size, channels, classes, **options)`` and returns the network, without weights.
+
+    Raises:
+        ConfigError: when there is no such network. The builder raises it on options that the network does not have.
+    """
+    return functools.partial(_build, model)
+
+
+def weights(model: str) -> Sequence[str]:
+    """The names of the weights that the library has for a model of its own."""
+    module, name = _found(model)
+    known: Sequence[str] = module.weights(name)
+    return known
+
+
+def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
+    """The library's weights of that name, from its cache or downloaded to it.
+
+    Raises:
+        ConfigError: when they can be neither read nor downloaded.
+    """
+    module, name = _found(model)
+    try:
+        state: dict[str, Tensor] = module.fetch(name, tag, image_size, channels, **options)
+    except Exception as error:  # of the network, the disk, or whatever a damaged file leads to
+        raise ConfigError(
+            "weights",
+            f"{tag} of {model} can be neither read from {module.CACHE} nor downloaded ({first_line(error)})",
+        ) from None
+    return state
+
+
+def _build(model: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
+    module, name = _found(model)
+    try:
+        made: nn.Module = module.build(name, image_size, channels, classes, **options)
+    except TypeError as error:
+        raise ConfigError("model_options", f"must fit {model}: {error}") from None
+    return made
+
+
+@functools.cache
+def _found(model: str) -> tuple[ModuleType, str]:
+    """The library's module, and the network's name in the library."""
+    library, _, name = model.partition(":")
+    module = _module(library)
+    known = module.names()
+    if name not in known:
+        near = suggestion(name, known)
+        raise ConfigError("model", f"must name a network of {library} that classifies images, got {model}{near}")
+    return module, name
+
+
+def _module(library: str) -> ModuleType:
+    assert library in LIBRARIES
+    try:
+        return importlib.import_module(f"cifar_ray.models.{library}_models")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "model", f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
+        ) from None

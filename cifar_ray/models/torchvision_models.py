@@ -1,0 +1,48 @@
+"""torchvision's networks that classify images, for :mod:`cifar_ray.models.libraries`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision import models
+
+CACHE = "TORCH_HOME (~/.cache/torch)"
+
+# Heads that only training uses give logits of their own; without init_weights, torchvision warns of its default.
+_SINGLE_HEAD = {"aux_logits": False, "init_weights": True}
+
+
+def names() -> list[str]:
+    """Their names; networks that detect or segment are in modules of their own."""
+    listed: list[str] = models.list_models(module=models)
+    return listed
+
+
+def build(name: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
+    """The network without weights; all of them take three channels, as every data set has."""
+    network: nn.Module = models.get_model_builder(name)(
+        weights=None, num_classes=classes, **{**_usual(name, image_size), **options}
+    )
+    return network
+
+
+def _usual(name: str, image_size: int) -> dict[str, Any]:
+    if name in ("googlenet", "inception_v3"):
+        return _SINGLE_HEAD
+    if name.startswith("vit_"):
+        return {"image_size": image_size}
+    return {"input_size": (image_size, image_size)} if name.startswith("maxvit_") else {}
+
+
+def weights(name: str) -> list[str]:
+    """The members of the network's enum of weights."""
+    return [*models.get_model_weights(name).__members__]
+
+
+def fetch(name: str, tag: str, *_: int, **__: Any) -> dict[str, Tensor]:
+    """The weights ``tag``; they are those of ImageNet's classes, whatever the options."""
+    state: dict[str, Tensor] = models.get_model_weights(name)[tag].get_state_dict(
+        progress=False, check_hash=True, weights_only=True
+    )
+    return state

@@ -1,0 +1,116 @@
+"""Networks of torchvision and timm: built for the images at hand, or refused in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+from cifar_ray import models
+from cifar_ray.cli.main import main
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.models import libraries
+from cifar_ray.training import recipe
+from tests.support.helpers import resolved
+
+SMALL = "torchvision:shufflenet_v2_x0_5"
+DIGITS: dict[str, object] = {"dataset": "digits"}
+
+
+def refusal(**values: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(DIGITS, **values)
+    return caught.value.as_flag()
+
+
+@pytest.mark.parametrize("name", [SMALL, "timm:test_resnet", "timm:test_vit"])
+def test_a_network_is_trained_by_every_way_that_takes_it_whole(name: str) -> None:
+    for values in (
+        {},
+        {"topology": "1x2", "strategy": "parameter_server"},
+        {"topology": "1x2", "strategy": "fsdp"},
+        {"topology": "1x2", "strategy": "local_sgd"},
+        {"strategy": "reproducible"},
+    ):
+        config = resolved(DIGITS, model=name, **values)
+        assert recipe.resolve(config) == config
+        assert config.model_source is None
+        assert f"--model {name}" in recipe.command(config)
+    assert "is no nn.Sequential" in refusal(model=name, topology="1x2", strategy="gpipe")
+
+
+def test_logits_are_those_of_the_classes_and_options_reach_the_network() -> None:
+    config = TrainConfig(model="torchvision:mobilenet_v3_small", model_options={"dropout": 0.5})
+    network = models.build(config, SPECS["cifar100"])
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+    assert [layer.p for layer in network.modules() if isinstance(layer, torch.nn.Dropout)] == [0.5]
+
+
+@pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 80)])
+def test_heads_that_only_training_uses_are_left_out(name: str, side: int) -> None:
+    spec = dataclasses.replace(SPECS["digits"], image_size=side)
+    with torch.random.fork_rng(devices=[]):
+        network = models.build(TrainConfig(model=f"torchvision:{name}"), spec).train()  # type: ignore[arg-type]
+    assert network(torch.rand(2, 3, side, side)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["torchvision:vit_b_16", "timm:vit_small_patch16_224"])
+def test_a_network_for_images_of_one_size_is_built_for_theirs(name: str) -> None:
+    with torch.device("meta"):
+        network = models.build(TrainConfig(model=name), SPECS["digits"])  # type: ignore[arg-type]
+        assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"model": "torchvision:resnet19"}, "--model must name a network of torchvision that classifies images, got torchvision:resnet19; did you mean 'resnet18'?"),
+        ({"model": "torchvision:fcn_resnet50"}, "--model must name a network of torchvision that classifies images, got torchvision:fcn_resnet50"),
+        ({"model": "timm:test_vitt"}, "--model must name a network of timm that classifies images, got timm:test_vitt; did you mean 'test_vit'?"),
+        ({"model": "torchvision:alexnet"}, "--model must give float logits (B, 10) for images (B, 3, 32, 32), and torchvision:alexnet fails: RuntimeError: "),
+        ({"model": "torchvision:googlenet", "model_options": {"aux_logits": True}}, "--model must "),
+        ({"model": SMALL, "model_options": {"width": 2}}, f"--model-options must fit {SMALL}: ShuffleNetV2.__init__() got an unexpected keyword argument 'width'"),
+        ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, f"--model-options must fit {SMALL}: "),
+        ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model-options must fit timm:test_vit: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_network_is_refused(values: dict[str, object], sentence: str) -> None:
+    assert refusal(**values).startswith(sentence)
+
+
+def test_timm_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.delitem(sys.modules, "cifar_ray.models.timm_models", raising=False)
+    libraries._found.cache_clear()
+    assert refusal(model="timm:test_efficientnet") == (
+        "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"
+    )
+    assert main(["models", "resnet18"]) == 0
+    assert capsys.readouterr().err == "note: timm needs timm; install it with `pip install 'cifar-ray[timm]'`\n"
+
+
+def test_norms_that_hold_an_activation_are_not_replaced() -> None:
+    config = resolved(DIGITS, model="timm:test_resnet", sync_batchnorm=True)
+    with pytest.raises(ConfigError, match="sync_batchnorm must be off for timm:test_resnet, whose norms may hold"):
+        recipe.placed(config, "cuda", 1)
+
+
+def test_models_are_listed_by_part_of_a_name_or_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "resnet18"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[:2] == ["resnet18", "torchvision:resnet18"]
+    assert "timm:resnet18" in listed
+    assert main(["models", "torchvision:vgg1?_bn"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"torchvision:vgg1{depth}_bn" for depth in (1, 3, 6, 9)]
+    assert main(["models"]) == 0
+    everything = capsys.readouterr().out
+    assert "speednet\n" in everything
+    assert "fcn_resnet50" not in everything
+    assert main(["models", "resnet1000"]) == 2
+    assert capsys.readouterr().err == "error: PATTERN must match the name of a model, got 'resnet1000'\n"
