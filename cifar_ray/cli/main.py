@@ -78,7 +78,7 @@ def resume(words: Sequence[str]) -> int:
         from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
-        print(f"run {run} is finished; there is nothing to resume")
+        print(f"run {run} is finished; `cifar-ray train --weights {run}` starts another from its weights")
     return 0
 
 

@@ -32,7 +32,8 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """
     values = dict(values)
     for field in dataclasses.fields(TrainConfig):
-        if field.metadata.get("recorded") and values.keys() & (field.metadata.get("only") or {}).keys():
+        of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
+        if field.metadata.get("recorded") and values.keys() & of:
             base = dataclasses.replace(base, **{field.name: default_of(field)})
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
         if given in values and other not in values:
@@ -171,6 +172,8 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
         values["cpus_per_worker"] = None
     if config.task is None:  # a run whose data set tells the task is written as it was before there were others
         del values["task"], values["task_source"]
+    if config.weights is None:  # likewise one that starts from random weights
+        del values["weights"], values["weights_digest"]
     return values
 
 

@@ -37,6 +37,7 @@ _NOT_HERE = (
     "experiment",
     "tracking_uri",
     "verbose",
+    "weights",
 )
 
 

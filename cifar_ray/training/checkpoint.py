@@ -98,7 +98,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     partial = folder / f".{target.name}.partial"
     try:
         partial.mkdir(parents=True)
-        (partial / WEIGHTS).write_bytes(safetensors.save(_apart(snapshot.weights)))
+        (partial / WEIGHTS).write_bytes(safetensors.save(apart(snapshot.weights)))
         state = {
             "optimizer": snapshot.optimizer,
             "clock": snapshot.clock,
@@ -155,7 +155,7 @@ def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
         raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
 
 
-def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights on the CPU, each in memory of its own: safetensors refuses those that a model has under two names."""
     separate: dict[str, Tensor] = {}
     held: set[int] = set()

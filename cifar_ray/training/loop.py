@@ -23,6 +23,7 @@ def fit(
     launch: Launch,
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
+    initial: Callable[[], bytes] | None = None,
 ) -> Outcome:
     """Train to the last epoch, from the newest usable checkpoint below ``folder`` if there is any.
 
@@ -36,7 +37,7 @@ def fit(
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    state = prepare(config, dataset, folder, worker, launch, server, asked)
+    state = prepare(config, dataset, folder, worker, launch, server, asked, initial)
     config, strategy, clock, steps = state.config, state.strategy, state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:

@@ -199,6 +199,7 @@ _NEVER = (
     "device",
     "cpus_follow",
     "images",
+    "weights_digest",
     *(f"{name}_source" for name in FUNCTIONS),
 )  # the device is that of the machine
 

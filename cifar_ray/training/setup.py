@@ -29,7 +29,7 @@ from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Task
-from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer, recipe
+from cifar_ray.training import arithmetic, checkpoint, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
@@ -79,6 +79,7 @@ def prepare(
     launch: Launch,
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
+    initial: Callable[[], bytes] | None = None,
 ) -> TrainingState:
     """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
@@ -90,9 +91,11 @@ def prepare(
         launch: what happened before; what is left of the time since then is start-up time.
         server: the parameter server, for the strategy that has one.
         asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
+        initial: reads the weights of ``config.weights`` as a safetensors file; only rank 0 calls it.
 
     Raises:
-        CheckpointError: when there are checkpoints and none can be used, or they belong to another config.
+        CheckpointError: when there are checkpoints and none can be used, or they belong to another config, or the
+            weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
     share = max(hardware.allowed_cpus() // config.placement.workers_per_node, 1)
@@ -113,8 +116,11 @@ def prepare(
     layout = convolution.memory_format(config.computed)
     model = model.to(worker.device).to(memory_format=layout).train()
     convolution.install(model, config.computed)
-    if resumed is None:
+    if resumed is None and config.weights is None:
         _prepare_weights(model, config, dataset, worker)
+    elif resumed is None:
+        assert initial is not None, "the launcher has kept them"
+        initial_weights.load(model, config, _everywhere(initial() if worker.rank == 0 else None, worker))
     clock = Clock(worker.device, launch.begun)
     task = tasks.build(config)
     make_optimizer = partial(optimizer.build, config=config)
@@ -240,10 +246,17 @@ def _share(snapshot: Snapshot | None, worker: Worker) -> Snapshot:
     """Broadcast rank 0's snapshot to every rank, on the CPU."""
     if snapshot is not None and worker.world_size == 1:
         return snapshot
-    content = torch.frombuffer(bytearray(checkpoint.to_bytes(snapshot)), dtype=torch.uint8) if snapshot else None
-    size = torch.tensor(0 if content is None else content.numel(), device=worker.device)
+    shared = _everywhere(checkpoint.to_bytes(snapshot) if snapshot else None, worker)
+    return snapshot or checkpoint.from_bytes(shared)
+
+
+def _everywhere(content: bytes | None, worker: Worker) -> bytes:
+    """Rank 0's content, on every rank."""
+    if content is not None and worker.world_size == 1:
+        return content
+    size = torch.tensor(0 if content is None else len(content), device=worker.device)
     dist.broadcast(size, src=0)
-    shared = torch.empty(int(size), dtype=torch.uint8) if content is None else content
-    shared = shared.to(worker.device)
+    mine = torch.empty(int(size), dtype=torch.uint8)
+    shared = (mine if content is None else torch.frombuffer(bytearray(content), dtype=torch.uint8)).to(worker.device)
     dist.broadcast(shared, src=0)
-    return snapshot or checkpoint.from_bytes(shared.cpu().numpy().tobytes())
+    return content or shared.cpu().numpy().tobytes()

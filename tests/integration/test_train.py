@@ -163,7 +163,7 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
 
 def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resident: Person) -> None:
     *_, last = resident.succeeds("resume", "first").stdout.splitlines()
-    assert last == "run first is finished; there is nothing to resume"
+    assert last == "run first is finished; `cifar-ray train --weights first` starts another from its weights"
     sentence = resident.refused(*WORDS)
     assert sentence.startswith("--run-name must be new, and 'first' is in ")
     assert "trained to the end (10 epochs); give another name" in sentence

@@ -106,9 +106,11 @@ def train_here(
     recorder: Recorder | None = None,
     worker: Worker | None = None,
     server: ServerHandle | None = None,
+    initial: bytes = b"",
 ) -> Outcome:
     """The loop in this process, with no launcher."""
-    return fit(config, dataset, folder, worker or Worker(), recorder or Recorder(), Launch(0.0, 0.0), server)
+    heard, start = recorder or Recorder(), Launch(0.0, 0.0)
+    return fit(config, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial)
 
 
 def digest(snapshot: Snapshot) -> str:
@@ -163,7 +165,11 @@ def built(
 
 
 def train_on_ranks(
-    config: TrainConfig, folder: Path, stop_after: int | None = None, test_images: int | None = None
+    config: TrainConfig,
+    folder: Path,
+    stop_after: int | None = None,
+    test_images: int | None = None,
+    initial: bytes = b"",
 ) -> list[tuple[Outcome | None, Recorder]]:
     """The loop in one process per worker of ``config``, over gloo.
 
@@ -172,11 +178,12 @@ def train_on_ranks(
         folder: where the checkpoints go.
         stop_after: step after which all processes end in the middle of the run.
         test_images: how many to evaluate on, from the first; all when None.
+        initial: the weights to start from, as the config has their digest.
 
     Returns:
         Outcome (None when stopped) and what the observer heard, of every rank.
     """
-    return _on_ranks(config, _train, folder, stop_after, test_images)
+    return _on_ranks(config, _train, folder, stop_after, test_images, initial)
 
 
 def stop_on_ranks(config: TrainConfig, folder: Path, asked_after: int) -> list[tuple[int, Recorder]]:
@@ -312,14 +319,20 @@ def _on_rank(config: TrainConfig, rank: int, store: str, work: Callable[..., T],
 
 
 def _train(
-    config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None, test_images: int | None
+    config: TrainConfig,
+    worker: Worker,
+    folder: Path,
+    stop_after: int | None,
+    test_images: int | None,
+    initial: bytes,
 ) -> tuple[Outcome | None, Recorder]:
     recorder = Recorder(stop_after)
     dataset = data.read(config)
     test = dataset.test.at(slice(test_images))
     try:
         with _watching(recorder):
-            return train_here(config, replace(dataset, test=test), folder, recorder, worker), recorder
+            kept = replace(dataset, test=test)
+            return train_here(config, kept, folder, recorder, worker, initial=initial), recorder
     except Stopped:
         return None, recorder
 

@@ -1,4 +1,7 @@
-"""A run's checkpoints on a disk, where training and loading need them: a local folder's own, copies of a bucket's."""
+"""A run's checkpoints on a disk, where training and loading need them: a local folder's own, copies of a bucket's.
+
+Beside them are the weights that the run starts from, if they were given.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, step_of
+
+_INITIAL = "initial.safetensors"
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,23 @@ def _naming(bucket: Folder, path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(str(error).replace(str(path), bucket.address)) from None
+
+
+def keep_initial(folder: Folder, weights: bytes) -> None:
+    """Keep the weights that a run starts from in its folder.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    with storage.refusing(folder), storage.scratch() as here:
+        (here / _INITIAL).write_bytes(weights)
+        folder.upload(here / _INITIAL)
+
+
+def initial(folder: Folder) -> bytes:
+    """What :func:`keep_initial` has kept; a run that has a checkpoint does without."""
+    with folder.on_disk(_INITIAL) as path:
+        return path.read_bytes()
 
 
 def remove_copies(folder: Folder) -> None:

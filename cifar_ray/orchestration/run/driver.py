@@ -21,7 +21,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, results, run_folder
+from cifar_ray.orchestration.run import checkpoints, events, given_weights, results, run_folder
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.restarts import Run
@@ -65,6 +65,10 @@ def train(
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
     config = recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
+        weights = None
+        if config.weights is not None:
+            console.doing(f"reading the weights {config.weights}")
+            config, weights = given_weights.find(config, uri, console.line)
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
@@ -72,6 +76,8 @@ def train(
         session = None
         try:
             with held:
+                if weights is not None:
+                    checkpoints.keep_initial(folder.folder, weights)
                 config, dataset, data_s = _read(config, console)
                 with _allocated(config, folder, held, console) as (chosen, check, allocator):
                     record = RunRecord.create(

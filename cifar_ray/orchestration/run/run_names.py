@@ -50,7 +50,11 @@ def taken(above: Folder, name: str, store: str) -> ConfigError:
         )
     epochs = _all_epochs(folder.below(CHECKPOINTS))
     if epochs:
-        return ConfigError("run_name", f"{rule}, trained to the end ({counted(epochs, 'epoch')}); give another name")
+        return ConfigError(
+            "run_name",
+            f"{rule}, trained to the end ({counted(epochs, 'epoch')}); give another name, with --weights {name} to "
+            "start from its weights",
+        )
     return ConfigError("run_name", f"{rule}; `cifar-ray resume {name}{uri.flag(store)}` continues it")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psutil
@@ -95,7 +96,8 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
         try:
-            return fit(config, dataset, writer.path, worker, observer, launch, server, asked)
+            initial = partial(checkpoints.initial, payload["folder"])
+            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial)
         except StoppedError as stop:
             return Stopped(stop.step)
 

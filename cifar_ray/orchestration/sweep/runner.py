@@ -26,7 +26,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, preflight, r
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
-from cifar_ray.orchestration.sweep import planner, shared_arithmetic
+from cifar_ray.orchestration.sweep import planner, shared_arithmetic, shared_weights
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
@@ -167,11 +167,15 @@ class _Sweep:
         self._base = self._session_config()
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._locks: list[Lock] = []
+        self._weights: dict[str, bytes] = {}
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
         with self._board as board:
             datasets = self._load_data()
+            self._weights = shared_weights.find(
+                [trial for trial, _ in self._waiting()], self._client.tracking_uri, board.line
+            )
             functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:
                 with allocation.allocator(board.waiting, check, board.line) as allocator:
@@ -385,6 +389,8 @@ class _Sweep:
             if trial.folder is None:
                 trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
                 self._locks.append(held)
+                if config.weights_digest is not None:
+                    checkpoints.keep_initial(trial.folder.folder, self._weights[config.weights_digest])
             specs[trial.index] = TrialSpec(config, trial.folder.folder)
         return specs
 

@@ -104,7 +104,7 @@ def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dat
 @pytest.mark.parametrize(
     ("done", "advice"),
     [
-        (3, r", trained to the end \(3 epochs\); give another name"),
+        (3, r", trained to the end \(3 epochs\); give another name, with --weights mine to start from its weights"),
         (2, "; `cifar-ray resume mine` continues it"),
         (None, "; `cifar-ray resume mine` continues it"),
     ],

@@ -1,0 +1,41 @@
+"""The weights that a sweep's runs start from, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cifar_ray.config import option
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.orchestration.run import given_weights
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+
+
+def find(trials: Sequence[PlannedTrial], store: str, note: Callable[[str], None]) -> dict[str, bytes]:
+    """Read the weights of every trial that has not begun; its config then has their digest.
+
+    Returns:
+        Digest -> the weights as a safetensors file.
+
+    Raises:
+        ConfigError: as for :func:`given_weights.find`.
+    """
+    read: dict[Any, ResolvedConfig] = {}
+    contents: dict[str, bytes] = {}
+    for trial in trials:
+        if trial.config is None or trial.config.weights is None or trial.folder is not None:
+            continue
+        which = _kind(trial.config)
+        if which not in read:
+            read[which], content = given_weights.find(trial.config, store, note)
+            contents[str(read[which].weights_digest)] = content
+        found = read[which]
+        trial.config = replace(trial.config, weights=found.weights, weights_digest=found.weights_digest)
+    return contents
+
+
+def _kind(config: ResolvedConfig) -> Any:
+    """What decides which weights there are, and how much of them fits."""
+    options = (repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model"))
+    return config.weights, config.weights_digest, config.model, config.dataset_key, *options

@@ -1,0 +1,143 @@
+"""Weights that a run starts from: read without executing code, compared with the model, and checked again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cifar_ray import models
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import SPECS, Dataset
+from cifar_ray.training import checkpoint, initial_weights, recipe
+from cifar_ray.training.errors import CheckpointError
+from tests.support.helpers import train_here
+
+STATE = {"0.weight": torch.arange(6.0).view(2, 3), "0.bias": torch.ones(2)}
+
+
+class Harmful:
+    """What a careless reader would execute."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.file,)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_state_dict_is_read_however_it_was_written(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "plain.safetensors")
+    wrapped = {f"module.{name}": value for name, value in STATE.items()}
+    for name, written in {
+        "plain.pt": STATE,
+        "wrapped.pt": wrapped,
+        "among.pt": {"epoch": 3, "state_dict": wrapped},
+        "other.pth": {"model": STATE, "optimizer": {"lr": 0.1}},
+    }.items():
+        torch.save(written, tmp_path / name)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 5
+    assert all(same(initial_weights.read(file), STATE) for file in files)
+
+
+def test_code_is_refused_and_not_executed(tmp_path: Path) -> None:
+    torch.save({**STATE, "code": Harmful(tmp_path / "harmed")}, tmp_path / "bad.pt")
+    with pytest.raises(
+        ConfigError, match=r"weights must be a state dict of tensors, which loads without executing code"
+    ):
+        initial_weights.read(tmp_path / "bad.pt")
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("name", ["cut.pt", "cut.safetensors"])
+def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    (save_file if file.suffix == ".safetensors" else torch.save)(STATE, file)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ConfigError, match=f"^weights must be a file that can be read; {re.escape(str(file))}: .+$"):
+        initial_weights.read(file)
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3}, [torch.ones(2)], {"state_dict": {"a": 1.0}}])
+def test_what_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(ConfigError, match="weights must be a state dict, names of parameters with tensors"):
+        initial_weights.read(tmp_path / "other.pt")
+
+
+def network(classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, classes))
+
+
+def given(**values: object) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", weights="them", **values))  # type: ignore[arg-type]
+
+
+def test_layers_of_another_shape_are_named_and_stay_fresh() -> None:
+    weights, model = network(5).state_dict(), network(3)
+    fresh = model[2].weight.clone()
+    sentence = initial_weights.compared(model, weights, given())
+    assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; fresh: 2"
+    content, digest = initial_weights.pack(weights)
+    initial_weights.load(model, dataclasses.replace(given(), weights_digest=digest), content)
+    assert torch.equal(model[0].weight, weights["0.weight"])
+    assert torch.equal(model[1].running_var, weights["1.running_var"])
+    assert torch.equal(model[2].weight, fresh)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    weights = {**network(3).state_dict(), "0.weight": torch.ones(10, 9)}
+    with pytest.raises(ConfigError) as caught:
+        initial_weights.compared(network(3), weights, given())
+    assert caught.value.as_flag() == (
+        "--weights must fit at least half of the parameters of simple_cnn; them has 38.7% of them, by name and shape"
+    )
+
+
+def test_damaged_weights_are_found_before_the_first_step() -> None:
+    content, digest = initial_weights.pack(STATE)
+    config = dataclasses.replace(given(), weights_digest=digest)
+    with pytest.raises(CheckpointError, match="the weights that the run starts from are damaged"):
+        initial_weights.load(network(3), config, content[:-1])
+
+
+def test_a_run_begins_with_them_and_has_them_in_its_record(tmp_path: Path, digits: Dataset) -> None:
+    """A learning rate of next to nothing leaves them as they are."""
+    usual: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "precision": "fp32", "epochs": 1, "cpus_per_worker": 1}
+    torch.manual_seed(7)
+    theirs = models.build(given(), SPECS["digits"]).state_dict()
+    content, digest = initial_weights.pack(theirs)
+    config = dataclasses.replace(given(**usual), weights_digest=digest)
+    outcome = train_here(config, digits, tmp_path, initial=content)
+    assert outcome.weights_sha256 == digest
+    newest = checkpoint.latest(tmp_path, config)
+    assert newest is not None
+    assert (newest[1].config.weights, newest[1].config.weights_digest) == ("them", digest)
+    other = dataclasses.replace(config, weights_digest="0" * 64)
+    with pytest.raises(CheckpointError, match="was made with weights_digest"):
+        checkpoint.latest(tmp_path, other)
+
+
+def test_a_run_without_weights_is_written_as_before_there_were_any() -> None:
+    plain = recipe.resolve(TrainConfig(dataset="digits"))
+    assert not any("weights" in name for name in (*runfile.to_mapping(plain), *runfile.params(plain)))
+    full = dataclasses.replace(given(), weights_digest="ab")
+    assert runfile.params(full)["weights_digest"] == "ab"
+    assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
+    assert "--weights them" in recipe.command(full)
+    assert runfile.merge(full, {"weights": "others"}).weights_digest is None
+    assert runfile.merge(full, {"epochs": 3}).weights_digest == "ab"
