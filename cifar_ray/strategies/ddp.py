@@ -14,7 +14,7 @@ says which ranks have a gradient for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.gradients import drop_unused, presence, without_gradient
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
@@ -35,13 +37,16 @@ _PLAIN_STEPS = 10
 class _Counting(nn.Module):
     """The model, and a parameter more, whose gradient says which of the model's parameters have one."""
 
-    def __init__(self, model: nn.Module, parameters: int, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, call: Callable[[Tensor], Tensor], parameters: int, device: torch.device
+    ) -> None:
         super().__init__()
         self.model = model
+        self._call = call
         self.has = nn.Parameter(torch.zeros(parameters, device=device))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model(images)
+        return self._call(images)
 
 
 class _Report(torch.autograd.Function):
@@ -69,7 +74,7 @@ class DDP(Replicas):
         if self.world_size == 1:
             return
         config, device = context.config, context.worker.device
-        self._counting = _Counting(context.model, len(self.learning), device)
+        self._counting = _Counting(context.model, super().forward, len(self.learning), device)
         self._reported: set[Tensor] = set()
         self._replica = DistributedDataParallel(
             self._counting,
@@ -88,6 +93,13 @@ class DDP(Replicas):
         for parameter in self.learning:
             parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
+    @staticmethod
+    def check(config: ResolvedConfig) -> None:
+        if config.compile and config.ddp.bucket_cap_mb < 1:  # of its first bucket, along which torch.compile cuts
+            raise ConfigError(
+                "ddp.bucket_cap_mb", f"must be at least 1 with --compile, got {config.ddp.bucket_cap_mb:g}"
+            )
+
     def _arrived(self, parameter: Tensor) -> None:
         """Note a gradient. The backward pass ends with the last; what DDP then still waits for is not overlapped."""
         self._reported.add(parameter)
@@ -95,7 +107,7 @@ class DDP(Replicas):
 
     def forward(self, images: Tensor) -> Tensor:
         if self._replica is None:
-            return self.model(images)
+            return super().forward(images)
         self._reported.clear()
         return self._replica(images)
 

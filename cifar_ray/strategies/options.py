@@ -35,6 +35,9 @@ WHOLE_GRADIENT = (*EXCHANGING, "local_sgd", "data_parallel", "reproducible")
 SCALING = (*EXCHANGING, "local_sgd", "data_parallel")
 """Strategies that take ``--precision fp16``, whose loss is scaled."""
 
+COMPILING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd")
+"""Strategies that take ``--compile``: on each rank, a plain pass through the whole model."""
+
 PIPELINES = ("gpipe", "one_f_one_b")
 
 ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "hogwild")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
+from cifar_ray.strategies import compiling
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, learning
 from cifar_ray.strategies.protocol import Differs, StrategyContext
@@ -29,6 +30,9 @@ class Replicas(Base, ABC):
     def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
         super().__init__(context, model)
         self.learning = learning(self.model)
+        self._call: Callable[[Tensor], Tensor] = self.model
+        if context.config.compile:
+            self._call = compiling.compiled(self.model, context.worker.device)
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
@@ -49,6 +53,8 @@ class Replicas(Base, ABC):
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             if number < count:
+                if number == 1 and context.config.compile:
+                    self._keep_gradients()
                 context.mark("backward")
         self.finish_backward()
         if self.world_size > 1:
@@ -58,7 +64,13 @@ class Replicas(Base, ABC):
 
     def forward(self, images: Tensor) -> Tensor:
         """What the model gives for images (B, C, H, W)."""
-        return self.model(images)
+        return self._call(images)
+
+    def _keep_gradients(self) -> None:
+        """Copy the gradients of the first micro-batch, to which others are added: a CUDA graph would overwrite them."""
+        for parameter in self.learning:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         """Context manager around the passes of one micro-batch; only the ``last`` may exchange gradients."""

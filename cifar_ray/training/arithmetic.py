@@ -25,6 +25,7 @@ from cifar_ray import data, models, strategies
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
 from cifar_ray.models.options import PARTS, USUAL, Convolutions, ConvolutionShape
+from cifar_ray.strategies import compiling
 from cifar_ray.strategies.worker import HALVES, Worker, autocast, seed
 from cifar_ray.training import hardware
 
@@ -85,7 +86,7 @@ def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) ->
     names = undecided(config, passes_of(config) if passes is None else passes)
     precision, convolutions = config.precision.replace("auto", "fp32"), config.convolutions or USUAL
     measured = []
-    with _one_thread():
+    with _one_thread(), compiling.refusing(config):
         if "precision" in names:
             precision, why = _choose_precision(config, worker)
             measured.append(why)
@@ -100,7 +101,7 @@ def undecided(config: ResolvedConfig, passes: int) -> set[str]:
     if config.strategy == "reproducible":
         return set()
     names = {"precision"} if config.precision == "auto" else set()
-    if config.convolutions is None and config.device != "cuda" and passes >= LEAST_STEPS:
+    if config.convolutions is None and config.device != "cuda" and not config.compile and passes >= LEAST_STEPS:
         names.add("convolutions")
     return names
 
@@ -175,12 +176,14 @@ def _in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> lis
 def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
     model, images = _model(config, count, chosen, device)
+    forward = compiling.compiled(model, device) if config.compile else model
 
     def seconds(precision: str) -> float:
         hardware.use_precision(precision)
+        model.zero_grad()
         before = _now(device)
         with autocast(precision, device):
-            loss = model(images).float().square().mean()  # of a cost that does not count, as every task's is
+            loss = forward(images).float().square().mean()  # of a cost that does not count, as every task's is
         loss.backward()  # type: ignore[no-untyped-call]
         return _now(device) - before
 

@@ -85,6 +85,15 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def choose_kernels(device: torch.device, is_repeated: bool) -> None:
+    """Have cuDNN measure its algorithms for each shape that it meets, of which training has few, and keep the fastest.
+
+    Not where the same bits are to be computed again.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = not is_repeated
+
+
 def use_precision(precision: str) -> None:
     """Have ``fp32`` mean float32 in all operations, whatever the user's own modules have set.
 

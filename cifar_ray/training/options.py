@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from cifar_ray.config.option import OWN, option, or_own
 from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Whole
 from cifar_ray.models.options import ConvolutionsText, Options
-from cifar_ray.strategies.options import ACCUMULATING, AVERAGING, WHOLE_GRADIENT
+from cifar_ray.strategies.options import ACCUMULATING, AVERAGING, COMPILING, WHOLE_GRADIENT
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "constant", "triangle"]
@@ -89,7 +89,11 @@ class Optimisation:
     convolutions: ConvolutionsText | None = option(None, weights=True)
     """Computation of convolutions on CPUs: channels_last or contiguous, the layout in memory; after channels_last also
     those of which parts are matrix products, as a run records them. Default: measured, decided as --precision is;
-    channels_last for fewer than 1,000 steps, on GPUs and with --strategy reproducible."""
+    channels_last for fewer than 1,000 steps, on GPUs, with --compile and with --strategy reproducible."""
+
+    compile: bool = option(False, weights=True, only={"strategy": COMPILING}, shared=True)
+    """Compile the forward and backward pass with torch.compile, which takes up to minutes before the first step; on
+    GPUs they are CUDA graphs, which pay where launching kernels takes longer than they run. On CPUs it is slower."""
 
 
 @dataclasses.dataclass(frozen=True)

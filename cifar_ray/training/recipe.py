@@ -85,6 +85,8 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         own_models.check_strategy(resolved, spec, strategy.cannot)
     if resolved.precision == "fp16":
         _check_fp16(resolved, spec)
+    if resolved.compile:
+        _check_compiled(resolved)
     if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
@@ -117,6 +119,14 @@ def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
         )
     if is_own(config.model):
         own_models.check_float32(config, spec, "precision", "fp16")
+
+
+def _check_compiled(config: ResolvedConfig) -> None:
+    """Refuse what a compiled pass has nothing of."""
+    if config.computed.products:
+        raise ConfigError("convolutions", "must be channels_last or contiguous alone with --compile")
+    if config.sync_batchnorm:
+        raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
 
 
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:

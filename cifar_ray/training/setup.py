@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
+from cifar_ray.strategies import compiling
 from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
@@ -102,6 +104,7 @@ def prepare(
     config = recipe.placed(config, worker.device.type, share)
     hardware.set_threads(config.cpus_reserved)
     hardware.keep_freed_memory()
+    hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
     config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
     resumed = _agree(folder, config, worker)
     # Decided once in a run: it goes on as it began, whatever processor it is on now.
@@ -130,7 +133,8 @@ def prepare(
     hardware.use_precision(config.precision)  # after all of the user's own modules
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
-    _warm_up(strategy, loader, fresh)
+    with compiling.refusing(config):
+        _warm_up(strategy, loader, fresh, config.compile)
     state = TrainingState(
         config=config,
         worker=worker,
@@ -190,16 +194,19 @@ def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset,
             dist.broadcast(parameter.detach(), src=0)
 
 
-def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor]) -> None:
+def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor], is_compiled: bool) -> None:
     """Run forward and backward passes that leave the model unchanged.
 
     DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients
     in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
-    at first use counts as start-up this way.
+    at first use counts as start-up this way. What is compiled is so in the first one, or never.
     """
+    passes = max(strategy.warm_ups, compiling.PASSES * is_compiled)
     with unchanged(strategy.model):
-        for _ in range(strategy.warm_ups):
-            strategy.gradients(loader.micro_batches(0, 0))
+        for number in range(passes):
+            with torch.compiler.set_stance("fail_on_recompile") if number and is_compiled else nullcontext():
+                strategy.gradients(loader.micro_batches(0, 0))
+            strategy.optimizer.zero_grad()
     strategy.load(fresh, None)
 
 

@@ -173,10 +173,15 @@ def colour_images() -> Dataset:
     return Dataset(spec, split(512), split(64), tuple("0123456789"), "random")
 
 
-@pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["simple_cnn", "resnet", "vit", "speednet"])
-def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, tmp_path: Path) -> None:
-    asked = config(model=model, precision=arithmetic, dataset="cifar10")
+@pytest.mark.parametrize(
+    ("model", "arithmetic", "compiled"),
+    [
+        *((model, way, False) for model in ("simple_cnn", "resnet", "vit", "speednet") for way in ("fp32", "bf16")),
+        ("simple_cnn", "bf16", True),
+    ],
+)
+def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, compiled: bool, tmp_path: Path) -> None:
+    asked = config(model=model, precision=arithmetic, dataset="cifar10", compile=compiled)
     state = setup.prepare(asked, colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
     strategy = state.strategy
     state.clock.start()
@@ -194,6 +199,35 @@ def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, tm
     state.clock.stop()
     assert state.epoch_loss.item() > 0
     assert state.clock.iterations()["iteration_mean_s"] > 0
+
+
+COMPILED: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1,), 8), "augment": "none", "steps_per_epoch": 5}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"strategy": "all_reduce", "accumulate": 2, "ema": 0.9, "clip_norm": 1.0}, {"precision": "bf16"}],
+    ids=["plain", "accumulate", "bf16"],
+)
+def test_a_compiled_network_learns_what_it_learns_without(values: dict[str, Any], tmp_path: Path) -> None:
+    """Over two epochs, with an evaluation and a checkpoint between; all of it in one graph, which CUDA can repeat."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    compiled = train(config(**COMPILED, **values, compile=True), tmp_path / "compiled")[1]
+    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    plain = train(config(**COMPILED, **values), tmp_path / "plain")[1]
+    assert compiled == pytest.approx(plain, rel=0.05 if "precision" in values else 2e-3)
+
+
+@pytest.mark.parametrize("values", [{}, {"accumulate": 2}], ids=["plain", "accumulate"])
+def test_two_compiled_workers_learn_what_they_learn_without(values: dict[str, Any], tmp_path: Path) -> None:
+    compiled, plain = (
+        on_ranks(config("ddp", "1x2", **COMPILED, **values, compile=on), tmp_path / str(on))[1] for on in (True, False)
+    )
+    assert compiled == pytest.approx(plain, rel=2e-3)
 
 
 @pytest.mark.parametrize("model", ["simple_cnn", "resnet"])

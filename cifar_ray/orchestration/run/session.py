@@ -183,7 +183,7 @@ class RunSession:
         threads = counted(config.cpus_reserved, "CPU thread")
         if event.resumed_from:
             self.view.line(f"continuing after step {event.step}")
-        computed = ", ".join(filter(None, (config.precision, config.computed.words)))
+        computed = ", ".join(filter(None, (config.precision, config.computed.words, "compiled" * config.compile)))
         self.view.started(f"training on {event.hardware}, {computed}, {threads} per worker")
         self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)

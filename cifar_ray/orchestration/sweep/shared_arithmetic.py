@@ -13,7 +13,7 @@ from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import arithmetic, recipe
+from cifar_ray.training import arithmetic, hardware, recipe
 
 
 def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
@@ -55,9 +55,12 @@ def _kind(config: ResolvedConfig) -> Any:
         config.device,
         config.precision,
         config.convolutions,
+        config.compile,
         *(repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model")),
     )
 
 
 def _measure(config: ResolvedConfig, passes: int) -> arithmetic.Choice:
-    return arithmetic.choose(config, Worker(device=torch.device(config.device)), passes)
+    device = torch.device(config.device)
+    hardware.choose_kernels(device, is_repeated=config.strategy == "reproducible")
+    return arithmetic.choose(config, Worker(device=device), passes)

@@ -1,0 +1,77 @@
+"""``--compile``: the forward and backward pass of a model as torch.compile makes them, on GPUs as CUDA graphs.
+
+A CUDA graph repeats the kernels of a pass with one launch, from and to the same memory. So a gradient lasts until the
+next pass, and :class:`~cifar_ray.strategies.replicas.Replicas` copies one that is to be added to; and weights and
+buffers stay where they are, as all that sets them copies into them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cifar_ray.config import imports
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+
+PASSES = 3
+"""Passes after which nothing is left to set up: the first compiles, the second records CUDA graphs, the third is the
+first to repeat them."""
+
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
+def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The forward pass of ``model`` as one compiled graph, for images (B, C, H, W) that always have one shape.
+
+    The model stays as it is: whoever calls it itself, as an evaluation does, computes as without. Random numbers are
+    drawn as without, too.
+    """
+    torch.compiler.reset()  # it compiles eight networks in a process, and the graphs of those hold memory of the GPU
+    options: dict[str, Any] = {"fallback_random": True, "triton.cudagraphs": device.type == "cuda"}
+    forward = torch.compile(model, fullgraph=True, dynamic=False, options=options)
+
+    def call(images: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return forward(images)
+
+    return call
+
+
+@contextmanager
+def refusing(config: TrainConfig) -> Iterator[None]:
+    """Context manager: what torch.compile cannot do with the model becomes one sentence.
+
+    Raises:
+        ConfigError: with its reason, in short.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _reason(error) if config.compile else ""
+        if not reason:
+            raise
+        raise ConfigError("compile", f"must be left out for --model {config.model}: {reason}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Why torch.compile has refused a model, and where; empty for another error."""
+    text = imports.message(error)
+    if "fail_on_recompile" in text:
+        held = re.findall(r"- (?:\d+/\d+: )?(.+?)(?:\s+#.*)?$", text, re.MULTILINE) or ["what it was compiled for"]
+        return f"torch.compile would compile it again in later steps, as this no longer holds: {held[-1]}"
+    if "CUDAGraphs" in text:
+        return f"CUDA graphs cannot repeat it: {imports.described(error)}"
+    if not any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__):
+        return ""
+    is_break = type(error).__name__ == "Unsupported"  # its first line is a title, and hints follow
+    told = text.splitlines()[0] if is_break else imports.described(error)
+    places = imports.frames(getattr(error, "real_stack", None) or ())
+    where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+    return f"torch.compile cannot make one graph of it: {told}{where}"

@@ -1,0 +1,305 @@
+"""``--compile``: one graph, made before the first step, and the losses, checkpoints and evaluations of a run without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from cifar_ray import data, models
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.models.options import ModelName, ResNetOptions
+from cifar_ray.strategies import compiling
+from cifar_ray.strategies.options import COMPILING, NAMES
+from cifar_ray.strategies.worker import Worker, autocast
+from cifar_ray.tasks.classification import Classification
+from cifar_ray.training import arithmetic, checkpoint, hardware, predictor
+from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.observer import Started
+from tests.support.helpers import Recorder, Stopped, built, digest, resolved, train_here, train_on_ranks
+from tests.unit.strategies.test_exchange import BATCH, backward, micro_batches, model
+
+SMALL = {"dataset": "digits", "model": "resnet", "resnet": ResNetOptions((1,), 4), "augment": "none"}
+SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
+config = partial(resolved, {**SMALL, **SHORT})
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """No graphs and no counts of earlier tests."""
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def few(digits: Dataset) -> Dataset:
+    """Digits whose test images are a batch and a smaller one."""
+    return replace(digits, test=digits.test.at(slice(128 + 61)))
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@dataclass
+class Counting(Recorder):
+    """Also keeps how many graphs had been made when each step was done, and before the first."""
+
+    graphs: list[int] = field(default_factory=list)
+
+    def started(self, event: Started) -> None:
+        super().started(event)
+        self.graphs.append(graphs())
+
+    def step_done(self, epoch: int, step: int, row: Any) -> None:
+        super().step_done(epoch, step, row)
+        self.graphs.append(graphs())
+
+
+def losses(recorder: Recorder) -> list[float]:
+    return [row.metrics["train/loss"] for row in recorder.rows]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", get_args(ModelName))
+def test_every_model_is_one_graph(name: str, precision: str) -> None:
+    """As torch sees it; what it makes of the graph does not matter here."""
+    wanted = TrainConfig(model=name)  # type: ignore[arg-type]
+    made = torch.compile(models.build(wanted, data.SPECS["cifar10"]).train(), backend="eager", fullgraph=True)
+    images = torch.rand(2, 3, 32, 32).to(memory_format=torch.channels_last)
+    with autocast(precision, torch.device("cpu")):
+        for _ in range(2):
+            made(images).float().sum().backward()
+    assert graphs() == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path) -> None:
+    """Two epochs with evaluations, whose last batch is smaller; compiled before the first step, and never again."""
+    plain = train_here(config(), few, tmp_path / "plain", usual := Recorder())
+    outcome = train_here(config(compile=True), few, tmp_path / "compiled", recorder := Counting())
+    assert recorder.graphs == [1] * 9
+    assert not counters["graph_break"]
+    assert losses(recorder) == pytest.approx(losses(usual), rel=1e-4)
+    assert losses(recorder) != losses(usual)
+    ends = [checkpoint.load(Path(end.checkpoint)) for end in (plain, outcome)]
+    assert ends[0].weights.keys() == ends[1].weights.keys()
+    assert {name: each.shape for name, each in ends[0].weights.items()} == {
+        name: each.shape for name, each in ends[1].weights.items()
+    }
+    restored = predictor.restore(outcome.checkpoint, ends[1])
+    figures = Evaluator(few, Worker(), Classification(TrainConfig()))(restored)  # which nobody has compiled
+    assert {f"test/{name}": value for name, value in figures.metrics.items()} == {
+        name: value for name, value in outcome.metrics.items() if name.removeprefix("test/") in figures.metrics
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp_path: Path) -> None:
+    wanted = config(compile=True, checkpoint_every=2, ema=0.9, accumulate=2)
+    whole = train_here(wanted, few, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_here(wanted, few, tmp_path / "parts", Recorder(stop_after=3))
+    with pytest.raises(CheckpointError, match="was made with compile True, and this run has False"):
+        train_here(replace(wanted, compile=False), few, tmp_path / "parts")
+    rest = train_here(wanted, few, tmp_path / "parts", recorder := Recorder())
+    assert recorder.steps[0] == 3
+    assert len({digest(checkpoint.load(Path(end.checkpoint))) for end in (whole, rest)}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "values"), [("ddp", {"accumulate": 2}), ("all_reduce", {}), ("local_sgd", {"precision": "bf16"})]
+)
+def test_two_compiled_workers_are_close_to_two_without(
+    strategy: str, values: dict[str, object], tmp_path: Path
+) -> None:
+    plain, each = (
+        train_on_ranks(config(strategy=strategy, topology="1x2", compile=is_compiled, **values), tmp_path / name)
+        for name, is_compiled in (("plain", False), ("compiled", True))
+    )
+    rel = 0.05 if values.get("precision") == "bf16" else 1e-4
+    assert losses(each[0][1]) == pytest.approx(losses(plain[0][1]), rel=rel)
+    assert losses(each[0][1]) == losses(each[1][1])
+    assert losses(each[0][1]) != losses(plain[0][1])
+
+
+@pytest.mark.slow
+def test_dropout_draws_the_same_numbers(tmp_path: Path, few: Dataset) -> None:
+    vit = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
+    found = []
+    for is_compiled in (False, True):
+        wanted = config(model="vit", resnet=ResNetOptions(), vit=vit, compile=is_compiled, lr=1e-3, epochs=1)
+        train_here(wanted, few, tmp_path / str(is_compiled), recorder := Recorder())
+        found.append(losses(recorder))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+class Replayed(torch.autograd.Function):
+    """A linear layer whose gradient is always written to the same memory, as a CUDA graph does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.place = place
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        torch.mm(gradients[0].t(), ctx.saved_tensors[0], out=ctx.place)
+        return None, ctx.place.view_as(ctx.place), None
+
+
+def replayed(network: nn.Module, device: torch.device) -> Any:
+    head = network[-1]  # type: ignore[index]
+    place = torch.zeros_like(head.weight)
+    body = network[:-1]  # type: ignore[index]
+    return lambda images: Replayed.apply(body(images), head.weight, place) + head.bias  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_gradients_add_up_though_each_pass_overwrites_those_before(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "compiled", replayed)
+    wanted = config(strategy="all_reduce", global_batch_size=BATCH, accumulate=accumulate, compile=True)
+    strategy = built(wanted, model())
+    for _ in range(2):
+        loss = strategy.gradients(micro_batches(wanted, Worker(), 0))
+        found = [parameter.grad.clone() for parameter in strategy.model.parameters()]
+        strategy.optimizer.zero_grad()
+        expected, gradients = backward()
+        assert loss.item() == pytest.approx(expected)
+        torch.testing.assert_close(found, gradients)
+
+
+class Branching(nn.Module):
+    """What it computes depends on the images."""
+
+    def __init__(self, sides: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(sides, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.sum() > 1e9:
+            return -self.head(images.flatten(1))
+        return self.head(images.flatten(1))
+
+
+class Counted(nn.Module):
+    """What it computes depends on how often it was called."""
+
+    def __init__(self, sides: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(sides, classes)
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(images.flatten(1)) / self.calls
+
+
+def branching(image_size: int, channels: int, classes: int) -> nn.Module:
+    return Branching(channels * image_size**2, classes)
+
+
+def counted(image_size: int, channels: int, classes: int) -> nn.Module:
+    return Counted(channels * image_size**2, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("branching", r"cannot make one graph of it: Data-dependent branching \(test_compile\.py, line \d+\)"),
+        ("counted", r"would compile it again in later steps, as this no longer holds: .*calls == "),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "auto"])
+def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
+    name: str, reason: str, precision: str, few: Dataset, tmp_path: Path
+) -> None:
+    own = {"model": f"{__name__}:{name}", "resnet": ResNetOptions(), "precision": precision}
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=reason) as caught:
+        train_here(config(**own, compile=True), few, tmp_path, recorder)
+    start = f"--compile must be left out for --model {__name__}:{name}: torch.compile"
+    assert caught.value.as_flag().startswith(start)
+    assert (recorder.begun, recorder.checkpoints) == ([], [])
+
+
+def test_what_is_no_fault_of_the_compilers_stays_as_it_is() -> None:
+    for wanted, error in (
+        (config(compile=True), RuntimeError("a peer has closed its connection")),
+        (config(), RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'.")),
+    ):
+        with pytest.raises(RuntimeError) as caught, compiling.refusing(wanted):
+            raise error
+        assert caught.value is error
+    with pytest.raises(ConfigError, match="compile must be left out for --model resnet: CUDA graphs cannot repeat it"):
+        with compiling.refusing(config(compile=True)):
+            raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
+
+
+@pytest.mark.parametrize("strategy", sorted({*NAMES} - {*COMPILING}))
+def test_other_strategies_refuse_it(strategy: str) -> None:
+    with pytest.raises(ConfigError, match="compile is for --strategy gather_scatter, .* only, and the strategy is "):
+        config(strategy=strategy, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "rule"),
+    [
+        ({"sync_batchnorm": True}, "compile", "must be left out with --sync-batchnorm"),
+        ({"ddp": {"bucket_cap_mb": 0.5}}, "ddp.bucket_cap_mb", "must be at least 1 with --compile, got 0.5"),
+        (
+            {"convolutions": "channels_last; 512x2x2>512 k3 p1: forward weight"},
+            "convolutions",
+            "must be channels_last or contiguous alone with --compile",
+        ),
+    ],
+)
+def test_what_does_not_go_with_it(values: dict[str, object], key: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as caught:
+        config(compile=True, **values)
+    assert caught.value.key == key
+    assert config(**values)
+
+
+def test_convolutions_are_not_measured_for_it() -> None:
+    names = {"precision", "convolutions"}
+    assert arithmetic.undecided(config(precision="auto"), 10_000) == names
+    assert arithmetic.undecided(config(precision="auto", compile=True), 10_000) == {"precision"}
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_gpu_measures_its_kernels_but_where_bits_are_to_repeat(
+    kind: str, is_repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for before in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+        hardware.choose_kernels(torch.device(kind), is_repeated)
+        assert torch.backends.cudnn.benchmark is (before if kind == "cpu" else not is_repeated)
+
+
+@pytest.mark.parametrize("strategy", ["reproducible", "ddp"])
+def test_only_reproducible_repeats_its_bits(
+    strategy: str, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(hardware, "choose_kernels", lambda device, is_repeated: asked.append(is_repeated))
+    train_here(config(strategy=strategy, epochs=1, steps_per_epoch=1), few, tmp_path)
+    assert asked == [strategy == "reproducible"]
