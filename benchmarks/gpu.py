@@ -214,7 +214,9 @@ def main() -> None:
     product = statistics.median(products)
     runs = in_a_process("speednet", given)
     lines = [speednet_row(runs, product, given)]
-    comparable = {cell: kinds for cell, kinds in found.items() if "usual" in kinds and not kinds.keys().isdisjoint(OURS)}
+    comparable = {
+        cell: kinds for cell, kinds in found.items() if "usual" in kinds and not kinds.keys().isdisjoint(OURS)
+    }
     lines += [row(cell, kinds, product) for cell, kinds in comparable.items()]
     raw = {"images_per_s": found, "products": products, "speednet": runs}
     record.save("gpu", "One GPU against the usual script", lines, raw, torch.device(given.device), dry=given.dry)

@@ -38,7 +38,7 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tenso
     forward = torch.compile(model, fullgraph=True, dynamic=False, options=options)
 
     def call(images: Tensor) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return forward(images)
 
     return call
@@ -64,8 +64,9 @@ def _reason(error: Exception) -> str:
     """Why torch.compile has refused a model, and where; empty for another error."""
     text = imports.message(error)
     if "fail_on_recompile" in text:
-        held = re.findall(r"- (?:\d+/\d+: )?(.+?)(?:\s+#.*)?$", text, re.MULTILINE) or ["what it was compiled for"]
-        return f"torch.compile would compile it again in later steps, as this no longer holds: {held[-1]}"
+        guard = re.search(r"- (?:\d+/\d+: )?(.+?)(?:\s+#.*)?$", text, re.MULTILINE)
+        held = guard[1] if guard else "what it was compiled for"
+        return f"torch.compile would compile it again in later steps, as this no longer holds: {held}"
     if "CUDAGraphs" in text:
         return f"CUDA graphs cannot repeat it: {imports.described(error)}"
     if not any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__):

@@ -201,7 +201,12 @@ def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, co
     assert state.clock.iterations()["iteration_mean_s"] > 0
 
 
-COMPILED: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1,), 8), "augment": "none", "steps_per_epoch": 5}
+COMPILED: dict[str, Any] = {
+    "model": "resnet",
+    "resnet": ResNetOptions((1,), 8),
+    "augment": "none",
+    "steps_per_epoch": 5,
+}
 
 
 @pytest.mark.parametrize(

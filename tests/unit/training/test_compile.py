@@ -72,14 +72,15 @@ def losses(recorder: Recorder) -> list[float]:
     return [row.metrics["train/loss"] for row in recorder.rows]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", get_args(ModelName))
-def test_every_model_is_one_graph(name: str, precision: str) -> None:
-    """As torch sees it; what it makes of the graph does not matter here."""
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in get_args(ModelName)]
+)
+def test_every_model_is_one_graph(name: str) -> None:
+    """As torch sees it, in bfloat16, where some compute otherwise; what it makes of the graph does not matter here."""
     wanted = TrainConfig(model=name)  # type: ignore[arg-type]
     made = torch.compile(models.build(wanted, data.SPECS["cifar10"]).train(), backend="eager", fullgraph=True)
     images = torch.rand(2, 3, 32, 32).to(memory_format=torch.channels_last)
-    with autocast(precision, torch.device("cpu")):
+    with autocast("bf16", torch.device("cpu")):
         for _ in range(2):
             made(images).float().sum().backward()
     assert graphs() == 1
@@ -153,14 +154,15 @@ class Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, weight)
         ctx.place = place
         return x @ weight.t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        torch.mm(gradients[0].t(), ctx.saved_tensors[0], out=ctx.place)
-        return None, ctx.place.view_as(ctx.place), None
+        x, weight = ctx.saved_tensors
+        torch.mm(gradients[0].t(), x, out=ctx.place)
+        return gradients[0] @ weight, ctx.place.view_as(ctx.place), None
 
 
 def replayed(network: nn.Module, device: torch.device) -> Any:
@@ -220,16 +222,19 @@ def counted(image_size: int, channels: int, classes: int) -> nn.Module:
     return Counted(channels * image_size**2, classes)
 
 
+BREAK = r"cannot make one graph of it: Data-dependent branching \(test_compile\.py, line \d+\)"
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "precision", "reason"),
     [
-        ("branching", r"cannot make one graph of it: Data-dependent branching \(test_compile\.py, line \d+\)"),
-        ("counted", r"would compile it again in later steps, as this no longer holds: .*calls == "),
+        ("branching", "fp32", BREAK),
+        ("branching", "auto", BREAK),
+        ("counted", "fp32", r"would compile it again in later steps, as this no longer holds: self\.calls == 0$"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
-    name: str, reason: str, precision: str, few: Dataset, tmp_path: Path
+    name: str, precision: str, reason: str, few: Dataset, tmp_path: Path
 ) -> None:
     own = {"model": f"{__name__}:{name}", "resnet": ResNetOptions(), "precision": precision}
     recorder = Recorder()
@@ -248,14 +253,14 @@ def test_what_is_no_fault_of_the_compilers_stays_as_it_is() -> None:
         with pytest.raises(RuntimeError) as caught, compiling.refusing(wanted):
             raise error
         assert caught.value is error
-    with pytest.raises(ConfigError, match="compile must be left out for --model resnet: CUDA graphs cannot repeat it"):
-        with compiling.refusing(config(compile=True)):
-            raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
+    rule = "compile must be left out for --model resnet: CUDA graphs cannot repeat it"
+    with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
+        raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
 
 
 @pytest.mark.parametrize("strategy", sorted({*NAMES} - {*COMPILING}))
 def test_other_strategies_refuse_it(strategy: str) -> None:
-    with pytest.raises(ConfigError, match="compile is for --strategy gather_scatter, .* only, and the strategy is "):
+    with pytest.raises(ConfigError, match=r"compile is for --strategy gather_scatter, .* only, and the strategy is "):
         config(strategy=strategy, compile=True)
 
 
