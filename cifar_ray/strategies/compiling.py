@@ -71,8 +71,8 @@ def _reason(error: Exception) -> str:
         return f"CUDA graphs cannot repeat it: {imports.described(error)}"
     if not any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__):
         return ""
-    is_break = type(error).__name__ == "Unsupported"  # its first line is a title, and hints follow
-    told = text.splitlines()[0] if is_break else imports.described(error)
     places = imports.frames(getattr(error, "real_stack", None) or ())
     where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
-    return f"torch.compile cannot make one graph of it: {told}{where}"
+    if type(error).__name__ == "Unsupported":
+        return f"torch.compile cannot make one graph of it: {text.splitlines()[0]}{where}"  # a title; hints follow
+    return f"torch.compile fails: {imports.described(error).partition(' Set TORCHDYNAMO_VERBOSE')[0]}{where}"

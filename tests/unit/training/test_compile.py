@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from cifar_ray import data, models
@@ -245,7 +246,7 @@ def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
     assert (recorder.begun, recorder.checkpoints) == ([], [])
 
 
-def test_what_is_no_fault_of_the_compilers_stays_as_it_is() -> None:
+def test_only_faults_of_the_compilers_become_a_sentence() -> None:
     for wanted, error in (
         (config(compile=True), RuntimeError("a peer has closed its connection")),
         (config(), RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'.")),
@@ -253,6 +254,10 @@ def test_what_is_no_fault_of_the_compilers_stays_as_it_is() -> None:
         with pytest.raises(RuntimeError) as caught, compiling.refusing(wanted):
             raise error
         assert caught.value is error
+    fault = BackendCompilerFailed("inductor", RuntimeError("No working C++ compiler found"), None)
+    rule = "compile must be left out for --model resnet: torch.compile fails: BackendCompilerFailed: .* No working C.. comp"
+    with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
+        raise fault
     rule = "compile must be left out for --model resnet: CUDA graphs cannot repeat it"
     with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
         raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
