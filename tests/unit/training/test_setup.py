@@ -33,7 +33,7 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
         )
     )
     monkeypatch.setattr(recipe, "placed", lambda config, device, cpus: replace(config, device=device))
-    monkeypatch.setattr(setup, "_warm_up", lambda strategy, loader, fresh: None)
+    monkeypatch.setattr(setup, "_warm_up", lambda *_: None)
     job = setup.prepare(wanted, digits, tmp_path, Worker(), Launch(0.0, 0.0))
     norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) > 1
