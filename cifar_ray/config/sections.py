@@ -18,7 +18,9 @@ from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
-AugmentName = Literal["none", "crop", "crop_flip", "randaugment", "trivialaugment", "mixup", "cutmix"]
+AugmentName = Literal[
+    "none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"
+]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
@@ -120,11 +122,14 @@ class Data:
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
-    them. The others follow that crop: 'randaugment' and 'trivialaugment' change shapes and colours, 'mixup' and
-    'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror images are wrong."""
+    them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it (torchvision's RandomResizedCrop), and the
+    mirror; for images larger than 32 pixels. The others follow 'crop_flip': 'randaugment' and 'trivialaugment' change
+    shapes and colours, 'mixup' and 'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror
+    images are wrong."""
 
-    normalise: Literal["dataset", "half"] = option("dataset", weights=True)
-    """Normalise pixels by the mean and standard deviation of the training images, or by 0.5 and 0.5."""
+    normalise: Literal["dataset", "half", "imagenet"] = option("dataset", weights=True)
+    """Normalise pixels by the mean and standard deviation of the training images, by 0.5 and 0.5, or by those of
+    ImageNet's training images, as networks trained on them expect."""
 
 
 @dataclasses.dataclass(frozen=True)

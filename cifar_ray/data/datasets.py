@@ -20,6 +20,12 @@ from cifar_ray.data import published
 if TYPE_CHECKING:
     import torch
 
+_CONSTANTS = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Mean and standard deviation per channel by which pixels may be normalised in place of a data set's own."""
+
 
 @dataclass(frozen=True)
 class DatasetSpec:
@@ -55,7 +61,10 @@ class DatasetSpec:
 
     def normalised(self, by: str) -> DatasetSpec:
         """The same, where pixels are normalised as a config's ``normalise`` says."""
-        return self if by == "dataset" else replace(self, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        if by == "dataset":
+            return self
+        mean, std = _CONSTANTS[by]
+        return replace(self, mean=mean, std=std)
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,8 @@ class TrainLoader:
         if config.augment == "none" or not len(samples):
             return images
         flip = config.augment != "crop" and self._spec.flip
+        if config.augment == "resized_crop":
+            return policies.resized_crop(images, samples, config.seed, epoch, flip, self._variation)
         images = augment.crop_and_flip(images, samples, config.seed, epoch, flip, self._variation)
         if config.augment == "randaugment":
             return policies.rand_augment(images, samples, config.seed, epoch)

@@ -1,6 +1,7 @@
-"""RandAugment and TrivialAugment: operations on shape and colour, drawn for each sample from (seed, epoch, sample).
+"""torchvision's augmentations, drawn for each sample from (seed, epoch, sample).
 
-The operations are torchvision's, with its magnitudes. Samples that drew the same one go through it together.
+RandAugment and TrivialAugment are operations on shape and colour, with torchvision's magnitudes; samples that drew the
+same one go through it together. The resized crop is that of RandomResizedCrop, one sample after the other.
 """
 
 from __future__ import annotations
@@ -13,12 +14,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifar_ray.data import order
+from cifar_ray.data import augment, order
 
 _LEVELS = 31
 _LEVEL = 9
 """RandAugment's, of 0 to 30."""
 _DRAWS = 0x52414E44  # a word that no other draw has
+_CROPS = 0x43524F50  # likewise
+_TRIES = 10
+"""How often RandomResizedCrop draws a box that does not fit into the image before it takes the whole image."""
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 class _Operation(NamedTuple):
@@ -56,6 +69,66 @@ def trivial_augment(images: Tensor, samples: Tensor, seed: int, epoch: int) -> T
     Arguments and result are those of :func:`rand_augment`.
     """
     return _apply(images, order.hash64(seed, epoch, samples, _DRAWS), wide=True)
+
+
+def resized_crop(
+    images: Tensor,
+    samples: Tensor,
+    seed: int,
+    epoch: int,
+    flip: bool,
+    variation: augment.Variation = augment.USUAL,
+) -> Tensor:
+    """A box of each image, of any of :func:`boxes`, resized to the image's size with antialiasing; perhaps mirrored.
+
+    Source: Szegedy et al. 2015, "Going Deeper with Convolutions", as torchvision's RandomResizedCrop has it.
+
+    Args:
+        images: uint8, shape (B, H, W, C), square.
+        samples: index of each image in its data set; int64, shape (B,), on the images' device.
+        seed: the run's seed.
+        epoch: the epoch, from 0.
+        flip: whether to mirror half of the images, the ones that :func:`cifar_ray.data.augment.draws` names.
+        variation: how images vary; of it, when they are mirrored.
+
+    Returns:
+        uint8, shape (B, H, W, C).
+    """
+    from torchvision.transforms.v2 import functional as F
+
+    side = images.shape[1]
+    mirror = augment.draws(samples, seed, epoch, variation)[2].tolist() if flip else [False] * len(samples)
+    crops = torch.empty_like(images)
+    for image, crop, box, mirrored in zip(images, crops, boxes(samples, seed, epoch, side), mirror, strict=True):
+        resized = F.resized_crop(image.permute(2, 0, 1), *box, size=[side, side], antialias=True)
+        crop.copy_((resized.flip(2) if mirrored else resized).permute(1, 2, 0))
+    return crops
+
+
+def boxes(samples: Tensor, seed: int, epoch: int, side: int) -> list[Box]:
+    """The part of each image, of ``side`` pixels, that a resized crop shows.
+
+    Its area is 8 to 100 % of the image's and its aspect ratio 3:4 to 4:3, uniform in the logarithm; it lies anywhere.
+    """
+    # As numbers of Python: the roots and exponentials of devices differ in their last bits.
+    shapes = [_uniform(order.hash64(seed, epoch, samples, _CROPS + turn)) for turn in range(_TRIES)]
+    places = _uniform(order.hash64(seed, epoch, samples, _CROPS + _TRIES))
+    chosen = []
+    for row, column, *tries in zip(*places, *(zip(*shape) for shape in shapes), strict=True):
+        height = width = side
+        for share, turn in tries:
+            area, aspect = side**2 * (0.08 + 0.92 * share), (4 / 3) ** (2 * turn - 1)
+            tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < tall <= side and 0 < wide <= side:
+                height, width = tall, wide
+                break
+        chosen.append(Box(int(row * (side - height + 1)), int(column * (side - width + 1)), height, width))
+    return chosen
+
+
+def _uniform(hashed: Tensor) -> list[list[float]]:
+    """Two numbers from 0 to 1 for each hash."""
+    return [(((hashed >> shift) & 0xFFFFF).double() / (1 << 20)).tolist() for shift in (0, 20)]
 
 
 def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:

@@ -218,7 +218,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"lr": "1e-3"}, "lr must be a finite number, got '1e-3'"),
         (
             {"augment": "false"},
-            "augment must be none, crop, crop_flip, randaugment, trivialaugment, mixup or cutmix, got 'false'",
+            "augment must be none, crop, crop_flip, resized_crop, randaugment, trivialaugment, mixup or cutmix, got 'false'",
         ),
         ({"nesterov": "false"}, "nesterov must be true or false, got 'false'"),
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torchvision.models import ResNet18_Weights
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import AugmentName
@@ -88,6 +89,14 @@ def test_half_brings_pixels_to_between_minus_one_and_one() -> None:
     torch.testing.assert_close(out.mean((1, 2, 3)), torch.tensor([-1.0, -0.6, 1.0]))
 
 
+def test_imagenets_constants_are_torchvisions() -> None:
+    """Those of the transforms that torchvision's weights come with."""
+    images = some_images(4)
+    transform = ResNet18_Weights.IMAGENET1K_V1.transforms(crop_size=32, resize_size=32)
+    out = augment.Normalise(SPECS["cifar10"].normalised("imagenet"))(images)
+    torch.testing.assert_close(out, transform(images.permute(0, 3, 1, 2)), rtol=1e-5, atol=1e-5)
+
+
 def test_normalised_images_are_channels_last_and_standardised() -> None:
     spec = SPECS["cifar10"]
     images = some_images(16)
@@ -148,8 +157,8 @@ def test_augmentation_by_name(digits: Dataset) -> None:
     with pytest.raises(ConfigError) as refused:
         recipe.resolve(TrainConfig(dataset="digits", augment="crop_flip"))
     assert refused.value.as_flag() == (
-        "--augment must be none, crop, randaugment, trivialaugment, mixup or cutmix for digits, whose classes a mirror "
-        "image does not show, got crop_flip"
+        "--augment must be none, crop, resized_crop, randaugment, trivialaugment, mixup or cutmix for digits, whose "
+        "classes a mirror image does not show, got crop_flip"
     )
     config = recipe.resolve(TrainConfig(dataset="cifar10", batch_size=64))
     assert config.augment == "crop_flip"

@@ -1,4 +1,4 @@
-"""RandAugment and TrivialAugment, beside torchvision's own."""
+"""RandAugment, TrivialAugment and resized crops, beside torchvision's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from cifar_ray.data import order, policies
+from cifar_ray.data import augment, order, policies
 
 OWN = {"rand": v2.RandAugment(), "trivial": v2.TrivialAugmentWide()}
 HERE = {"rand": policies.rand_augment, "trivial": policies.trivial_augment}
@@ -64,3 +64,44 @@ def test_every_operation_is_drawn_equally_often() -> None:
     counts = torch.bincount((hashed & 0xFFFFF) % 14, minlength=14)
     assert len(counts) == 14
     assert (counts - 10_000).abs().max() < 500  # five standard deviations
+
+
+@pytest.mark.parametrize("side", [32, 96])
+def test_a_resized_crop_is_torchvisions_of_the_same_box(side: int) -> None:
+    images, samples, own = some_images(60, side), torch.arange(100, 160), v2.RandomResizedCrop(side)
+    boxes, mirror = policies.boxes(samples, 3, 5, side), augment.draws(samples, 3, 5)[2]
+    for flip in (True, False):
+        crops = policies.resized_crop(images, samples, 3, 5, flip)
+        for image, crop, box, mirrored in zip(images, crops, boxes, mirror, strict=True):
+            expected = own.transform(image.permute(2, 0, 1), box._asdict())
+            assert torch.equal(crop.permute(2, 0, 1), expected.flip(2) if flip and mirrored else expected)
+    assert 15 < mirror.sum() < 45
+
+
+def test_boxes_are_spread_as_torchvisions() -> None:
+    """Area, aspect ratio and place: the deciles of 10,000 of each."""
+    own, image = v2.RandomResizedCrop(224), torch.empty(3, 224, 224)
+    torch.manual_seed(0)
+    drawn = [policies.Box(**own.make_params([image])) for _ in range(10_000)]
+    tenths = torch.linspace(0.1, 0.9, 9)
+    spread = []
+    for boxes in (drawn, policies.boxes(torch.arange(10_000), 1, 2, 224)):
+        top, left, height, width = torch.tensor(boxes, dtype=torch.float32).T
+        assert bool((top >= 0).all() and (top + height <= 224).all() and (left + width <= 224).all())
+        figures = (height * width / 224**2, (width / height).log(), top / 224, left / 224)
+        spread.append(torch.stack([figure.quantile(tenths) for figure in figures]))
+    torch.testing.assert_close(*spread, rtol=0, atol=0.02)
+
+
+def test_a_box_that_never_fits_is_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "_TRIES", 0)
+    assert policies.boxes(torch.arange(3), 0, 0, 32) == [(0, 0, 32, 32)] * 3
+
+
+def test_a_sample_gets_the_same_crop_in_any_batch_and_another_in_another_epoch() -> None:
+    images, samples = some_images(40, 48), torch.arange(40)
+    together = policies.resized_crop(images, samples, 3, 5, flip=True)
+    alone = torch.cat([policies.resized_crop(images[[at]], samples[[at]], 3, 5, flip=True) for at in range(40)])
+    assert torch.equal(together, alone)
+    for other in (policies.boxes(samples, 3, 6, 48), policies.boxes(samples, 4, 5, 48)):
+        assert sum(one == two for one, two in zip(policies.boxes(samples, 3, 5, 48), other, strict=True)) < 3
