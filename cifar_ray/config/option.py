@@ -37,6 +37,7 @@ def option(
     only: Mapping[str, tuple[str, ...]] | None = None,
     shared: bool = False,
     recorded: bool = False,
+    if_set: bool = False,
     formerly: str = "",
 ) -> Any:
     """A field of a config, with its default or, for a group of options, the group's class.
@@ -49,9 +50,18 @@ def option(
         shared: whether a sweep that sets it for all runs is refused where it is for other choices; else it is left
             out there. Without it, such a run would do other work than the rest of a comparison.
         recorded: whether the program fills it in, and no person does.
+        if_set: whether it is written nowhere while it is not set, so that runs without it stay as they were before it
+            existed.
         formerly: the name that it had at the top of ``TrainConfig``; MLflow's parameters keep it.
     """
-    marks = {"weights": weights, "only": only, "shared": shared, "recorded": recorded, "formerly": formerly}
+    marks = {
+        "weights": weights,
+        "only": only,
+        "shared": shared,
+        "recorded": recorded,
+        "if_set": if_set,
+        "formerly": formerly,
+    }
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=marks)
     return dataclasses.field(default=default, metadata=marks)

@@ -172,8 +172,9 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
         values["cpus_per_worker"] = None
     if config.task is None:  # a run whose data set tells the task is written as it was before there were others
         del values["task"], values["task_source"]
-    if config.weights is None:  # likewise one that starts from random weights
-        del values["weights"], values["weights_digest"]
+    for field in dataclasses.fields(TrainConfig):  # likewise what it has none of
+        if field.metadata.get("if_set") and getattr(config, field.name) == default_of(field):
+            del values[field.name]
     return values
 
 

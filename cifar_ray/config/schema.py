@@ -43,7 +43,7 @@ def _no_bool(complaint: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """A list as a tuple, and so the words of a text."""
     if isinstance(value, str):
         value = value.replace(",", " ").split()
@@ -71,8 +71,9 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Scalar = Annotated[Any, BeforeValidator(_scalar)]
-Numbers = Annotated[tuple[Number, ...], BeforeValidator(_listed)]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
 class _Explained:

@@ -111,6 +111,14 @@ def _check(config: TrainConfig) -> None:
             "warmup_epochs",
             f"must be at most epochs ({config.epochs}), got {config.warmup_epochs:g}",
         )
+    if config.unfreeze_epoch is not None:
+        if not config.freeze:
+            raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")
+        if not 2 <= config.unfreeze_epoch <= config.epochs:
+            raise ConfigError(
+                "unfreeze_epoch",
+                f"must be 2 or more, and at most epochs ({config.epochs}), got {config.unfreeze_epoch}",
+            )
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
     if config.experiment is not None and not config.experiment.strip():

@@ -194,12 +194,12 @@ class Model:
     model_source: str | None = option(None, weights=True, only={"model": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines your own function."""
 
-    weights: str | None = option(None, weights=True)
+    weights: str | None = option(None, weights=True, if_set=True)
     """Weights to start from, in place of random ones: RUN, a run of yours (its newest checkpoint; RUN:best, the best
     one); FILE, a state dict as safetensors or as torch.save writes it; or, with --model torchvision:NAME or timm:NAME,
     one of the library's own, such as DEFAULT. Layers of another shape start fresh."""
 
-    weights_digest: str | None = option(None, weights=True, recorded=True)
+    weights_digest: str | None = option(None, weights=True, recorded=True, if_set=True)
     """SHA-256 of these weights as a safetensors file: of a run's, that of its checkpoint."""
 
     resnet: ResNetOptions = option(ResNetOptions, weights=None, only={"model": ("resnet",)})

@@ -126,6 +126,11 @@ def numbered(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def learned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Those of :func:`numbered` that learn."""
+    return [parameter for parameter in numbered(optimizer) if parameter.requires_grad]
+
+
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load an optimizer's state, each tensor in the memory layout of its parameter.
 
@@ -155,7 +160,7 @@ def average_with_state(
     A rank that has no state for a parameter, since it has not used it yet, takes part with what a gradient of zero
     would leave there; where no rank has one, there is none afterwards.
     """
-    parameters = numbered(optimizer)
+    parameters = learned(optimizer)
     states: list[dict[str, Any]] = [optimizer.state.get(parameter, {}) for parameter in parameters]
     if not any(states):  # of an optimizer that keeps nothing
         average(tensors)
@@ -175,12 +180,12 @@ def average_with_state(
 def _idle(
     optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> list[dict[str, Any]]:
-    """What a step with gradients of zero leaves in a new optimizer, by the number of each parameter."""
+    """What a step with gradients of zero leaves in a new optimizer, by the place of each parameter that learns."""
     copies = (nn.Parameter(each.detach().clone(), each.requires_grad) for each in model.parameters())
     other = make_optimizer(nn.ParameterList(copies))
     for group, like in zip(other.param_groups, optimizer.param_groups):
         group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
-    parameters = numbered(other)
+    parameters = learned(other)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     other.step()

@@ -48,10 +48,9 @@ class LocalSGD(Replicas):
 
     def consolidate(self) -> None:
         if self._apart:  # the mean of equal numbers may differ from them in the last bit
-            statistics = [
-                buffer for buffer in self.model.buffers() if buffer.is_floating_point() or buffer.is_complex()
-            ]
-            tensors = [*self.model.parameters(), *statistics]
+            statistics = [buffer for buffer in self.buffers() if buffer.is_floating_point() or buffer.is_complex()]
+            weights = self.learning if self.context.config.freeze else self.model.parameters()
+            tensors = [*weights, *statistics]
             average_with_state(tensors, self.optimizer, self.model, self.context.make_optimizer)
             self.scaler.agree(self.context.worker.device)
             self._apart = 0

@@ -46,6 +46,15 @@ ACCUMULATING = (*EXCHANGING, "local_sgd", "data_parallel", "parameter_server", "
 AVERAGING = (*WHOLE_GRADIENT, *PIPELINES, "model_parallel")
 """Strategies that take ``--ema``."""
 
+FREEZING = (*WHOLE_GRADIENT, "hogwild")
+"""Strategies that take ``--freeze``: every worker has the whole model, and sends nothing of what has no gradient."""
+
+UNFREEZING = tuple(name for name in FREEZING if name not in ("fsdp", "hogwild"))
+"""Strategies that take ``--unfreeze-epoch``: every worker has the optimizer's whole state, to go on from."""
+
+GROUPING = (*AVERAGING, "hogwild")
+"""Strategies that take ``--lr-scale``."""
+
 
 @plainly
 @dataclass(frozen=True, config=STRICT)

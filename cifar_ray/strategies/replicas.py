@@ -87,6 +87,13 @@ class Replicas(Base, ABC):
         A parameter that no rank has used keeps None, so that the optimizer leaves it alone.
         """
 
+    def buffers(self) -> list[Tensor]:
+        """The buffers that may change: not those of frozen modules, which the mean of equal numbers would, by a bit."""
+        if not self.context.config.freeze:
+            return list(self.model.buffers())
+        changing = (module for module in self.model.modules() if module.training)
+        return [buffer for module in changing for buffer in module.buffers(recurse=False)]
+
     def consolidate(self) -> None:
         """Copy rank 0's batch-norm statistics to all ranks; their parameters are equal already."""
         if self.world_size > 1:

@@ -61,12 +61,14 @@ class Evaluator:
 
     def _outputs(self, model: nn.Module, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """What the model gives for the share of ``rank``, and the targets, batch by batch, in evaluation mode."""
-        was_training = model.training
+        was_training, modes = model.training, {module: module.training for module in model.modules()}
         model.eval()
         test, spec, device = self._dataset.test, self._dataset.spec, self._worker.device
         for images, targets in evaluation_batches(test, self._task.target, spec, rank, world_size, device):
             yield self._forward(model, images), targets
         model.train(was_training)
+        for module, mode in modes.items():  # what is frozen stays in evaluation mode
+            module.training = mode
 
     def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
         """What the model gives for ``images``; where a GPU has no room for so many, in halves, from then on."""

@@ -11,7 +11,7 @@ from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, optimizer, per_rank, record
 from cifar_ray.training.observer import Launch, Observer, Outcome
-from cifar_ray.training.setup import prepare
+from cifar_ray.training.setup import prepare, strategy_in
 
 
 def fit(
@@ -43,6 +43,7 @@ def fit(
     if worker.rank == 0:
         observer.started(state.started)
     for epoch in range(state.step // steps, config.epochs):
+        strategy = strategy_in(state, epoch)
         clock.start()
         for step_in_epoch in range(state.step % steps, steps):
             lr = optimizer.schedule(strategy.optimizer, config, state.step, steps, strategy.skipped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from cifar_ray import models
 from cifar_ray.config import imports
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.training import own
+from cifar_ray.training import freezing, own
+from cifar_ray.training.freezing import Rule
 
 _POWER = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 _TRIANGLE = (0.2, 0.07)
@@ -37,26 +38,32 @@ class Lookahead(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
-                if "slow" not in self.state[parameter]:
+                if parameter.requires_grad and "slow" not in self.state[parameter]:
                     self.state[parameter]["slow"] = parameter.detach().clone()
         self._drawn = False  # torch runs this optimizer's hooks after the inner step, too
         done = super().step(closure)
         for group in self.param_groups:
             if (kept := group.get("kept")) is not None:
-                for parameter in group["params"]:
+                for parameter in (each for each in group["params"] if each.requires_grad):
                     slow: Tensor = self.state[parameter]["slow"]
                     parameter.copy_(slow.lerp_(parameter, 1 - kept))
         self._drawn = True
         return done
 
 
-def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
+def build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule] | None = None) -> torch.optim.Optimizer:
     """The optimizer of a resolved config; biases, norms and other vectors do not decay.
 
     With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
-    matrices. With ``ema``, a parameter's moving average is part of its state.
+    matrices. With ``ema``, a parameter's moving average is part of its state. Frozen parameters have their places in
+    it, so that these are the same once they learn, and no state before that.
+
+    Args:
+        model: whose parameters are to learn.
+        config: a resolved config.
+        rules: how each parameter is treated, for a model whose parameters have no names; by their names when None.
     """
-    optimizer = _build(model, config)
+    optimizer = _build(model, config, freezing.rules(model, config) if rules is None else rules)
     if is_own(config.schedule):
         imports.check_source(config, "schedule")
     if config.ema is not None:
@@ -66,9 +73,11 @@ def build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
+def _build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule]) -> torch.optim.Optimizer:
     recipe = models.recipe(config)
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    every = list(model.parameters())
+    rule: dict[Tensor, Rule] = dict(zip(every, rules or [Rule()] * len(every), strict=True))
+    learning = [parameter for parameter in every if parameter.requires_grad or rule[parameter].frozen]
     matrices = [parameter for parameter in learning if parameter.ndim > 1]
     vectors = [parameter for parameter in learning if parameter.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay}]
@@ -78,6 +87,7 @@ def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
         decay = config.weight_decay / recipe.norm_bias_lr
         groups.append({"params": biases, "weight_decay": decay, "lr_factor": recipe.norm_bias_lr})
     groups.append({"params": vectors, "weight_decay": 0.0})
+    groups = [part for group in groups for part in _by_scale(group, rule)]
     if is_own(config.optimizer):
         return own.optimizer(config, groups)
     # A fused step of float16 decides on the GPU whether it is skipped, and the hooks of averages would not hear of it.
@@ -86,7 +96,29 @@ def _build(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
     nesterov = config.nesterov and config.momentum > 0
-    return kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
+    optimizer = kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
+    if config.momentum > 0 and (config.unfreeze_epoch is not None or is_own(config.model)):
+        optimizer.register_step_pre_hook(_catch_up)
+    return optimizer
+
+
+def _catch_up(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Give a momentum of zeros to parameters whose first gradient comes after others', which a fused step asks for."""
+    for group in optimizer.param_groups:
+        used = [parameter for parameter in group["params"] if parameter.grad is not None]
+        fresh = [parameter for parameter in used if parameter not in optimizer.state]
+        for parameter in fresh if len(fresh) < len(used) else ():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _by_scale(group: Mapping[str, Any], rule: Mapping[Tensor, Rule]) -> Iterator[dict[str, Any]]:
+    """A group of parameters as one for each learning rate."""
+    by_scale: dict[float, list[Tensor]] = {} if group["params"] else {1.0: []}
+    for parameter in group["params"]:
+        by_scale.setdefault(rule[parameter].lr_scale, []).append(parameter)
+    for scale, parameters in by_scale.items():
+        factor = scale * group.get("lr_factor", 1.0)
+        yield {**group, "params": parameters, **({"lr_factor": factor} if factor != 1 else {})}
 
 
 @torch.no_grad()

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, Literal, get_args
 
+from pydantic import AfterValidator, BeforeValidator
+
+from cifar_ray.config.errors import brief
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Whole
+from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Texts, Whole, listed
 from cifar_ray.models.options import ConvolutionsText, Options
-from cifar_ray.strategies.options import ACCUMULATING, AVERAGING, COMPILING, WHOLE_GRADIENT
+from cifar_ray.strategies.options import (
+    ACCUMULATING,
+    AVERAGING,
+    COMPILING,
+    FREEZING,
+    GROUPING,
+    UNFREEZING,
+    WHOLE_GRADIENT,
+)
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "constant", "triangle"]
 OptimizerText = Annotated[str, or_own(get_args(OptimizerName)), OptimizerName]
 ScheduleText = Annotated[str, or_own(get_args(ScheduleName)), ScheduleName]
+
+
+def _scale(text: str) -> str:
+    pattern, _, number = text.rpartition("=")
+    try:
+        is_scale = 0 < float(number) < math.inf
+    except ValueError:
+        is_scale = False
+    if not pattern or not is_scale:
+        raise ValueError(f"must be PATTERN=NUMBER with a number above 0, such as features=0.1, got {brief(text)}")
+    return text
+
+
+Scales = Annotated[tuple[Annotated[str, AfterValidator(_scale)], ...], BeforeValidator(listed)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +86,18 @@ class Optimisation:
     ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True)
     """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
     exported. Default: no average."""
+
+    freeze: Texts = option((), weights=True, only={"strategy": FREEZING}, shared=True, if_set=True)
+    """Parameters that do not learn, as shell patterns of their names. A pattern also matches all below what it matches:
+    layer1, layer? and features.* match layer1.0.conv1.weight and features.0.bias. Their modules stay in evaluation
+    mode, so batch norm keeps its statistics. Default: all learn."""
+
+    unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": UNFREEZING}, shared=True, if_set=True)
+    """Epoch, counted from 1, from which on what --freeze names learns, too. Default: never."""
+
+    lr_scale: Scales = option((), weights=True, only={"strategy": GROUPING}, shared=True, if_set=True)
+    """PATTERN=NUMBER ...: learning rate of the parameters that a pattern matches, as one of --freeze does, in multiples
+    of the others', such as features=0.1. Of several that match, the last counts."""
 
     schedule: ScheduleText | None = option(None, weights=True)
     """Learning-rate schedule after the warm-up, or MODULE:FUNCTION, a function from progress (0 to 1) to the share of

@@ -23,6 +23,7 @@ from cifar_ray.config.option import OWN, is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.tasks import LOSS
+from cifar_ray.training import freezing
 
 _TRIED = 101
 """Places at which a course is tried."""
@@ -48,6 +49,13 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
     held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
     if held != {id(parameter) for group in groups for parameter in group["params"]}:
         raise ConfigError("optimizer", f"must take all the parameters that it is given, and {path} does not")
+    factors = {id(parameter): group.get("lr_factor", 1.0) for group in groups for parameter in group["params"]}
+    for group in made.param_groups:
+        factor, *others = {factors[id(parameter)] for parameter in group["params"]} or {1.0}
+        if others:
+            raise ConfigError("lr_scale", f"needs an optimizer that keeps its groups apart, and {path} makes others")
+        if factor != 1:
+            group["lr_factor"] = factor
     return made
 
 
@@ -74,7 +82,9 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
         _check_course(config.schedule)
     if is_own(config.optimizer):
         with torch.random.fork_rng(devices=[]):
-            _check_optimizer(config.optimizer, models.build(config, data.spec(config)), make)
+            model = models.build(config, data.spec(config))
+            freezing.freeze(model, config)
+            _check_optimizer(config.optimizer, model, make)
     if is_own(config.task):
         with torch.random.fork_rng(devices=[]):
             _check_task(config)

@@ -22,7 +22,7 @@ from cifar_ray.data import Dataset, DatasetSpec, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.strategies.options import SCALING
-from cifar_ray.training import optimizer, own
+from cifar_ray.training import freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
@@ -55,6 +55,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         own_models.check(resolved, spec)
     elif is_own(config.dataset):
         _check_side(resolved, spec)
+    freezing.check(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
     if resolved.global_batch_size > spec.train_size:
         raise ConfigError(

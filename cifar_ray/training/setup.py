@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cifar_ray import models, strategies, tasks
+from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, DatasetSpec
 from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
@@ -31,7 +31,7 @@ from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Task
-from cifar_ray.training import arithmetic, checkpoint, hardware, initial_weights, optimizer, recipe
+from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import CheckpointError
@@ -53,6 +53,7 @@ class TrainingState:
         saved: those of the newest checkpoint.
         epoch_loss: this rank's sum of losses since the epoch began; float64, on the device.
         history: every row recorded so far.
+        frozen: whether the parameters that ``--freeze`` names do not learn now.
     """
 
     config: ResolvedConfig
@@ -71,6 +72,7 @@ class TrainingState:
     step: int = 0
     saved: int = 0
     history: list[Row] = dataclasses.field(default_factory=list)
+    frozen: bool = False
 
 
 def prepare(
@@ -110,15 +112,8 @@ def prepare(
     # Decided once in a run: it goes on as it began, whatever processor it is on now.
     chosen: Any = resumed[1].config if resumed else arithmetic.choose(config, worker)
     config = recipe.computing(config, chosen.precision, chosen.convolutions)
-    torch.manual_seed(config.seed)
-    model = models.build(config, dataset.spec)
-    if is_own(config.model):
-        _check_alike(model, worker)
-    if config.sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    layout = convolution.memory_format(config.computed)
-    model = model.to(worker.device).to(memory_format=layout).train()
-    convolution.install(model, config.computed)
+    frozen = freezing.holds(config, resumed[1].epoch if resumed else 0)
+    model = _model(config, dataset.spec, worker, frozen)
     if resumed is None and config.weights is None:
         _prepare_weights(model, config, dataset, worker)
     elif resumed is None:
@@ -126,11 +121,8 @@ def prepare(
         initial_weights.load(model, config, _everywhere(initial() if worker.rank == 0 else None, worker))
     clock = Clock(worker.device, launch.begun)
     task = tasks.build(config)
-    make_optimizer = partial(optimizer.build, config=config)
-    context = StrategyContext(config, worker, model, make_optimizer, task, clock.mark, server)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    strategy = strategies.build(context)
-    hardware.use_precision(config.precision)  # after all of the user's own modules
+    strategy = _strategy(config, worker, model, task, clock, server)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
     with compiling.refusing(config):
@@ -155,12 +147,59 @@ def prepare(
             measured="" if resumed else chosen.measured,
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
+        frozen=frozen,
     )
     if resumed is not None:
         _restore(state, *resumed)
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return state
+
+
+def strategy_in(state: TrainingState, epoch: int) -> Strategy:
+    """The strategy of an epoch, from 0; at ``--unfreeze-epoch`` it is built again, as in a run that resumes there."""
+    config, worker = state.config, state.worker
+    if state.frozen and not freezing.holds(config, epoch):
+        with state.clock.phase("startup"):
+            weights, kept = state.model.state_dict(), state.strategy.state()
+            state.model = _model(config, data.spec(config), worker, frozen=False)
+            state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
+            with compiling.refusing(config):
+                _warm_up(state.strategy, state.loader, weights, config.compile)
+            state.strategy.load(weights, kept)
+        state.frozen = False
+    return state.strategy
+
+
+def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
+    """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
+    torch.manual_seed(config.seed)
+    model = models.build(config, spec)
+    if is_own(config.model):
+        _check_alike(model, worker)
+    if config.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    layout = convolution.memory_format(config.computed)
+    model = model.to(worker.device).to(memory_format=layout).train()
+    convolution.install(model, config.computed)
+    if frozen:
+        freezing.freeze(model, config)
+    return model
+
+
+def _strategy(
+    config: ResolvedConfig,
+    worker: Worker,
+    model: nn.Module,
+    task: Task,
+    clock: Clock,
+    server: ServerHandle | None = None,
+) -> Strategy:
+    """The configured strategy over a model."""
+    make_optimizer = partial(optimizer.build, config=config, rules=freezing.rules(model, config))
+    strategy = strategies.build(StrategyContext(config, worker, model, make_optimizer, task, clock.mark, server))
+    hardware.use_precision(config.precision)  # after all of the user's own modules
+    return strategy
 
 
 def _check_alike(model: nn.Module, worker: Worker) -> None:

@@ -39,6 +39,14 @@ def test_a_batch_larger_than_the_data_set(person: Person) -> None:
     assert sentence.endswith("and digits has 1437 training images")
 
 
+def test_patterns_that_match_nothing_or_everything(person: Person) -> None:
+    parts = "whose names begin with 0, 3, 7, 9"
+    nothing = f"--freeze must match parameters of simple_cnn, {parts}; 'features' matches none"
+    assert refused(person, *DIGITS, "--freeze", "0", "features") == nothing
+    everything = "--freeze must leave simple_cnn a parameter to learn, and * matches all"
+    assert refused(person, *DIGITS, "--freeze", "*") == everything
+
+
 def test_no_network(person: Person) -> None:
     """Proxies that lead nowhere stand for a missing network, wherever this test runs."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")

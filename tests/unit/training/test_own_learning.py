@@ -141,3 +141,19 @@ def test_an_average_is_drawn_once_a_step_where_torch_runs_hooks_twice() -> None:
     with optimizer.averaged(made):
         assert not torch.equal(weight, seen[1])
     assert torch.equal(weight, seen[1])
+
+
+def test_a_parameter_may_have_its_first_gradient_after_others() -> None:
+    """As with experts of which a step leaves out some; torch's fused step would not take it."""
+    config = resolved({"dataset": "digits", "model": "tests.support.nets:build"}, weight_decay=0.0)
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    made = optimizer.build(model, config)
+    for layer in (model[0], model[1]):
+        layer.weight.grad = torch.ones(1, 1)
+        before = layer.weight.detach().clone()
+        made.step()
+        assert float(before - layer.weight.detach()) == pytest.approx(1.9 * config.lr, rel=1e-4)
+        layer.weight.grad = None
+    model[0].weight.grad = model[1].weight.grad = torch.ones(1, 1)
+    made.step()
+    assert len(made.state) == 2

@@ -1,0 +1,116 @@
+"""Frozen parameters and groups of them at several workers: real processes over gloo."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from cifar_ray import models
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import SPECS
+from cifar_ray.models.options import ResNetOptions
+from cifar_ray.training import checkpoint
+from tests.support.helpers import digest, small_config, train_on_ranks
+
+NORM: dict[str, object] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+PLAIN: dict[str, object] = {"model": "simple_cnn"}
+CLOSE = 1e-5
+config = partial(small_config, steps_per_epoch=6, global_batch_size=48, log_every=1, precision="fp32")
+
+
+def last(folder: Path) -> checkpoint.Snapshot:
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return newest[1]
+
+
+def initial(wanted: TrainConfig) -> dict[str, torch.Tensor]:
+    torch.manual_seed(wanted.seed)
+    return models.build(wanted, SPECS["digits"]).state_dict()
+
+
+def changed(folder: Path, wanted: TrainConfig) -> set[str]:
+    begun = initial(wanted)
+    return {name for name, weight in last(folder).weights.items() if not torch.equal(weight, begun[name])}
+
+
+def test_the_same_to_the_last_bit_at_any_number_of_workers(tmp_path: Path) -> None:
+    """With batch norm: frozen for an epoch of three, interrupted in it and after it, and resumed at other numbers."""
+    made = partial(
+        config, "reproducible", epochs=3, freeze=("[0-3]",), unfreeze_epoch=2, lr_scale=("7=2",), ema=0.9,
+        checkpoint_every=2, **{**NORM, "global_batch_size": 32},
+    )  # fmt: skip
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_ranks(made(topology), tmp_path / topology)
+    train_on_ranks(made("1x2"), tmp_path / "resumed", stop_after=5)
+    train_on_ranks(made("2x2"), tmp_path / "resumed", stop_after=9)
+    train_on_ranks(made("1x1"), tmp_path / "resumed")
+    assert len({digest(last(tmp_path / name)) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "values"),
+    [
+        ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
+        ("ddp", "2x2", {"accumulate": 2, "ema": 0.9}),
+        ("all_reduce", "1x2", {"optimizer": "adamw"}),
+        ("gather_scatter", "1x2", {"clip_norm": 0.5}),
+        ("send_recv", "1x2", {}),
+        ("local_sgd", "1x3", {"local_sgd": {"sync_every": 2}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_an_interrupted_run_equals_an_uninterrupted_one(
+    strategy: str, topology: str, values: dict[str, object], tmp_path: Path
+) -> None:
+    """Before and after the epoch from which on all learns; until then the trunk is as it was, to the last byte."""
+    wanted = config(
+        strategy, topology, epochs=3, freeze=("[0-3]",), unfreeze_epoch=2, checkpoint_every=2, keep_checkpoints=9,
+        **NORM, **values,
+    )  # fmt: skip
+    train_on_ranks(wanted, tmp_path / "whole")
+    for stop in (3, 6, 11):
+        train_on_ranks(wanted, tmp_path / str(stop), stop_after=stop)
+        train_on_ranks(wanted, tmp_path / str(stop))
+    assert len({digest(last(tmp_path / name)) for name in ("whole", "3", "6", "11")}) == 1
+    begun, first = initial(wanted), checkpoint.load(tmp_path / "whole" / "step-00000006").weights
+    trunk = {name for name in begun if name[0] in "0123"}
+    assert {name for name in begun if torch.equal(first[name], begun[name])} == trunk
+    assert changed(tmp_path / "whole", wanted) == begun.keys()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology"), [("ddp", "1x2"), ("all_reduce", "1x3"), ("fsdp", "1x2"), ("send_recv", "2x2")]
+)
+def test_strategies_that_are_close_are_so_with_frozen_parameters_and_groups(
+    strategy: str, topology: str, tmp_path: Path
+) -> None:
+    values: dict[str, object] = {**PLAIN, "freeze": ("0",), "lr_scale": ("[!0]=0.5", "*.bias=2"), "epochs": 1}
+    wanted = config(strategy, topology, **values)
+    train_on_ranks(wanted, tmp_path / "together")
+    train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
+    mine, alone = last(tmp_path / "together"), last(tmp_path / "alone")
+    for name, weight in alone.weights.items():
+        assert float((mine.weights[name] - weight).abs().max() / weight.abs().max()) < CLOSE, name
+    assert mine.optimizer["state"].keys() == alone.optimizer["state"].keys()
+    assert changed(tmp_path / "together", wanted) == {name for name in alone.weights if name[0] != "0"}
+
+
+@pytest.mark.parametrize("strategy", ["gpipe", "model_parallel"])
+def test_stages_learn_at_their_own_rates(strategy: str, tmp_path: Path) -> None:
+    values: dict[str, object] = {**PLAIN, "epochs": 1, "lr_scale": ("0=0.1", "*.bias=2")}
+    train_on_ranks(config(strategy, "1x2", **values), tmp_path / "together")
+    train_on_ranks(config("ddp", "1x1", **values), tmp_path / "alone")
+    mine, alone = (last(tmp_path / name).weights for name in ("together", "alone"))
+    for name, weight in alone.items():
+        assert float((mine[name] - weight).abs().max() / weight.abs().max()) < CLOSE, name
+
+
+def test_hogwild_leaves_what_is_frozen_alone(tmp_path: Path) -> None:
+    """Three workers, whose mean of equal numbers may be another in the last bit."""
+    wanted = config("hogwild", "1x3", freeze=("[0-3]",), lr_scale=("7=2",), epochs=2, **NORM)
+    train_on_ranks(wanted, tmp_path)
+    assert changed(tmp_path, wanted) == {name for name in initial(wanted) if name[0] not in "0123"}
