@@ -18,9 +18,7 @@ from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
-AugmentName = Literal[
-    "none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"
-]
+AugmentName = Literal["none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"

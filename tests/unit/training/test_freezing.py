@@ -203,7 +203,9 @@ def test_a_scaled_step_is_that_much_shorter(optimizer_name: str) -> None:
             parameter.grad = torch.ones_like(parameter)
         optimizer.schedule(made, wanted, 100, 11)
         made.step()
-        moved.append([float((after - then).detach().mean()) for after, then in zip(model.parameters(), before, strict=True)])
+        moved.append(
+            [float((after - then).detach().mean()) for after, then in zip(model.parameters(), before, strict=True)]
+        )
     plain, scaled = moved
     assert scaled == pytest.approx([plain[0] / 4, plain[1] / 4, *plain[2:]], rel=1e-3)
 
