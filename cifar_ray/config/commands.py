@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.schema import Count, Numbers
+from cifar_ray.config.schema import Count, Numbers, Part
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
 
@@ -133,6 +133,7 @@ class SweepCommand(TrainConfig):
     scheduler: Literal["none", "asha"] = "none"
     skip_infeasible: bool = False
     max_concurrent: Count | None = None
+    gpus_per_worker: Part = 1.0
     quiet: Switch = False
     """Print one line, the result."""
 

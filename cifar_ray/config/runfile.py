@@ -152,7 +152,7 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
 
     Convolutions that are computed as usual are left out: earlier versions, which had no choice, read it, too.
     """
-    values = {"version": VERSION, **_asked(config)}
+    values = {"version": VERSION, **_asked(config), **_shared(config)}
     if config.convolutions == USUAL:
         del values["convolutions"]
     return values
@@ -166,8 +166,9 @@ def found(config: TrainConfig) -> dict[str, Any]:
 
 
 def _asked(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without what follows from the nodes of now."""
+    """The config as plain values, without what follows from the nodes of now or from a sweep."""
     values = schema.to_plain(config)
+    values.pop("gpu_share", None)
     if values.pop("cpus_follow", False):
         values["cpus_per_worker"] = None
     if config.task is None:  # a run whose data set tells the task is written as it was before there were others
@@ -176,6 +177,12 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
         if field.metadata.get("if_set") and getattr(config, field.name) == default_of(field):
             del values[field.name]
     return values
+
+
+def _shared(config: TrainConfig) -> dict[str, Any]:
+    """The part of a GPU that a run of a sweep has, as plain values; empty where it is a whole one."""
+    share = getattr(config, "gpu_share", 1.0)
+    return {} if share == 1 else {"gpu_share": share}
 
 
 def _own(config: TrainConfig) -> dict[str, Any]:
@@ -200,7 +207,7 @@ def to_yaml(config: TrainConfig) -> str:
 def params(config: ResolvedConfig) -> dict[str, str]:
     """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
     flat = schema.flatten({name: value for name, value in _own(config).items() if name not in UPKEEP})
-    flat["cpus_per_worker"] = config.cpus_per_worker
+    flat |= {"cpus_per_worker": config.cpus_per_worker, **_shared(config)}
     if config.convolutions == USUAL:  # a run that computes as all did before there was a choice is recorded as those
         del flat["convolutions"]
     flat["world_size"] = config.world_size

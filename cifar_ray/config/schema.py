@@ -70,6 +70,7 @@ Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
+Part = Annotated[Number, Field(gt=0, le=1)]
 Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
@@ -206,6 +207,7 @@ _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
     "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
 }
 
 

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, left_out
-from cifar_ray.config.schema import STRICT, Count, plainly
+from cifar_ray.config.schema import STRICT, Count, Part, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
@@ -225,6 +225,10 @@ class SweepConfig:
     max_concurrent: Count | None = None
     """Most runs at once. Default: as many as the cluster holds."""
 
+    gpus_per_worker: Part = 1.0
+    """Part of a GPU for each run of topology 1x1, such as 0.25 for four runs on one GPU, each with at most a quarter of
+    its memory. Reports ignore their times."""
+
     def __post_init__(self) -> None:
         _check(self)
 
@@ -393,7 +397,27 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError(
             "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
         )
+    if sweep.gpus_per_worker < 1:
+        _check_parts(sweep)
     _ = sweep.base  # what all runs share is checked even where no cell can be made
+
+
+def _check_parts(sweep: SweepConfig) -> None:
+    """Refuse parts of GPUs where runs need whole ones, or none, or are made for their times."""
+    if sweep.measure == "times":
+        raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
+    shared = schema.flatten(sweep.train)
+    for axes in sweep.grid:
+        values = {
+            name: axes.get(name, [shared.get(name, getattr(TrainConfig, name))])
+            for name in ("topology", "device", "strategy")
+        }
+        if others := [name for name in values["topology"] if name != "1x1"]:
+            raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got topology {others[0]}")
+        if "cpu" in values["device"]:
+            raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
+        if "data_parallel" in values["strategy"]:
+            raise ConfigError("gpus_per_worker", "must be 1 for data_parallel, whose process has several GPUs")
 
 
 def _check_number(sweep: SweepConfig) -> None:

@@ -81,13 +81,21 @@ def between(low: Topology, high: Topology) -> list[Topology]:
     return sorted(topologies, key=lambda topology: (-topology.world_size, topology.nodes))
 
 
-def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: int) -> int:
-    """How many workers of this size fit on an empty ``node``."""
+def capacity(node: Node, cpus_per_worker: int, gpus_per_worker: float) -> int:
+    """How many workers of this size fit on an empty ``node``; part of a GPU is part of one, and of no two."""
     fits = int(node.cpus // cpus_per_worker)
+    if 0 < gpus_per_worker < 1:
+        whole, rest = divmod(node.gpus, 1)
+        return min(fits, int(whole) * _parts(1, gpus_per_worker) + _parts(rest, gpus_per_worker))
     return min(fits, int(node.gpus // gpus_per_worker)) if gpus_per_worker else fits
 
 
-def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> list[str]:
+def _parts(gpu: float, size: float) -> int:
+    """How many parts of this size a GPU, or what is left of one, has; Ray counts in steps of 0.0001."""
+    return round(gpu * 10_000) // max(round(size * 10_000), 1)
+
+
+def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: float = 0) -> list[str]:
     """The node id for every worker, in rank order: the first ``topology.nodes`` that are large enough.
 
     Raises:
@@ -100,7 +108,7 @@ def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus
     return [node.node_id for node in chosen for _ in range(topology.workers_per_node)]
 
 
-def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: int = 0) -> int:
+def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: float = 0) -> int:
     """CPUs for each worker: an equal share of the smallest of the chosen ``nodes``, at least 1.
 
     With GPUs, it is the CPUs that belong to the worker's GPUs, so that others can use the rest of the node.
@@ -109,7 +117,7 @@ def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: in
     return max(min(int(node.cpus / way) for node, way in zip(nodes, ways, strict=True)), 1)
 
 
-def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: int = 0) -> int:
+def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus_per_worker: float = 0) -> int:
     """How many runs of this topology the nodes hold at once."""
     free = sorted(capacity(node, cpus_per_worker, gpus_per_worker) // topology.workers_per_node for node in nodes)
     count = 0
@@ -137,10 +145,10 @@ def verify(topology: Topology, node_ids: Sequence[str]) -> None:
         raise ValueError(f"topology {topology} was asked for, but the workers were placed as {counts}")
 
 
-def _lacking(topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: int) -> str:
+def _lacking(topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: float) -> str:
     need = f"{topology.workers_per_node * cpus} CPUs"
     if gpus:
-        need += f" and {topology.workers_per_node * gpus} GPUs"
+        need += f" and {topology.workers_per_node * gpus:g} GPUs"
     have = ", ".join(
         f"{node.cpus:g} CPUs" + (f" and {node.gpus:g} GPUs" if gpus or node.gpus else "") for node in nodes
     )

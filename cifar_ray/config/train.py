@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import FOLDER, check_choices
-from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, plainly
+from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.topology import parse as parse_topology
@@ -66,9 +66,14 @@ class TrainConfig(Tracking, Strategy, Placement, Batch, Optimisation, Model, Tas
         return self.cpus_per_worker or 1
 
     @property
-    def gpus_reserved(self) -> int:
+    def gpus_each(self) -> float:
+        """GPUs of each worker where it has any."""
+        return self.data_parallel.gpus_per_worker
+
+    @property
+    def gpus_reserved(self) -> float:
         """GPUs that each worker reserves, once the device is decided."""
-        return self.data_parallel.gpus_per_worker if self.device == "cuda" else 0
+        return self.gpus_each if self.device == "cuda" else 0
 
 
 @plainly
@@ -88,6 +93,13 @@ class ResolvedConfig(TrainConfig):
     base_batch: Count
     cpus_follow: bool = False
     """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
+    gpu_share: Part = 1.0
+    """The part of a GPU that a run of a sweep has, where it has one."""
+
+    @property
+    def gpus_each(self) -> float:
+        """GPUs of each worker where it has any."""
+        return self.data_parallel.gpus_per_worker if self.gpu_share == 1 else self.gpu_share
 
     @property
     def computed(self) -> Convolutions:

@@ -315,6 +315,11 @@ def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
     return f"note: {nodes}{crowded}; do not read the times as a cluster's"
 
 
+def shared_note(share: float) -> str:
+    """A note on a sweep whose runs have a part of a GPU each."""
+    return f"note: runs share GPUs, each with at most {100 * share:g} % of one's memory; reports ignore their times"
+
+
 def duration(seconds: float) -> str:
     """``59 s``, ``3 min 05 s`` or ``2 h 07 min``."""
     whole = round(seconds)

@@ -73,11 +73,15 @@ def _unfinished(study: Study) -> Iterator[str]:
 
 def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
     learned = runs.task.spec.primary.plural
-    counts = [sum(not trial.timed for trial in finished), sum(not trial.learned for trial in finished)]
+    shared = sum("gpu_share" in trial.params for trial in finished)
+    counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
     for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} are")):
         if count:
             those = "All" if count == len(finished) else f"{count} of {len(finished)}"
             yield f"{those} finished runs were made for their {what} alone: {other} left out."
+    if shared:
+        those = "All" if shared == len(finished) else f"{shared} of {len(finished)}"
+        yield f"{those} finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
 
 
 def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:

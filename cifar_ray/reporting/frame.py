@@ -247,7 +247,7 @@ class Runs:
 
 def setting(trial: Trial, name: str) -> str:
     """What may tell configurations apart: a parameter, or the hardware, of which what is learned does not depend."""
-    if not trial.timed and name in (HARDWARE, "cpus_per_worker"):
+    if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpu_share"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
 

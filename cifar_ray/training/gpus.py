@@ -23,6 +23,10 @@ OLDEST_DRIVER = {"11": "450", "12": "525", "13": "580"}
 _OLDER_TORCH = "pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126"
 """The wheel with code for the oldest cards, Maxwell to Volta, which also runs with drivers from 525 on."""
 _ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+_CONTEXT = 600 * 2**20
+"""Bytes of a GPU's memory that CUDA itself takes for a process, at most: PyTorch's allocator does not count them."""
+_BUSY = 0.05
+"""Share of a GPU's memory from which what others have of it is told."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,47 @@ def problem(numbers: Sequence[int]) -> str:
         except RuntimeError as error:
             return f"{card} runs no kernel: {first_line(error)}"
     return ""
+
+
+def cap_memory(number: int, share: float) -> None:
+    """Let this process have at most a share of a GPU's memory; beyond that it is out of memory, and others are not.
+
+    Raises:
+        ConfigError: when that is no more than CUDA itself takes.
+    """
+    total = torch.cuda.mem_get_info(number)[1]
+    if (room := share * total - _CONTEXT) <= 0:
+        raise ConfigError(
+            "gpus_per_worker",
+            f"must be more than {_CONTEXT / total:.2f} on {torch.cuda.get_device_name(number)}, whose memory is "
+            f"{total / 1e9:.1f} GB: CUDA itself takes {_CONTEXT / 1e9:.1f} GB for each process, got {share:g}",
+        )
+    torch.cuda.set_per_process_memory_fraction(room / total, number)
+
+
+def in_use(number: int) -> str:
+    """How much of a GPU's memory other processes have, where it is enough to be in the way; empty where it is not."""
+    free, total = torch.cuda.mem_get_info(number)
+    held = total - free - torch.cuda.memory_reserved(number) - _CONTEXT
+    if held < _BUSY * total:
+        return ""
+    return (
+        f"{held / 1e9:.1f} of {total / 1e9:.1f} GB of {torch.cuda.get_device_name(number)} (number {number}) are in "
+        f"use by {_others(number)}: a run has what is left, and its times are not those of a GPU of its own"
+    )
+
+
+def _others(number: int) -> str:
+    """The other processes that compute on a GPU, counted where NVML tells: in a container it may list none."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(number).uuid}")
+        count = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1  # without this one
+        if count > 0:
+            return f"{count} other process{'es' if count > 1 else ''}"
+    return "other processes"
 
 
 def runs(capability: tuple[int, int], compiled: Sequence[str]) -> bool:

@@ -209,6 +209,7 @@ _NEVER = (
     *runfile.WHERE,
     "device",
     "cpus_follow",
+    "gpu_share",
     "images",
     "weights_digest",
     *(f"{name}_source" for name in FUNCTIONS),
@@ -263,6 +264,7 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
         device=typing.cast(Any, device),
         cpus_per_worker=config.cpus_per_worker or cpus,
         cpus_follow=config.cpus_follow or config.cpus_per_worker is None,
+        gpu_share=config.gpu_share if device == "cuda" else 1.0,
     )
     strategies.of(decided).check(decided)
     return decided

@@ -1,4 +1,4 @@
-"""GPUs that Ray counts and PyTorch cannot use."""
+"""GPUs that Ray counts, and PyTorch cannot use: they are refused, and parts of them are placed."""
 
 from __future__ import annotations
 
@@ -37,6 +37,75 @@ except ConfigError as error:
     print(f"sweep: {error}")
 print(f"here: {ray.util.get_node_ip_address()} {os.uname().nodename}")
 """
+
+
+SHARING = """
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import ray
+
+from cifar_ray import storage
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.orchestration.run import alone, train_worker
+from cifar_ray.orchestration.sweep import planner, runner
+
+
+class Meeting:
+    def __init__(self):
+        self.given = []
+
+    def arrive(self, given):
+        self.given.append(given)
+
+    def met(self):
+        return self.given
+
+
+class Meets:
+    # In place of the training, it waits until four workers are there at once.
+    def train(self, payload):
+        ray.get(payload.arrive.remote(train_worker.given_gpus()))
+        end = time.monotonic() + 120
+        while len(ray.get(payload.met.remote())) < 4:
+            assert time.monotonic() < end, "fewer than four at once"
+            time.sleep(0.1)
+
+
+ray.init("local", num_cpus=5, num_gpus=1, include_dashboard=False, log_to_driver=False)
+run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda"}
+config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run, gpus_per_worker=0.25)
+trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
+store = SimpleNamespace(tracking_uri="sqlite:///x")
+planned = runner._Sweep(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
+print(f"at once: {planned._fit_to_cluster()}")
+print(f"each: {trials[0].config.cpus_reserved} CPU, {trials[0].config.gpus_reserved} GPU")
+planned._announce(4)
+
+alone.LoneWorker = Meets
+meeting = ray.remote(Meeting).options(num_cpus=0).remote()
+placed = [
+    threading.Thread(target=alone.fit, args=[trial.config, None, 120.0, meeting]) for trial in trials[:4]
+]
+for thread in placed:
+    thread.start()
+while len(ray.get(meeting.met.remote())) < 4 and any(thread.is_alive() for thread in placed):
+    time.sleep(0.1)
+for thread in placed:
+    thread.join()
+print(f"given: {ray.get(meeting.met.remote())}")
+"""
+
+
+def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SHARING], capture_output=True, text=True, timeout=300, cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert "at once: 4\neach: 1 CPU, 0.25 GPU\n" in done.stdout
+    assert "note: runs share GPUs, each with at most 25 % of one's memory; reports ignore their times" in done.stdout
+    assert "given: [[0], [0], [0], [0]]" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for a machine without GPUs")

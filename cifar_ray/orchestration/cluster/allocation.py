@@ -197,7 +197,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
     totals = connection.nodes()
     free = connection.free_nodes(
         {node: workers * config.cpus_reserved for node, workers in held.items()},
-        {node: workers * config.data_parallel.gpus_per_worker for node, workers in held.items()},
+        {node: workers * config.gpus_each for node, workers in held.items()},
     )
     if config.elastic is None:
         return _first(_candidates(config), totals, free, totals)
@@ -235,7 +235,7 @@ def _first(
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
         reasons = []
         for config in candidates:
-            each = config.data_parallel.gpus_per_worker if device == "cuda" else 0
+            each = config.gpus_each if device == "cuda" else 0
             try:
                 chosen = topology.choose(config.placement, _freest(nodes, free, each), config.cpus_reserved, each)
                 cpus = config.cpus_per_worker or _share_of_cpus(config, each, chosen, nodes, free)
@@ -253,7 +253,7 @@ def _first(
 
 
 def _share_of_cpus(
-    config: ResolvedConfig, gpus: int, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
+    config: ResolvedConfig, gpus: float, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
 ) -> int:
     """CPUs of each worker, with ``gpus``, where none are given: a share of what is ``free`` on the chosen nodes.
 
@@ -279,7 +279,7 @@ def _advice(config: TrainConfig) -> str:
     return f"to try it here, {' and '.join(ways)}" if ways else ""
 
 
-def _freest(nodes: Sequence[Node], free: Sequence[Node] | None, gpus_each: int) -> Sequence[Node]:
+def _freest(nodes: Sequence[Node], free: Sequence[Node] | None, gpus_each: float) -> Sequence[Node]:
     """For workers with GPUs, the nodes with the most free GPUs first; else as they are, by free CPUs."""
     if not gpus_each:
         return nodes

@@ -33,6 +33,7 @@ class Placed:
         device: name of its processor or GPU.
         interface: network interface of the collectives.
         gpu: what is known of its GPU; None on a CPU.
+        busy: in words, how much of its GPUs' memory others have; empty where that is little.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Placed:
     device: str
     interface: str
     gpu: Facts | None = None
+    busy: str = ""
 
 
 @dataclass(frozen=True)

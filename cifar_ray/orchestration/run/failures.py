@@ -145,7 +145,9 @@ def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
 
 def _sentence(error: BaseException) -> str:
     if _out_of_memory(error):
-        return "there is not enough memory; a smaller --batch-size, or a smaller model, needs less"
+        capped = torch.cuda.is_initialized() and torch.cuda.get_per_process_memory_fraction() < 1  # type: ignore[no-untyped-call]
+        more = ", and a larger --gpus-per-worker gives more" * capped
+        return f"there is not enough memory; a smaller --batch-size, or a smaller model, needs less{more}"
     return imports.message(error) if isinstance(error, _SENTENCES) else imports.described(error)
 
 

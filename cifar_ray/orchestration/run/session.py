@@ -163,6 +163,9 @@ class RunSession:
                 self.record.tags(tags)
             if note := _mixed(workers):
                 self.view.line(note)
+            for worker in workers:
+                if worker.busy:
+                    self.view.line(f"note: on node {worker.host}, {worker.busy}")
 
     @_on.register
     def _(self, event: Started) -> None:

@@ -69,7 +69,10 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
             return
         try:
             if config.device == "cuda":
-                gpus.check(given_gpus())
+                given = given_gpus()
+                gpus.check(given)
+                if config.gpu_share < 1:
+                    gpus.cap_memory(given[0], config.gpu_share)
             with collectives(world_size, rank, config):
                 ended = _train(payload, rank, world_size, heart)
         except BaseException as error:
@@ -231,6 +234,8 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
             gpu=gpus.facts(given[0]) if given else None,
+            # Where runs of a sweep share a GPU, each would name the others.
+            busy="; ".join(filter(None, map(gpus.in_use, given))) if config.gpu_share == 1 else "",
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.

@@ -187,16 +187,16 @@ class PlannedTrial:
         self.score = known.score if self.state == boards.FINISHED else None
 
 
-def plan(cells: Sequence[Cell]) -> list[PlannedTrial]:
-    """The trials of a sweep; those whose values do not fit together have a reason."""
-    return [_planned(index, cell) for index, cell in enumerate(cells)]
+def plan(cells: Sequence[Cell], gpu_share: float = 1.0) -> list[PlannedTrial]:
+    """The trials of a sweep, each with so much of a GPU; those whose values do not fit together have a reason."""
+    return [_planned(index, cell, gpu_share) for index, cell in enumerate(cells)]
 
 
-def _planned(index: int, cell: Cell) -> PlannedTrial:
+def _planned(index: int, cell: Cell, gpu_share: float) -> PlannedTrial:
     if cell.config is None:
         return PlannedTrial(index, cell, None, reason=cell.reason)
     try:
-        return PlannedTrial(index, cell, recipe.resolve(cell.config))
+        return PlannedTrial(index, cell, dataclasses.replace(recipe.resolve(cell.config), gpu_share=gpu_share))
     except ConfigError as error:
         return PlannedTrial(index, cell, None, reason=str(error))
 

@@ -20,7 +20,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.run import cpu_note, made_up_note
+from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
@@ -90,7 +90,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     config = planner.absolute(config)
     base = config.base
     address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
-    trials = planner.plan(sweeps.cells(config, planner.draw(config)))
+    trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
     planner.refuse(config, trials)
     with signals():
         tracking.quieten(base.verbose)
@@ -340,6 +340,8 @@ class _Sweep:
         shared = next((config for _, config in waiting if connection.shares_a_machine(config)), None)
         if shared is not None:
             board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
+        if any(run.gpu_share < 1 for _, run in waiting):
+            board.line(shared_note(config.gpus_per_worker))
         for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))
 

@@ -44,6 +44,15 @@ def test_gpus_count_as_much_as_cpus() -> None:
     assert topology.choose(Topology(1, 2), nodes, 1, gpus_per_worker=1) == ["b", "b"]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "each", "count"),
+    [(1, 0.25, 4), (1, 0.1, 10), (1, 0.3, 3), (2, 0.4, 4), (1, 0.5001, 1), (0.5, 0.25, 2), (0.2, 0.25, 0), (2.5, 0.5, 5), (2, 1, 2), (3, 2, 1)],
+)  # fmt: skip
+def test_a_part_of_a_gpu_is_a_part_of_one(gpus: float, each: float, count: int) -> None:
+    assert topology.capacity(node("a", 64, gpus), 1, each) == count
+    assert topology.copies(Topology(1, 1), [node("a", 64, gpus), node("b", 1, gpus)], 1, each) == count + min(count, 1)
+
+
 def test_verifies_where_workers_really_are() -> None:
     topology.verify(Topology(2, 2), ["a", "b", "a", "b"])
     for wrong in (["a", "a", "a", "b"], ["a", "a", "a", "a"], ["a", "b", "c", "d"]):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from cifar_ray import storage
+from cifar_ray.config import runfile, sweepfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as board
@@ -18,6 +18,7 @@ from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
 
@@ -101,6 +102,22 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
         assert (trial.cell.name, trial.cell.values) == (before.cell.name, before.cell.values)
         assert (trial.index, trial.config) == (before.index, before.config)
         assert (trial.state, trial.reason) == (before.state, before.reason)
+
+
+def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
+    sweep = made(grid={"batch_size": [16]}, gpus_per_worker=0.25)
+    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)), sweep.gpus_per_worker)
+    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
+    again, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
+    assert again.gpus_per_worker == 0.25
+    assert read.config is not None
+    on_gpu = recipe.placed(read.config, "cuda", 1)
+    assert (on_gpu.gpus_reserved, runfile.params(on_gpu)["gpu_share"]) == (0.25, "0.25")
+    on_cpu = recipe.placed(read.config, "cpu", 1)
+    assert (on_cpu.gpus_reserved, "gpu_share" in runfile.params(on_cpu)) == (0, False)
+    assert runfile.merge(on_gpu, {"epochs": 3}).gpus_reserved == 1  # alone, it has a whole one
+    assert "gpu_share" not in runfile.to_yaml(on_gpu)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep import recorder as recorders
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import parent, store, study
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint
 from tests.support import mlflow_store
@@ -127,6 +128,18 @@ def test_a_store_that_is_away_as_a_run_starts_has_it_later_and_the_driver_does_n
     (run,) = parent.children(client, client.get_run(made.record.run_id))
     assert (run.info.status, run.data.metrics["epoch_s"]) == ("FAILED", 1.5)
     assert run.data.tags[store.FAILURE_TAG] == "it died"
+
+
+def test_a_run_that_shared_a_gpu_is_recorded_as_made_for_what_it_learns(tmp_path: Path, digits: Dataset) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    made = recorder_of(client, tmp_path, digits)
+    for trial, share in zip(made.trials, (1.0, 0.25)):
+        assert trial.config is not None
+        trial.config = replace(trial.config, gpu_share=share)
+        made._record_of(trial, time.time()).end("FINISHED")
+    runs = parent.children(client, client.get_run(made.record.run_id))
+    assert [run.data.tags[study.MEASURE_TAG] for run in runs] == ["all", "accuracy"]
+    assert [run.data.params.get("gpu_share") for run in runs] == [None, "0.25"]
 
 
 def test_a_run_that_no_store_has_at_the_end_has_failed(

@@ -211,6 +211,14 @@ def placed_on(*cards: tuple[str, Facts]) -> Any:
     return made
 
 
+def test_a_gpu_that_others_use_is_told() -> None:
+    made = session()
+    busy = "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes"
+    made.handle(Placed(0, "node", "10.0.0.1", "host", 1, 1, "NVIDIA L4", "eth0", busy=busy))
+    made.handle(Placed(1, "node", "10.0.0.1", "host", 2, 1, "NVIDIA L4", "eth0"))
+    assert made.view.calls == [("line", f"note: on node host, {busy}")]  # type: ignore[attr-defined]
+
+
 def test_the_gpus_of_a_run_are_recorded_with_their_software_and_the_slowest_is_named() -> None:
     t4, l4 = ("Tesla T4", Facts("580.95", "13.2", "2.30.7", 8.1)), ("NVIDIA L4", Facts("590.1", "13.2", "2.30.7", 30.3))
     tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}

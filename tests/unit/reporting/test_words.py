@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import cautions, compare, cost, pages, report, scaling, words
+from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
@@ -55,6 +56,23 @@ def test_what_a_study_comes_to() -> None:
         ),
         ("Cheapest on c7i.xlarge", "0.00744 USD a run", "1x2 with batch 64"),
     ]
+
+
+def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> None:
+    shared = {"tags": {"cifar_ray.measure": "accuracy"}, "params": {"device": "cuda", "gpu_share": "0.25"}}
+    alone = trial(seed=1, params={"device": "cuda"})
+    of = study(trial(images_per_s=10.0, **shared), alone).meant  # type: ignore[arg-type]
+    (config,) = Runs(of).configurations
+    assert (len(config.trials), config.by_seed(config.runs.task.throughput)) == (2, {1: 1000.0})
+    assert list(config.by_seed(config.runs.task.primary)) == [0, 1]
+    costs = config.statistic(figures_module.cost_of_run(PRICE))
+    assert costs is not None
+    assert costs.run_ids == (alone.run_id,)
+    assert (
+        "1 of 2 finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
+        in warnings(of)
+    )
+    assert not [sentence for sentence in warnings(of) if "alone: " in sentence]
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:

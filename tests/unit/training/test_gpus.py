@@ -216,6 +216,70 @@ def test_the_speed_of_a_card_is_what_its_data_sheet_says(
     assert known.tflops == pytest.approx(tflops, abs=0.05)
 
 
+class Memory:
+    """The memory of one card: what is free, and what PyTorch has been allowed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, total: float, processes: int = 0) -> None:
+        self.allowed: dict[int, float] = {}
+        card = SimpleNamespace(uuid="e4b5")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free), int(total)))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 0)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._allow)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", self._handle)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: [None] * processes)
+
+    def _handle(self, uuid: str) -> str:
+        if uuid != "GPU-e4b5":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    def _allow(self, fraction: float, number: int) -> None:
+        self.allowed[number] = fraction
+
+
+def test_runs_that_share_a_card_have_no_more_than_their_part_with_what_cuda_takes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = 24e9
+    memory = Memory(monkeypatch, total, total)
+    gpus.cap_memory(0, 0.25)
+    assert memory.allowed[0] * total + 600 * 2**20 == pytest.approx(0.25 * total)
+    with pytest.raises(ConfigError) as refused:
+        gpus.cap_memory(0, 0.02)
+    assert refused.value.as_flag() == (
+        "--gpus-per-worker must be more than 0.03 on NVIDIA L4, whose memory is 24.0 GB: CUDA itself takes 0.6 GB for "
+        "each process, got 0.02"
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "processes", "told"),
+    [
+        (23.3e9, 1, ""),  # this process alone
+        (22.9e9, 3, ""),  # little
+        (13.9e9, 3, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes: "),
+        (13.9e9, 2, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 1 other process: "),
+        (13.9e9, 0, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by other processes: "),  # NVML tells none
+    ],
+)
+def test_a_card_that_others_use_is_told_with_how_much_they_have(
+    free: float, processes: int, told: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Memory(monkeypatch, free, 24e9, processes)
+    found = gpus.in_use(0)
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
+
+
+def test_a_part_of_a_card_of_which_nvml_knows_nothing_is_told_all_the_same(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Memory(monkeypatch, 13.9e9, 24e9, 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="of a MIG part"))
+    assert "are in use by other processes" in gpus.in_use(0)
+
+
 class Full(torch.nn.Module):
     """A model for which a GPU has no room; on the CPU, it knows all digits."""
 
