@@ -25,9 +25,10 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest -m "not slow and not cluster and not fault and not extended"
 
-# Also the tests that start clusters of several nodes, kill processes, and take minutes.
+# Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
 test-all: $(VENV)/installed
 	$(BIN)/pytest
+	CIFAR_RAY_GPU_DRY_RUN=1 $(BIN)/pytest -m gpu
 
 # What any Ray promises, with the oldest, the newest and one between: each laid over the same environment. Then, with
 # the newest, without its private parts. The table of docs/compatibility.md is of this.

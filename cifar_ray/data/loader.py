@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,9 +104,10 @@ class TrainLoader:
         self._images, self._targets = images if self._reader else _moved(images, device, config), targets.to(device)
         counts = task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
-        self._order: tuple[int, Tensor] = (-1, self._targets)
+        self._order: tuple[int, Tensor, Tensor] = (-1, self._targets, self._targets)
         self._seeds: list[list[int]] = []
         self._ready = _Block(-1, range(0), self._images, self._targets, ())
+        self._coming: dict[tuple[int, int], Future[Tensor]] = {}
         whole = order.steps_per_epoch(len(targets), config.global_batch_size)
         self.steps_per_epoch = config.steps_per_epoch or whole
 
@@ -125,9 +126,11 @@ class TrainLoader:
     def _block(self, epoch: int, step: int) -> _Block:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""
         config, shard = self._config, self._shard
-        steps, samples = self._samples(epoch, step)
+        steps, samples = self._samples(epoch, step, self._permutation(epoch))
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
-        images, targets = self._varied(shown, epoch), self._targets[samples.flatten()]
+        coming = self._coming.pop((epoch, step), None)
+        images = self._varied(self._gathered(shown) if coming is None else coming.result(), shown, epoch)
+        targets = self._targets[samples.flatten()]
         if config.augment in MIXING:
             spec, each = self._spec, samples.flatten()
             drawn = mixing.partners(each, config.seed, epoch, len(self._targets))
@@ -135,11 +138,11 @@ class TrainLoader:
             targets = mixing.labels(targets, others, drawn, config.augment, spec.image_size, spec.num_classes)
             if shard.images:
                 mix = mixing.mixup if config.augment == "mixup" else mixing.cutmix
-                images = mix(images, self._varied(drawn.samples, epoch), drawn)
+                images = mix(images, self._varied(self._gathered(drawn.samples), drawn.samples, epoch), drawn)
         if self._reader is not None and shard.images and steps.stop < self.steps_per_epoch:
-            # Into the system's cache, while this block is trained on.
-            following = self._samples(epoch, steps.stop)[1].flatten().cpu()
-            self._reader.submit(self._images.index_select, 0, following)
+            # While this block is trained on. The order on the CPU: a GPU would have to be waited for.
+            following = self._samples(epoch, steps.stop, self._order[2])[1].flatten()
+            self._coming = {(epoch, steps.stop): self._reader.submit(self._gathered, following)}
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         targets = targets.view(*samples.shape, *targets.shape[1:])
         return _Block(epoch, steps, images, targets, self._divisors(epoch, steps))
@@ -153,16 +156,23 @@ class TrainLoader:
         every = self._counts[self._permutation(epoch)[steps.start * batch : steps.stop * batch]]
         return (every.view(len(steps), batch).sum(1).clamp(min=1).double() / parts).tolist()
 
-    def _samples(self, epoch: int, step: int) -> tuple[range, Tensor]:
+    def _samples(self, epoch: int, step: int, epoch_order: Tensor) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
         images, shard = self._config.global_batch_size, self._shard
         steps = range(step, min(step + max(AHEAD // (images // shard.shares), 1), self.steps_per_epoch))
-        batches = [order.global_batch(self._permutation(epoch), each, images) for each in steps]
+        batches = [order.global_batch(epoch_order, each, images) for each in steps]
         return steps, torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
 
-    def _varied(self, samples: Tensor, epoch: int) -> Tensor:
+    def _gathered(self, samples: Tensor) -> Tensor:
+        """Training images as the data set has them; those on disk in memory from which a GPU copies by itself."""
+        if self._reader is None or self._device.type != "cuda":
+            return self._images.index_select(0, samples)
+        pinned = torch.empty(len(samples), *self._images.shape[1:], dtype=self._images.dtype, pin_memory=True)
+        return torch.index_select(self._images, 0, samples.cpu(), out=pinned)
+
+    def _varied(self, images: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """Training images as an epoch shows them, before they are mixed."""
-        config, images = self._config, self._images.index_select(0, samples.to(self._images.device)).to(self._device)
+        config, images = self._config, images.to(self._device, non_blocking=True)
         if config.augment == "none" or not len(samples):
             return images
         flip = config.augment != "crop" and self._spec.flip
@@ -179,7 +189,7 @@ class TrainLoader:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
         if self._order[0] != epoch:
             samples = order.permutation(self._config.seed, epoch, len(self._targets))
-            self._order = (epoch, samples.to(self._targets.device))
+            self._order = (epoch, samples.to(self._targets.device), samples)
             steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
             first = self._shard.index * self._shard.micro_batches
             micro_batches = range(first, first + self._shard.micro_batches)

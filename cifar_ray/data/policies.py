@@ -1,18 +1,23 @@
 """torchvision's augmentations, drawn for each sample from (seed, epoch, sample).
 
-RandAugment and TrivialAugment are operations on shape and colour, with torchvision's magnitudes; samples that drew the
-same one go through it together. The resized crop is that of RandomResizedCrop, one sample after the other.
+RandAugment and TrivialAugment are operations on shape and colour, with torchvision's magnitudes. Samples that drew the
+same operation go through it together, whatever magnitude each drew: TrivialAugment computes some 200 things for 1,024
+images of 32 pixels, and would 7,000 if each of its 868 operations and magnitudes were one of its own. What an operation
+with a magnitude does to places or values is a table that torchvision itself has made, once. The resized crop is that of
+RandomResizedCrop, one sample after the other.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cifar_ray.data import augment, order
 
@@ -37,13 +42,17 @@ class Box(NamedTuple):
 class _Operation(NamedTuple):
     """``apply(images, magnitude)``, with the strongest magnitude in RandAugment and in TrivialAugment.
 
-    A signed one goes either way by chance.
+    A signed one goes either way by chance. With its magnitude, it ``moves`` pixels, ``maps`` values to others, or
+    ``blends``; one that does nothing of these has no magnitude. Of images and the shares of each that stay,
+    ``terms`` are two whose sum is the result, once the second is multiplied by the share that does not.
     """
 
     apply: Callable[[Tensor, float], Tensor]
     mild: float = 1.0
     wide: float = 1.0
     signed: bool = False
+    does: Literal["", "moves", "maps", "blends"] = ""
+    terms: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda images, _: (images, images)
 
 
 def rand_augment(images: Tensor, samples: Tensor, seed: int, epoch: int) -> Tensor:
@@ -132,38 +141,105 @@ def _uniform(hashed: Tensor) -> list[list[float]]:
 
 
 def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:
-    operations = _operations(images.shape[1])
+    operations = _together(images.shape[1], wide, images.device)
     kinds, levels, signs = ((hashed >> shift) & 0xFFFFF for shift in (0, 20, 40))
-    levels = levels % _LEVELS if wide else torch.full_like(levels, _LEVEL)
-    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for place, drawn in enumerate(torch.stack([kinds % len(operations), levels, signs % 2], 1).tolist()):
-        groups[tuple(drawn)].append(place)
-    changed = images.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-    for (kind, level, sign), places in groups.items():
-        apply, mild, strong, signed = operations[kind]
-        magnitude = (strong if wide else mild) * level / (_LEVELS - 1)
-        drew = torch.tensor(places, device=images.device)
-        changed[drew] = apply(changed[drew], -magnitude if signed and sign else magnitude)
-    return changed.permute(0, 2, 3, 1).contiguous()
+    kinds, drawn = kinds % len(operations), 2 * (levels % _LEVELS if wide else 0) + signs % 2
+    sizes = (kinds == torch.arange(len(operations), device=kinds.device)[:, None]).sum(1).tolist()
+    places = kinds.argsort(stable=True)
+    changed = images.permute(0, 3, 1, 2)[places].contiguous()
+    parts = zip(operations, changed.split(sizes), drawn[places].split(sizes))
+    changed = torch.cat([apply(part, draws) for apply, part, draws in parts if len(part)])
+    back = torch.empty_like(places)
+    back[places] = torch.arange(len(places), device=places.device)
+    return changed[back].permute(0, 2, 3, 1).contiguous()
+
+
+Together = Callable[[Tensor, Tensor], Tensor]
+"""An operation on images (N, C, side, side), uint8, each with the number of what it drew (N,): twice the level, and
+one more for the other way."""
+
+
+@functools.cache
+def _together(side: int, wide: bool, device: torch.device) -> list[Together]:
+    """The operations on images of ``side`` pixels; with their tables, which are made on the CPU, on ``device``."""
+    levels = range(_LEVELS) if wide else [_LEVEL]
+    made = []
+    for operation in _operations(side):
+        strongest = operation.wide if wide else operation.mild
+        signs = (1, -1 if operation.signed else 1)
+        magnitudes = [sign * (strongest * level / (_LEVELS - 1)) for level in levels for sign in signs]
+        made.append(_KINDS[operation.does](operation, magnitudes, side, device))
+    return made
+
+
+def _plain(operation: _Operation, magnitudes: Sequence[float], side: int, device: torch.device) -> Together:
+    return lambda images, _: operation.apply(images, 0.0)
+
+
+def _moves(operation: _Operation, magnitudes: Sequence[float], side: int, device: torch.device) -> Together:
+    """By the place that each pixel comes from, with 0 for none, as the operation moves numbered pixels."""
+    numbered = torch.arange(1.0, side * side + 1).view(1, 1, side, side)
+    sources = torch.cat([operation.apply(numbered, by) for by in magnitudes]).flatten(1).int().to(device)
+
+    def apply(images: Tensor, drawn: Tensor) -> Tensor:
+        places = sources[drawn].long()[:, None].expand(-1, images.shape[1], -1)
+        return pad(images.flatten(2), (1, 0)).gather(2, places).view(images.shape)
+
+    return apply
+
+
+def _maps(operation: _Operation, magnitudes: Sequence[float], side: int, device: torch.device) -> Together:
+    """By what becomes of each of the 256 values of a pixel."""
+    values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    mapped = torch.cat([operation.apply(values, by) for by in magnitudes]).flatten(1).to(device)
+    return lambda images, drawn: mapped[drawn].gather(1, images.flatten(1).long()).view(images.shape)
+
+
+def _blends(operation: _Operation, magnitudes: Sequence[float], side: int, device: torch.device) -> Together:
+    """As torchvision, whose sum of a term and a product is rounded once (``add`` with ``alpha`` is an FMA)."""
+    ratios = torch.tensor([1 + by for by in magnitudes], dtype=torch.float64, device=device)
+
+    def apply(images: Tensor, drawn: Tensor) -> Tensor:
+        ratio = ratios[drawn].view(-1, 1, 1, 1)
+        kept, other = operation.terms(images, ratio.float())
+        both = kept.double() + other.double() * (1 - ratio).float().double()
+        return both.float().clamp_(0, 255).to(images.dtype)
+
+    return apply
+
+
+_KINDS = {"": _plain, "moves": _moves, "maps": _maps, "blends": _blends}
 
 
 def _operations(side: int) -> list[_Operation]:
     """For images of ``side`` pixels."""
     from torchvision.transforms.v2 import functional as F  # seconds of CPU time, and few runs use it
 
+    def to_grey(images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        return images * share, F.rgb_to_grayscale(images).float()
+
+    def to_mean(images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        kept, grey = to_grey(images, share)
+        return kept, grey.mean((1, 2, 3), keepdim=True)
+
+    def to_blurred(images: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return images, F.adjust_sharpness(images, 0.0).float() - images
+
+    moving, mapping = partial(_Operation, does="moves", signed=True), partial(_Operation, does="maps")
+    blending = partial(_Operation, mild=0.9, wide=0.99, signed=True, does="blends")
     return [
         _Operation(lambda images, _: images),
-        _Operation(lambda images, by: _sheared(images, [by, 0.0]), 0.3, 0.99, signed=True),
-        _Operation(lambda images, by: _sheared(images, [0.0, by]), 0.3, 0.99, signed=True),
-        _Operation(lambda images, by: _moved(images, [int(by), 0]), 150 / 331 * side, 32.0, signed=True),
-        _Operation(lambda images, by: _moved(images, [0, int(by)]), 150 / 331 * side, 32.0, signed=True),
-        _Operation(F.rotate, 30.0, 135.0, signed=True),
-        _Operation(lambda images, by: F.adjust_brightness(images, 1 + by), 0.9, 0.99, signed=True),
-        _Operation(lambda images, by: F.adjust_saturation(images, 1 + by), 0.9, 0.99, signed=True),
-        _Operation(lambda images, by: F.adjust_contrast(images, 1 + by), 0.9, 0.99, signed=True),
-        _Operation(lambda images, by: F.adjust_sharpness(images, 1 + by), 0.9, 0.99, signed=True),
-        _Operation(lambda images, lost: F.posterize(images, 8 - round(lost)), 4.0, 6.0),
-        _Operation(lambda images, by: F.solarize(images, 255 * (1 - by))),
+        moving(lambda images, by: _sheared(images, [by, 0.0]), 0.3, 0.99),
+        moving(lambda images, by: _sheared(images, [0.0, by]), 0.3, 0.99),
+        moving(lambda images, by: _moved(images, [int(by), 0]), 150 / 331 * side, 32.0),
+        moving(lambda images, by: _moved(images, [0, int(by)]), 150 / 331 * side, 32.0),
+        moving(F.rotate, 30.0, 135.0),
+        mapping(lambda images, by: F.adjust_brightness(images, 1 + by), 0.9, 0.99, signed=True),
+        blending(lambda images, by: F.adjust_saturation(images, 1 + by), terms=to_grey),
+        blending(lambda images, by: F.adjust_contrast(images, 1 + by), terms=to_mean),
+        blending(lambda images, by: F.adjust_sharpness(images, 1 + by), terms=to_blurred),
+        mapping(lambda images, lost: F.posterize(images, 8 - round(lost)), 4.0, 6.0),
+        mapping(lambda images, by: F.solarize(images, 255 * (1 - by))),
         _Operation(lambda images, _: F.autocontrast(images)),
         _Operation(lambda images, _: F.equalize(images)),
     ]

@@ -90,8 +90,9 @@ class DDP(Replicas):
         elif config.ddp.comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
             self._replica.register_comm_hook(None, halves[config.ddp.comm_hook])
-        for parameter in self.learning:
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+        if config.accumulate > 1:
+            for parameter in self.learning:
+                parameter.register_post_accumulate_grad_hook(self._reported.add)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:
@@ -100,33 +101,29 @@ class DDP(Replicas):
                 "ddp.bucket_cap_mb", f"must be at least 1 with --compile, got {config.ddp.bucket_cap_mb:g}"
             )
 
-    def _arrived(self, parameter: Tensor) -> None:
-        """Note a gradient. The backward pass ends with the last; what DDP then still waits for is not overlapped."""
-        self._reported.add(parameter)
-        self.context.mark("backward")
-
     def forward(self, images: Tensor) -> Tensor:
         if self._replica is None:
             return super().forward(images)
         self._reported.clear()
+        if self.context.config.accumulate == 1:  # those with a gradient afterwards are those of this pass
+            for parameter in self.learning:
+                parameter.grad = None
         return self._replica(images)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._replica is None else self._replica.no_sync()
 
-    def finish_backward(self) -> None:
-        if self._replica is None:
-            self.context.mark("backward")
-
     def exchange(self) -> None:
-        """Complete the last bucket, which DDP has waited with.
+        """Complete the last bucket, which DDP has waited with: until here, the backward pass waits for no other rank.
 
         DDP exchanges a bucket once each of its parameters has reported, and waits for ever for one that the pass has
         not used. Its ``find_unused_parameters`` looks through the graph in every step and adds a collective. Here,
         those that are left report that they have nothing, and what the ranks have crosses in the last bucket.
         """
         missing, has = without_gradient(self.learning), self._counting.has
-        silent = [parameter for parameter in self.learning if parameter not in self._reported]
+        silent = [self.learning[place] for place in missing]
+        if self.context.config.accumulate > 1:
+            silent = [parameter for parameter in self.learning if parameter not in self._reported]
         reported = presence(len(self.learning), missing, has.device)
         _Report.apply(has, reported, *silent).backward()  # type: ignore[no-untyped-call]
         assert has.grad is not None

@@ -42,7 +42,7 @@ class FSDP(Replicas):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context, context.model if context.worker.world_size == 1 else _sharded(context))
-        self._keep_plain()
+        self._choose_step()
         self._passing = "forward"
         if context.worker.device.type == "cpu":
             for module in self.model.modules():
@@ -60,11 +60,12 @@ class FSDP(Replicas):
         self._passing = "backward"
         return logits
 
-    def _keep_plain(self) -> None:
-        """The fused step of SGD has no version for sharded weights."""
+    def _choose_step(self) -> None:
+        """Leave the step of SGD to PyTorch: the fused one has no version for sharded weights, and False would take
+        them one by one, where a GPU takes all at once."""
         if self.model is not self.context.model and isinstance(self.optimizer, torch.optim.SGD):
             for group in self.optimizer.param_groups:
-                group["fused"] = False
+                group["fused"] = None
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
@@ -116,7 +117,7 @@ class FSDP(Replicas):
                 for index, of in state["state"].items()
             }
             self.restore({**state, "state": each})
-            self._keep_plain()
+            self._choose_step()
 
 
 class _Timed:

@@ -44,7 +44,7 @@ class Replicas(Base, ABC):
         total = torch.zeros((), device=context.worker.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
             context.mark("data")
-            seed(micro_batch.seed, context.worker.device)
+            seed(micro_batch.seed, context.worker.device, context.worker.gpus)
             with self.accumulating(last=number == count):
                 with autocast(context.config.precision, context.worker.device):
                     outputs = self.forward(micro_batch.images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -34,11 +35,15 @@ class Worker:
     gpus: tuple[int, ...] = ()
 
 
-def seed(value: int, device: torch.device) -> None:
-    """Start the generators that a model draws from on ``device``; ``torch.manual_seed`` asks every kind of device."""
+def seed(value: int, device: torch.device, others: Sequence[int] = ()) -> None:
+    """Start the generators that a model draws from on ``device``, and on GPUs of these numbers.
+
+    ``torch.manual_seed`` asks every kind of device and every GPU, of which a worker sees those of its whole node.
+    """
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
-        torch.cuda.manual_seed_all(value)
+        for number in {device.index, *others}:
+            torch.cuda.default_generators[number].manual_seed(value)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

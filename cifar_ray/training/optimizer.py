@@ -91,7 +91,9 @@ def _build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule]) -> t
     if is_own(config.optimizer):
         return own.optimizer(config, groups)
     # A fused step of float16 decides on the GPU whether it is skipped, and the hooks of averages would not hear of it.
-    fused = config.precision != "fp16" and not any(parameter.is_complex() for parameter in learning)
+    # None, and not False, with which a GPU would take the parameters one by one.
+    plain = config.precision == "fp16" or any(parameter.is_complex() for parameter in learning)
+    fused = None if plain else True
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +27,7 @@ from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import loader
 from cifar_ray.data.datasets import Dataset, Split
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.models.options import ModelName, ResNetOptions
@@ -180,7 +182,10 @@ def colour_images() -> Dataset:
         ("simple_cnn", "bf16", True),
     ],
 )
-def test_nothing_waits_for_the_gpu_within_a_step(model: str, arithmetic: str, compiled: bool, tmp_path: Path) -> None:
+def test_nothing_waits_for_the_gpu_within_a_step(
+    model: str, arithmetic: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "AHEAD", 128)  # a block is made in every second step
     asked = config(model=model, precision=arithmetic, dataset="cifar10", compile=compiled)
     state = setup.prepare(asked, colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
     strategy = state.strategy
@@ -269,6 +274,25 @@ def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None
     assert apart.float().mean().item() < 1e-3
 
 
+@pytest.mark.parametrize("augment", ["crop", "mixup"])
+def test_the_gpu_is_shown_images_that_stay_on_disk(augment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "AHEAD", 128)  # several blocks, of which one is gathered while another is shown
+    asked, whole = config(dataset="cifar10", augment=augment), colour_images()
+    on_disk = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, whole.train.images.shape)
+    on_disk[:] = whole.train.images
+    train = Split({"images": on_disk, "labels": whole.train["labels"]})
+    assert train.file
+    in_memory, streamed = (
+        TrainLoader(asked, dataset, DataShard(), DEVICE) for dataset in (whole, replace(whole, train=train))
+    )
+    for step in range(8):
+        ((shown, labels, *_),), ((same, alike, *_),) = (
+            each.micro_batches(0, step) for each in (in_memory, streamed)
+        )
+        assert torch.equal(shown, same)
+        assert torch.equal(labels, alike)
+
+
 @pytest.mark.parametrize("strategy", ALONE)
 def test_one_worker_of_any_strategy_comes_to_the_losses_of_plain_training(
     strategy: str, alone: list[float], tmp_path: Path
@@ -325,11 +349,11 @@ def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
     assert two == pytest.approx(one, rel=1e-2)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="data_parallel needs two GPUs")
+@pytest.mark.skipif(HERE and torch.cuda.device_count() < 2, reason="data_parallel needs two GPUs")
 def test_one_process_with_two_gpus(alone: list[float], tmp_path: Path) -> None:
-    assert train(config("data_parallel", data_parallel={"gpus_per_worker": 2}), tmp_path)[1] == pytest.approx(
-        alone, rel=1e-3
-    )
+    worker = Worker(device=DEVICE, gpus=(0, 1) if HERE else ())
+    losses = train(config("data_parallel", data_parallel={"gpus_per_worker": 2}), tmp_path, worker)[1]
+    assert losses == pytest.approx(alone, rel=1e-3)
 
 
 def test_a_run_goes_on_from_its_checkpoint(alone: list[float], tmp_path: Path) -> None:

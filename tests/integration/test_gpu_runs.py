@@ -103,6 +103,21 @@ def test_a_sweep_on_one_gpu(resident: Person) -> None:
     assert not HERE or torch.cuda.get_device_name() in page
 
 
+def test_runs_of_a_sweep_share_the_gpu_and_one_without_memory_fails_alone(resident: Person) -> None:
+    too_large = "  - {model: [resnet50], batch_size: [1024], precision: [fp32]}\n" * HERE
+    (resident.home / "shared.yaml").write_text(
+        f"version: 2\ngpus_per_worker: 0.1\ngrid:\n  - {{model: [simple_cnn], batch_size: [32, 64]}}\n{too_large}"
+        "train: {dataset: digits, epochs: 1}\n"
+    )
+    done = resident.runs("sweep", "shared.yaml", "--name", "shared")
+    assert done.returncode == int(HERE), done.stderr
+    for told in ("note: runs share GPUs, each with at most 10 %", "a larger --gpus-per-worker gives more"):
+        assert (told in done.stdout) == HERE
+    resident.succeeds("report", "shared", "--out", "shared")
+    page = (resident.home / "shared" / "report.md").read_text()
+    assert ("All finished runs shared GPUs" in page) == HERE
+
+
 def test_doctor_names_the_gpu(resident: Person) -> None:
     gpus = next(line for line in resident.runs("doctor").stdout.splitlines() if "GPUs" in line)
     assert (torch.cuda.get_device_name() if HERE else "none") in gpus

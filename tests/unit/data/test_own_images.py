@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -515,6 +516,38 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
         (whole,), (streamed,) = (each.micro_batches(epoch, step) for each in both)
         assert torch.equal(whole.images, streamed.images)
         assert torch.equal(whole.targets, streamed.targets)
+
+
+def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "AHEAD", 16)
+    config = replace(of(root, batch_size=8, augment="none"), global_batch_size=8)
+    made = loader.TrainLoader(config, data.read(of(root, stream=True)), loader.DataShard(), torch.device("cpu"))
+    gather, ahead = made._gathered, []
+
+    def noted(samples: torch.Tensor) -> torch.Tensor:
+        ahead.append(threading.current_thread() is not threading.main_thread())
+        return gather(samples)
+
+    monkeypatch.setattr(made, "_gathered", noted)
+    for epoch in range(2):
+        for step in range(6):  # three blocks
+            next(made.micro_batches(epoch, step))
+    assert ahead == [False, True, True] * 2  # an epoch's order is not known before it begins
+    assert made._coming == {}
+
+    empty, pinned = torch.empty, []
+
+    def without_a_gpu(*size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return empty(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", without_a_gpu)
+    monkeypatch.setattr(made, "_device", torch.device("cuda", 0))
+    samples = torch.tensor([3, 1, 2])
+    assert torch.equal(gather(samples), made._images[samples])
+    assert pinned == [True]
 
 
 def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
 from cifar_ray.data import augment, order, policies
@@ -49,6 +52,47 @@ def test_a_sample_gets_the_same_in_any_batch_and_something_else_in_another_epoch
     for other in (vary(images, samples, 3, 6), vary(images, samples, 4, 5), vary(images, samples + 300, 3, 5)):
         changed = (other != together).flatten(1).any(1)
         assert changed.float().mean() > 0.8
+
+
+@pytest.mark.parametrize("side", [28, 32, 48])
+@pytest.mark.parametrize("name", ["rand", "trivial"])
+def test_images_that_go_through_an_operation_together_get_what_each_would_get_alone(name: str, side: int) -> None:
+    """To the last bit: smooth images have ties that noise has not."""
+    wide, operations = name == "trivial", policies._operations(side)
+    noise, ramp = some_images(4, side).permute(0, 3, 1, 2), torch.arange(side * side).view(side, side) % 256
+    images = torch.stack([*noise, ramp.expand(3, -1, -1).byte(), torch.stack([ramp, ramp.T, ramp * 0 + 7]).byte()])
+    together = policies._together(side, wide, torch.device("cpu"))
+    for number, (operation, apply) in enumerate(zip(operations, together, strict=True)):
+        levels = range(31) if wide else [9]
+        drawn = [(level, sign) for level in levels for sign in (0, 1)]
+        expected = []
+        for level, sign in drawn:
+            magnitude = (operation.wide if wide else operation.mild) * level / 30
+            expected.append(operation.apply(images, -magnitude if operation.signed and sign else magnitude))
+        found = apply(images.repeat(len(drawn), 1, 1, 1), torch.arange(len(drawn)).repeat_interleave(len(images)))
+        assert torch.equal(found, torch.cat(expected)), number
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is computed: about as many kernels would be started on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["rand", "trivial"])
+def test_a_block_takes_as_many_kernels_however_many_magnitudes_are_drawn(name: str) -> None:
+    images, samples = some_images(1024), torch.arange(1024)
+    HERE[name](images, samples, 0, 0)  # its tables are made once
+    counts = []
+    for size in (256, 1024):
+        with Launches() as launched:
+            HERE[name](images[:size], samples[:size], 0, 0)
+        counts.append(launched.count)
+    assert counts[0] == counts[1] < 600
 
 
 @pytest.mark.parametrize(("name", "unchanged"), [("rand", 1 / 14**2), ("trivial", 1 / 14 + 5.6 / 14 / 31)])

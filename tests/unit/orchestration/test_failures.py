@@ -152,6 +152,14 @@ def test_memory_that_is_too_small_is_final_and_names_the_batch_size(allocate: An
     assert str(failure).startswith(f"{NO_MEMORY} (<lambda> in test_failures.py, line ")
 
 
+def test_a_run_that_shares_a_gpu_is_told_of_a_larger_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 0.2)
+    assert raised(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).error == (
+        f"{NO_MEMORY}, and a larger --gpus-per-worker gives more"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

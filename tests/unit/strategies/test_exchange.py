@@ -250,9 +250,9 @@ WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o"
         ("parameter_server", {"parameter_server": {"push_every": 3}}, ["dfbco"]),
         # A shard's passes; what prepares and ends the exchange counts to the backward pass.
         ("reproducible", {"reproducible": {"shards": 2}}, ["dfbdfbbcbo"]),
-        # The backward pass ends with the last of four gradients; what is then still waited for is communication.
-        ("ddp", {}, ["dfbbbbco"] * 2),
-        ("ddp", {"accumulate": 2}, ["dfbbbbbdfbbbbco"] * 2),
+        # DDP waits with its last bucket until the backward pass has ended; what is then waited for is communication.
+        ("ddp", {}, ["dfbco"] * 2),
+        ("ddp", {"accumulate": 2}, ["dfbdfbco"] * 2),
         # Two layers are gathered for each pass, and their gradients scattered.
         ("fsdp", {}, ["dfcfcfbcbcbcbcbco"] * 2),
         ("fsdp", {"accumulate": 2}, ["dfcfcfbcbcbdfcfcfbcbcbcbcbco"] * 2),
@@ -277,6 +277,31 @@ def test_each_part_of_a_step_is_marked_when_it_ends(strategy: str, values: dict[
         return found
 
     assert on_threads(len(marks), one) == [[WORDS[letter] for letter in each] for each in marks]
+
+
+def test_a_gpu_takes_all_sharded_weights_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch does where it would on a GPU; a CPU takes them one by one."""
+    wanted, taken, at_once = of("fsdp", 2), [], torch.optim.sgd._multi_tensor_sgd  # type: ignore[attr-defined]
+
+    def one(worker: Worker) -> list[Tensor]:
+        made = built(wanted, model(), worker)
+        made.load(model().state_dict(), None)
+        for step in range(2):
+            made.gradients(micro_batches(wanted, worker, step))
+            made.step()
+        made.consolidate()
+        return [parameter.detach().clone() for parameter in made.context.model.parameters()]
+
+    def noted(parameters: list[Tensor], *args: Any, **values: Any) -> None:
+        taken.append(len(parameters))
+        at_once(parameters, *args, **values)
+
+    expected, _ = on_threads(2, one)
+    monkeypatch.setattr(torch.optim.optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    monkeypatch.setattr(torch.optim.sgd, "_multi_tensor_sgd", noted)  # type: ignore[attr-defined]
+    found, _ = on_threads(2, one)
+    assert taken == [2] * 8  # two ranks, two steps, two groups
+    torch.testing.assert_close(found, expected)
 
 
 def test_every_batch_norm_moves_as_far_as_its_own_momentum_says() -> None:

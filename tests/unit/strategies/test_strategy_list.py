@@ -175,10 +175,14 @@ def test_workers_with_one_image_each_have_enough_for_batch_norm_together() -> No
     assert resolved(usual, global_batch_size=2).images_per_worker == 1
 
 
-def test_every_gpu_of_a_process_is_seeded_and_none_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    for device in ("cpu", "cuda"):
-        seed(len(device), torch.device(device))
-        assert torch.default_generator.initial_seed() == len(device)
-    assert seeded == [4]
+def test_the_gpus_of_a_worker_are_seeded_and_no_other_and_none_where_a_cpu_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generators = [torch.Generator().manual_seed(1) for _ in range(4)]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    for value, (device, others, seeds) in enumerate(
+        [("cpu", (), [1, 1, 1, 1]), ("cuda:2", (), [1, 1, 8, 1]), ("cuda:1", (1, 3), [1, 9, 8, 9])], start=7
+    ):
+        seed(value, torch.device(device), others)
+        assert torch.default_generator.initial_seed() == value
+        assert [generator.initial_seed() for generator in generators] == seeds

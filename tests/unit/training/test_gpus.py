@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 import ray
+import ray.train.collective
 import torch
+import torch.distributed as dist
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
@@ -214,6 +217,23 @@ def test_the_speed_of_a_card_is_what_its_data_sheet_says(
     known = gpus.facts(0)
     assert (known.driver, known.cuda) == ("580.95", "13.2")
     assert known.tflops == pytest.approx(tflops, abs=0.05)
+
+
+def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[str, timedelta]] = []
+    ended: list[bool] = []
+    monkeypatch.setattr(train_worker, "choose_interface", lambda: None)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ray.train.collective, "broadcast_from_rank_zero", lambda address: address)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: begun.append((backend, timeout)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(True))
+    asked = replace(resolved({"dataset": "digits", "topology": "1x2"}), device="cuda", hang_timeout_s=60.0)
+    with pytest.raises(RuntimeError, match="wrong"), train_worker.collectives(2, 0, asked):
+        raise RuntimeError("wrong")
+    assert ended == []  # it would wait for the others
+    with train_worker.collectives(2, 0, asked):
+        assert begun == [("nccl", timedelta(seconds=120))] * 2
+    assert ended == [True]
 
 
 class Memory:
