@@ -275,7 +275,9 @@ def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None
 
 
 @pytest.mark.parametrize("augment", ["crop", "mixup"])
-def test_the_gpu_is_shown_images_that_stay_on_disk(augment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_shown_images_that_stay_on_disk(
+    augment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader, "AHEAD", 128)  # several blocks, of which one is gathered while another is shown
     asked, whole = config(dataset="cifar10", augment=augment), colour_images()
     on_disk = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, whole.train.images.shape)
@@ -286,9 +288,7 @@ def test_the_gpu_is_shown_images_that_stay_on_disk(augment: str, tmp_path: Path,
         TrainLoader(asked, dataset, DataShard(), DEVICE) for dataset in (whole, replace(whole, train=train))
     )
     for step in range(8):
-        ((shown, labels, *_),), ((same, alike, *_),) = (
-            each.micro_batches(0, step) for each in (in_memory, streamed)
-        )
+        ((shown, labels, *_),), ((same, alike, *_),) = (each.micro_batches(0, step) for each in (in_memory, streamed))
         assert torch.equal(shown, same)
         assert torch.equal(labels, alike)
 

@@ -68,13 +68,9 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
         if ray.get(joined):  # the run was ended before its workers had started
             return
         try:
-            if config.device == "cuda":
-                given = given_gpus()
-                gpus.check(given)
-                if config.gpu_share < 1:
-                    gpus.cap_memory(given[0], config.gpu_share)
+            busy = _take_gpus(config) if config.device == "cuda" else ""
             with collectives(world_size, rank, config):
-                ended = _train(payload, rank, world_size, heart)
+                ended = _train(payload, rank, world_size, heart, busy)
         except BaseException as error:
             failure = failures.of(error)
             _wait(mailbox.post(WorkerRaised(rank, failure)))
@@ -85,14 +81,28 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
             _wait(mailbox.post(ended))
 
 
-def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -> Outcome | Stopped:
+def _take_gpus(config: ResolvedConfig) -> str:
+    """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words.
+
+    Raises:
+        ConfigError: when PyTorch cannot compute on one, or too little of its memory is for this run.
+    """
+    given = given_gpus()
+    gpus.check(given)
+    if config.gpu_share < 1:
+        gpus.cap_memory(given[0], config.gpu_share)
+        return ""  # each of the runs that share it would name the others
+    return "; ".join(filter(None, map(gpus.in_use, given)))
+
+
+def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
     config: ResolvedConfig = payload["config"]
     mailbox: Mailbox = payload["mailbox"]
     launch: Launch = payload["launch"]
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker, node = _context(config, mailbox, rank, world_size)
+    worker, node = _context(config, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
     with _checkpoints(payload["folder"], config, worker) as writer:
         observer = MailboxObserver(mailbox, worker.rank, writer)
@@ -209,7 +219,7 @@ class MailboxObserver:
         self._unread = self._unread or answer
 
 
-def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int) -> tuple[Worker, int]:
+def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
     """This worker's node, local rank and device; checks that all workers are where they should be.
 
     Returns:
@@ -234,8 +244,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
             gpu=gpus.facts(given[0]) if given else None,
-            # Where runs of a sweep share a GPU, each would name the others.
-            busy="; ".join(filter(None, map(gpus.in_use, given))) if config.gpu_share == 1 else "",
+            busy=busy,
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
