@@ -308,6 +308,12 @@ def test_replicas_that_average_now_and_then(optimizer: str, tmp_path: Path) -> N
     assert losses[-1] < losses[0]
 
 
+def test_a_model_and_an_optimizer_of_ones_own(tmp_path: Path) -> None:
+    own = {"model": "tests.support.nets:build", "optimizer": "torch.optim:RMSprop", "weight_decay": 0.0, "lr": 1e-3}
+    asked = config(**own, epochs=1)
+    assert train(asked, tmp_path / "here")[1] == pytest.approx(train(asked, tmp_path / "cpu", Worker())[1], rel=1e-2)
+
+
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
 def test_gradients_that_are_compressed(hook: str, alone: list[float], tmp_path: Path) -> None:
     losses = on_ranks(config("ddp", "1x2", ddp=DdpOptions(comm_hook=hook)), tmp_path / "two")[1]  # type: ignore[arg-type]
