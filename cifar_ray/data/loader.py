@@ -206,9 +206,9 @@ def _moved(images: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
     try:
         return images.to(device)
     except torch.OutOfMemoryError:
-        free, total = torch.cuda.mem_get_info(device)
+        left, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
-        free, needed = min(free, allowed) / 1e9, images.nbytes / 1e9
+        free, needed = min(left, allowed) / 1e9, images.nbytes / 1e9
     if config.dataset.startswith(FOLDER):
         raise ConfigError(
             "stream",

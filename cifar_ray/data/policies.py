@@ -147,7 +147,7 @@ def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:
     sizes = (kinds == torch.arange(len(operations), device=kinds.device)[:, None]).sum(1).tolist()
     places = kinds.argsort(stable=True)
     changed = images.permute(0, 3, 1, 2)[places].contiguous()
-    parts = zip(operations, changed.split(sizes), drawn[places].split(sizes))
+    parts = zip(operations, torch.split(changed, sizes), torch.split(drawn[places], sizes))
     changed = torch.cat([apply(part, draws) for apply, part, draws in parts if len(part)])
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places), device=places.device)
