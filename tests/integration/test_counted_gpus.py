@@ -100,7 +100,10 @@ print(f"given: {ray.get(meeting.met.remote())}")
 """
 
 
-def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(home: Path) -> None:
+def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     done = subprocess.run([sys.executable, "-c", SHARING], capture_output=True, text=True, timeout=300, cwd=home)
     assert done.returncode == 0, done.stderr
     assert "at once: 4\neach: 1 CPU, 0.25 GPU\n" in done.stdout

@@ -522,7 +522,7 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "AHEAD", 16)
-    config = replace(of(root, batch_size=8, augment="none"), global_batch_size=8)
+    config = replace(of(root, batch_size=8, augment="none"), steps_per_epoch=6)
     made = loader.TrainLoader(config, data.read(of(root, stream=True)), loader.DataShard(), torch.device("cpu"))
     gather, ahead = made._gathered, []
 

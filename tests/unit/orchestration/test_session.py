@@ -213,6 +213,7 @@ def placed_on(*cards: tuple[str, Facts]) -> Any:
 
 def test_a_gpu_that_others_use_is_told() -> None:
     made = session()
+    made._placed.clear()
     busy = "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes"
     made.handle(Placed(0, "node", "10.0.0.1", "host", 1, 1, "NVIDIA L4", "eth0", busy=busy))
     made.handle(Placed(1, "node", "10.0.0.1", "host", 2, 1, "NVIDIA L4", "eth0"))

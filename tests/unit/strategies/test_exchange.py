@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -281,7 +282,8 @@ def test_each_part_of_a_step_is_marked_when_it_ends(strategy: str, values: dict[
 
 def test_a_gpu_takes_all_sharded_weights_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As PyTorch does where it would on a GPU; a CPU takes them one by one."""
-    wanted, taken, at_once = of("fsdp", 2), [], torch.optim.sgd._multi_tensor_sgd  # type: ignore[attr-defined]
+    sgd = import_module("torch.optim.sgd")
+    wanted, taken, at_once = of("fsdp", 2), [], sgd._multi_tensor_sgd
 
     def one(worker: Worker) -> list[Tensor]:
         made = built(wanted, model(), worker)
@@ -297,8 +299,9 @@ def test_a_gpu_takes_all_sharded_weights_in_one_step(monkeypatch: pytest.MonkeyP
         at_once(parameters, *args, **values)
 
     expected, _ = on_threads(2, one)
-    monkeypatch.setattr(torch.optim.optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
-    monkeypatch.setattr(torch.optim.sgd, "_multi_tensor_sgd", noted)  # type: ignore[attr-defined]
+    where = import_module("torch.optim.optimizer")
+    monkeypatch.setattr(where, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    monkeypatch.setattr(sgd, "_multi_tensor_sgd", noted)
     found, _ = on_threads(2, one)
     assert taken == [2] * 8  # two ranks, two steps, two groups
     torch.testing.assert_close(found, expected)
