@@ -104,12 +104,14 @@ def sweep(words: Sequence[str]) -> int:
         return 0
     from cifar_ray.tracking import pages
 
-    store_flag = stores.flag(result.tracking_uri)
+    store_flag, best = stores.flag(result.tracking_uri), result.winner
     if asked.quiet:
-        Console().sweep_result(result.states, result.figures, result.name, store_flag)
+        sentence = best.sentence if best else ""
+        Console().sweep_result(result.states, result.figures, result.name, store_flag, sentence)
     else:
         way = pages.way(result.tracking_uri, result.page)
-        Console().sweep_summary(result.states, result.figures, result.name, store_flag, way)
+        rows = [("best run", best.sentence), ("train it longer", best.command)] if best else []
+        Console().sweep_summary(result.states, result.figures, result.name, store_flag, way, rows)
     return 1 if result.failed else 0
 
 

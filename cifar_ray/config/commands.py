@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.schema import Count, Numbers, Part
+from cifar_ray.config.schema import Count, Numbers, Part, Whole
+from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
 
@@ -126,11 +127,17 @@ class SweepCommand(TrainConfig):
     seeds: Count = 1
     hold: Literal["batch", "global_batch"] | None = None
     measure: Measure = "all"
-    search: Literal["grid", "random"] = "grid"
-    """Train every combination, or --samples random ones; FIELD=loguniform:LOW:HIGH is a range to draw from."""
+    search: SearchName = "grid"
+    """Train every combination, or --samples of them: 'random' ones, or those that Optuna proposes one after another
+    (TPE), knowing how the earlier ones came out. FIELD=uniform:LOW:HIGH, loguniform:LOW:HIGH and int:LOW:HIGH are
+    ranges to draw from."""
 
     samples: Count | None = None
-    scheduler: Literal["none", "asha"] = "none"
+    scheduler: SchedulerName = "none"
+    asha: Asha = field(default_factory=Asha)
+    median: Median = field(default_factory=Median)
+    objective: ObjectiveText | None = None
+    repeat: Whole = 0
     skip_infeasible: bool = False
     max_concurrent: Count | None = None
     gpus_per_worker: Part = 1.0

@@ -19,39 +19,36 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, runfile, schema
+from cifar_ray.config import cell_names, errors, runfile, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import choices, left_out
-from cifar_ray.config.schema import STRICT, Count, Part, plainly
+from cifar_ray.config.option import check_choices, choices, left_out, option
+from cifar_ray.config.schema import STRICT, Count, Part, Whole, plainly
+from cifar_ray.config.search import (
+    Asha,
+    Median,
+    ObjectiveText,
+    Range,
+    SchedulerName,
+    SearchName,
+    is_range,
+    spelled,
+)
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
 OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
-RANGES = ("uniform", "loguniform")
-"""Ways to draw a number between two others."""
-
 MOST_RUNS = 10_000
 """Runs of one sweep, at most."""
 
-_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
 BATCHES = ("batch_size", "global_batch_size")
 """The two ways to give the batch; one of them counts."""
 
 _HELD = {"batch_size": "global_batch_size"}
 """What an axis is called in a sweep that holds the global batch."""
 
-_USUAL = (*_SHORT, "seed")
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Numbers to draw from, for a random search."""
-
-    kind: str
-    low: float
-    high: float
+_USUAL = (*cell_names.SHORT, "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +77,7 @@ def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
 
     Args:
         value: a mapping of fields to their values, or a list of such. A single value is a list of one;
-            ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a :class:`Range`; fields may be nested.
+            ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range; fields may be nested.
         strict: as for :func:`schema.field`.
 
     Raises:
@@ -96,11 +93,11 @@ def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
 
 def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
     made: dict[str, Any] = {}
-    for name, values in runfile.present(schema.flatten(axes, is_leaf=_is_range)).items():
+    for name, values in runfile.present(schema.flatten(axes, is_leaf=is_range)).items():
         _check_field("grid", name)
-        values = _spelled(values)
+        values = spelled(values)
         if isinstance(values, Mapping):
-            values = _range(name, values)
+            values = Range.read(name, values)
         if isinstance(values, Range):
             made[name] = values
             continue
@@ -114,25 +111,6 @@ def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
 
 def _is_list(name: str) -> bool:
     return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
-
-
-def _is_range(value: Mapping[str, Any]) -> bool:
-    return len(value) == 1 and next(iter(value)) in RANGES
-
-
-def _spelled(values: Any) -> Any:
-    """The mapping for a range in one word, such as ``loguniform:0.01:0.3``; all else as it is."""
-    text = values[0] if isinstance(values, list) and len(values) == 1 else values
-    kind, *ends = text.split(":") if isinstance(text, str) else [""]
-    return {kind: ends} if kind in RANGES and ends else values
-
-
-def _range(name: str, value: Mapping[str, Any]) -> Range:
-    ((kind, ends),) = value.items()
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
-    low, high = (schema.build(schema.Number, end, name) for end in ends)
-    return Range(str(kind), low, high)
 
 
 def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
@@ -210,14 +188,29 @@ class SweepConfig:
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
     steps), or all."""
 
-    search: Literal["grid", "random"] = "grid"
-    """Train every combination, or --samples random ones."""
+    search: SearchName = "grid"
+    """Train every combination, or --samples of them: 'random' ones, or those that Optuna proposes one after another
+    (TPE), knowing how the earlier ones came out."""
 
     samples: Count | None = None
-    """Combinations to draw from each grid in a random search."""
+    """Combinations to draw from each grid in a random search, or to train in one with Optuna."""
 
-    scheduler: Literal["none", "asha"] = "none"
-    """'asha' stops runs early whose test figure, such as the accuracy, falls behind."""
+    scheduler: SchedulerName = "none"
+    """Stop runs early: 'asha' those whose test figure, such as the accuracy, falls behind the best at some epochs,
+    'median' those whose best figure so far is behind the median of the other runs' means."""
+
+    asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
+    """Options of ASHA."""
+
+    median: Median = option(Median, weights=None, only={"scheduler": ("median",)})
+    """Options of the median stopping rule."""
+
+    objective: ObjectiveText | None = None
+    """NAME:min or NAME:max, the figure of the runs that the scheduler goes by and that names the best run, such as
+    test/f1:max or images_per_s:max. Default: the task's main figure, such as the accuracy."""
+
+    repeat: Whole = 0
+    """Other seeds with which the best run of a search is trained again, before it is called ahead."""
 
     skip_infeasible: bool = False
     """Skip cells that cannot run here, instead of refusing the sweep."""
@@ -230,6 +223,7 @@ class SweepConfig:
     its memory. Reports ignore their times."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         _check(self)
 
     @property
@@ -239,6 +233,11 @@ class SweepConfig:
             return self.hold
         names = {name for axes in self.grid for name in axes} | set(self.train)
         return "batch" if names.intersection(BATCHES) == {"batch_size"} else "global_batch"
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it is after its best run, and not after a table of all."""
+        return (self.search, self.scheduler, self.objective) != ("grid", "none", None)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -297,7 +296,7 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     first = sweep.train.get("seed", 0)
     rounds = itertools.product(range(sweep.seeds), chosen)
     settings = [{**_held(sweep, values), "seed": values.get("seed", first + turn)} for turn, values in rounds]
-    names = _names(sweep, settings)
+    names = cell_names.names(sweep, [merged(sweep, values) for values in settings])
     made = [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
     known: set[str] = set()
     for cell in made:
@@ -307,6 +306,16 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
             raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
         known.add(text)
     return made
+
+
+def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
+    """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
+    values = {**_held(sweep, chosen), "seed": chosen.get("seed", sweep.train.get("seed", 0))}
+    if any(values == other.values for other in others):
+        return None
+    taken = {other.name for other in others}
+    names = (cell_names.names(sweep, [merged(sweep, values)], whole)[0] for whole in (False, True))
+    return _cell(sweep, next(name for name in names if name not in taken), values)
 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
@@ -342,40 +351,12 @@ def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     return schema.build(TrainConfig, schema.nest(flat))
 
 
-def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for every run: the values that tell it from the others, the usual ones first."""
-    whole_values = [merged(sweep, values) for values in settings]
-    batch = "global_batch_size" if sweep.held == "global_batch" else "batch_size"
-    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
-    order += [name for name in sweep.axes if name not in (*order, *BATCHES, "topology", "seed")]
-
-    def named(whole: bool) -> list[str]:
-        names = []
-        for values in whole_values:
-            parts = [_label(name, values[name], whole) for name in order if values.get(name) is not None]
-            size = values.get(batch, values.get("batch_size", values.get("global_batch_size")))
-            parts += [_label(batch, size, whole)] if size is not None else []
-            parts += [str(values.get("topology", TrainConfig.topology)), f"seed{values['seed']}"]
-            names.append(" ".join(parts))
-        return names
-
-    short = named(whole=False)
-    return short if len(set(short)) == len(short) else named(whole=True)
-
-
-def _label(name: str, value: Any, whole: bool) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
-    text = text.replace("e+", "e")
-    if name == "dataset" and not whole:  # of a folder's path, its name
-        text = text.rpartition("/")[2]
-    mark = "-" if isinstance(value, str) else ""
-    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
-
-
 def _check(sweep: SweepConfig) -> None:
     """Refuse impossible sweeps, each in a sentence that names the field and what it may be."""
-    if (sweep.search == "random") != (sweep.samples is not None):
-        raise ConfigError("samples", "must be given for --search random, and for nothing else")
+    if (sweep.search != "grid") != (sweep.samples is not None):
+        raise ConfigError("samples", "must be given for --search random and optuna, and for nothing else")
+    if sweep.repeat and not sweep.is_search:
+        raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
     if not sweep.grid or not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
     if "run_name" in sweep.train:
@@ -387,6 +368,8 @@ def _check(sweep: SweepConfig) -> None:
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     _check_number(sweep)
+    if sweep.search == "optuna":
+        _check_proposing(sweep)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
@@ -428,6 +411,16 @@ def _check_number(sweep: SweepConfig) -> None:
         raise ConfigError(key, f"must make at most {MOST_RUNS:,} runs in a sweep, not {number * sweep.seeds:,}")
 
 
+def _check_proposing(sweep: SweepConfig) -> None:
+    """Refuse what a search that goes from run to run cannot have."""
+    if len(sweep.grid) > 1:
+        raise ConfigError("grid", "must be one grid for --search optuna")
+    if not any(map(_many, sweep.grid[0].values())):
+        raise ConfigError("grid", "must have a field with several values or a range for --search optuna")
+    if sweep.seeds > 1:
+        raise ConfigError("seeds", "must be 1 for --search optuna")
+
+
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
     if set(BATCHES) <= set(axes):
         raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
@@ -437,12 +430,9 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         if name in OWN or name in runfile.UPKEEP:
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
         if isinstance(values, Range):
-            if sweep.search != "random":
-                raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random")
-            if schema.bare(schema.type_of(TrainConfig, name)) is not float:
-                raise ConfigError("grid", f"must list the values of {name}; only decimal numbers have ranges")
-            if not 0 < values.low < values.high:
-                raise ConfigError("grid", f"must have a range of positive numbers for {name}, the lower one first")
+            if sweep.search == "grid":
+                raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
+            values.check(TrainConfig, name)
             continue
         if not values:
             raise ConfigError("grid", f"must have at least one value for {name}")

@@ -9,7 +9,8 @@ from typing import Any
 
 from cifar_ray.config import errors, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import BATCHES, Range, SweepConfig, grids, options, shared_by_all
+from cifar_ray.config.search import Range
+from cifar_ray.config.sweep import BATCHES, SweepConfig, grids, options, shared_by_all
 from cifar_ray.config.train import TrainConfig
 
 
@@ -42,7 +43,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged = dict(base)
     if "grid" in flags:
         merged["grid"] = read_axes(flags.pop("grid"))
-    merged |= {key: flags.pop(key) for key in names & flags.keys()}
+    merged = schema.overlay(merged, {key: flags.pop(key) for key in names & flags.keys()})
     if file is not None:
         merged.setdefault("name", Path(file).stem)
     shared = runfile.present(schema.flatten(options(merged.get("train"))))

@@ -248,7 +248,13 @@ class Console(Display):
         return shown
 
     def sweep_summary(
-        self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str, way: str
+        self,
+        states: Mapping[str, str],
+        figures: Mapping[str, float],
+        name: str,
+        store_flag: str,
+        way: str,
+        winner: Sequence[tuple[str, str]] = (),
     ) -> None:
         """A sweep's runs by state, where its time went, and the way to its page in MLflow.
 
@@ -258,6 +264,7 @@ class Console(Display):
             name: of the sweep.
             store_flag: what other commands need to find its store (:func:`cifar_ray.tracking.uri.flag`).
             way: to its page in MLflow.
+            winner: rows on the best run of a search.
         """
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
@@ -270,13 +277,17 @@ class Console(Display):
         ]
         if len(failed) > 1:
             rows.append(("try all again", f"cifar-ray sweep --resume {name} --retry-failed{store_flag}"))
-        rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way)]
+        rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way), *winner]
         self._table(rows)
 
-    def sweep_result(self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str) -> None:
-        """A finished sweep in one line; arguments as in :meth:`sweep_summary`."""
+    def sweep_result(
+        self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str, best: str = ""
+    ) -> None:
+        """A finished sweep in one line, with its best run; other arguments as in :meth:`sweep_summary`."""
         counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-        self.line(f"sweep {name}: {counts}, {duration(figures['sweep/wall_s'])}; cifar-ray report {name}{store_flag}")
+        best = f"; best {best}" * bool(best)
+        took = duration(figures["sweep/wall_s"])
+        self.line(f"sweep {name}: {counts}, {took}{best}; cifar-ray report {name}{store_flag}")
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table, whose last column may be long."""

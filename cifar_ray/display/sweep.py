@@ -77,6 +77,14 @@ class Board(Display):
         """Runs start, at most ``at_once`` at a time."""
         self._at_once, self._doing = at_once, ""
 
+    def add(self, name: str) -> None:
+        """There is one more run."""
+        self.rows.append(RowState(name))
+
+    def rename(self, index: int, name: str) -> None:
+        """A run has got its name."""
+        self.rows[index].name = name
+
     def begin(self, index: int) -> None:
         """A run has started."""
         row = self.rows[index]

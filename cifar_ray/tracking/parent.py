@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 """Tags of a sweep: how many runs it is to have, and how many of them have failed before MLflow had them."""
 
 CELLS_FILE = "cells.json"
+OPEN = "OPEN"
+"""State of a cell whose values are still to be proposed."""
+
 PARENT_TAG = "mlflow.parentRunId"
 _REPORT = "report"
 
@@ -103,7 +106,9 @@ class SweepRecord(Record):
 
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record what a report needs of all cells, in the grid's order."""
-        needed = [{key: cell[key] for key in ("name", "params", "state", "reason")} for cell in cells]
+        needed = [
+            {key: cell[key] for key in ("name", "params", "state", "reason")} for cell in cells if cell["state"] != OPEN
+        ]
         self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": needed}, CELLS_FILE))
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
@@ -174,6 +179,7 @@ class KnownTrial:
         times: seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded.
         score: the task's primary figure after the last epoch recorded.
         reason: why it has failed or was stopped; empty otherwise.
+        figures: the latest value of each of its metrics.
     """
 
     run_id: str
@@ -182,6 +188,7 @@ class KnownTrial:
     times: Mapping[str, float]
     score: float | None = None
     reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def children(client: MlflowClient, parent: Run) -> list[Run]:
@@ -214,6 +221,7 @@ def _known(run: Run) -> KnownTrial:
         {name: value for name, value in metrics.items() if name.startswith(("time/", task.throughput))},
         metrics.get(task.primary.metric),
         run.data.tags.get(store.FAILURE_TAG, ""),
+        metrics,
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import math
 import random
 import re
 import threading
@@ -21,12 +23,14 @@ from cifar_ray.config import imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
-from cifar_ray.config.sweep import Cell, Range, SweepConfig
+from cifar_ray.config.search import Range
+from cifar_ray.config.sweep import Axes, Cell, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent, uri
@@ -39,13 +43,20 @@ from cifar_ray.training.observer import Outcome
 
 _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
+_OF_DATA = ("dataset", "image_size", "task", "test_share")
+"""Axes that together decide which data set is read."""
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
 def draw(config: SweepConfig) -> list[dict[str, Any]]:
-    """The combinations of values: all, or drawn from Ray Tune's distributions, seeded by the sweep's name."""
+    """The combinations of values: all; or drawn from Ray Tune's distributions, seeded by the sweep's name.
+
+    Of a search whose values are proposed later, a few that tell what it may come to need (:func:`_probes`).
+    """
     if config.search == "grid":
         return sweeps.combinations(config)
+    if config.search == "optuna":
+        return _probes(config.grid[0])
     assert config.samples is not None
     state = random.Random(config.name)
     drawn: list[dict[str, Any]] = []
@@ -62,7 +73,22 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
     return drawn
 
 
+def _probes(axes: Axes) -> list[dict[str, Any]]:
+    """Combinations that have every value of every axis, and the ends of ranges: what a search may come to need.
+
+    A few of them, and not all: beside the axes of the data set, one axis at a time leaves its first value.
+    """
+    values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
+    first = {name: several[0] for name, several in values.items()}
+    data_sets = {name: values[name] for name in values if name in _OF_DATA}
+    found = [{**first, **dict(zip(data_sets, each, strict=True))} for each in itertools.product(*data_sets.values())]
+    others = (name for name in values if name not in _OF_DATA)
+    return found + [{**first, name: value} for name in others for value in values[name][1:]]
+
+
 def _domain(values: Any) -> Any:
+    if isinstance(values, Range) and values.kind == "int":
+        return ray.tune.randint(values.low, values.high + 1)  # Ray Tune leaves the upper end out
     if isinstance(values, Range):
         return getattr(ray.tune, values.kind)(values.low, values.high)
     return ray.tune.choice(values)
@@ -103,6 +129,10 @@ class PlannedTrial:
         times: seconds by phase, and the throughput, once it has ended.
         score: its task's primary figure after the last epoch, if it had finished under an earlier driver.
         epoch: the last one of this driver.
+        figures: its latest figures; once it has finished, also those of its end.
+        is_open: whether its values are still to be proposed.
+        proposal: the values that were proposed, by axis.
+        repeats: name of the best run, if it is that one with another seed.
     """
 
     index: int
@@ -121,6 +151,10 @@ class PlannedTrial:
     times: Mapping[str, float] = field(default_factory=dict)
     score: float | None = None
     epoch: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+    is_open: bool = False
+    proposal: Mapping[str, Any] | None = None
+    repeats: str = ""
 
     @property
     def slug(self) -> str:
@@ -148,8 +182,10 @@ class PlannedTrial:
             "values": self.cell.values,
             "config": runfile.to_mapping(self.config) if self.config else None,
             "params": runfile.params(self.config) if self.config else self._wished(sweep),
-            "state": "SKIPPED" if is_skipped else "RUN",
+            "state": "SKIPPED" if is_skipped else parent.OPEN if self.is_open else "RUN",
             "reason": self.reason if is_skipped else "",
+            **({} if self.proposal is None else {"proposal": self.proposal}),
+            **({"repeats": self.repeats} if self.repeats else {}),
         }
 
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
@@ -172,7 +208,7 @@ class PlannedTrial:
             ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
         """
         own = folder.below(self.slug)
-        if self.state == boards.SKIPPED:
+        if self.state == boards.SKIPPED or self.is_open:
             return
         if run_folder.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
             own.remove()
@@ -182,6 +218,7 @@ class PlannedTrial:
         if known is None:
             return
         self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
+        self.figures = known.figures
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         self.state = boards.STOPPED if known.stopped else ended
         self.score = known.score if self.state == boards.FINISHED else None
@@ -193,25 +230,36 @@ def plan(cells: Sequence[Cell], gpu_share: float = 1.0) -> list[PlannedTrial]:
 
 
 def _planned(index: int, cell: Cell, gpu_share: float) -> PlannedTrial:
-    if cell.config is None:
-        return PlannedTrial(index, cell, None, reason=cell.reason)
-    try:
-        return PlannedTrial(index, cell, dataclasses.replace(recipe.resolve(cell.config), gpu_share=gpu_share))
-    except ConfigError as error:
-        return PlannedTrial(index, cell, None, reason=str(error))
+    trial = PlannedTrial(index, cell, None)
+    assign(trial, cell, gpu_share)
+    return trial
+
+
+def assign(trial: PlannedTrial, cell: Cell, gpu_share: float) -> None:
+    """Give a trial its cell, and so much of a GPU; when its values do not fit together, a reason and no config."""
+    trial.cell, trial.reason = cell, cell.reason
+    if cell.config is not None:
+        try:
+            trial.config = dataclasses.replace(recipe.resolve(cell.config), gpu_share=gpu_share)
+        except ConfigError as error:
+            trial.reason = str(error)
+
+
+def open_trials(config: SweepConfig) -> list[PlannedTrial]:
+    """The trials of a search whose values are proposed one after another."""
+    assert config.samples is not None
+    cells = [Cell(f"sample {number}", {}) for number in range(1, config.samples + 1)]
+    return [PlannedTrial(index, cell, None, is_open=True) for index, cell in enumerate(cells)]
 
 
 def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
-    """Skip the cells that cannot run, or refuse the sweep for them, or for cells that no scheduler can compare.
+    """Skip the cells that cannot run, or refuse the sweep for them, or for cells that its scheduler cannot compare.
 
     Raises:
-        ConfigError: naming every cell and why, or the tasks.
+        ConfigError: naming every cell and why, or the tasks, or the epochs.
     """
-    learned = {trial.task for trial in trials if trial.config is not None}
-    if config.scheduler != "none" and len(learned) > 1:
-        names = ", ".join(sorted(task.name for task in learned))
-        raise ConfigError("scheduler", f"must be none where runs learn different tasks, here {names}")
-    hopeless = [trial for trial in trials if trial.config is None]
+    _check_comparable(config, [trial.config for trial in trials if trial.config is not None])
+    hopeless = [trial for trial in trials if trial.config is None and not trial.is_open]
     for trial in hopeless:
         trial.state = boards.SKIPPED
     if not hopeless:
@@ -220,10 +268,30 @@ def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
     for trial in hopeless:
         reasons.setdefault(trial.reason, []).append(trial.cell.name)
     named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    if len(hopeless) == len(trials):
+    if not any(trial.config for trial in trials):
         raise ConfigError("grid", f"must have a cell that can run here; {named}")
-    if not config.skip_infeasible:
+    if not config.skip_infeasible and config.search != "optuna":
         raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
+
+
+def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> None:
+    learned = {tasks.spec(run) for run in runs}
+    comparing = {
+        "objective": "must not be given" * (config.objective is not None),
+        "scheduler": "must be none" * (config.scheduler != "none"),
+        "search": "must be grid or random" * (config.search == "optuna"),
+    }
+    for key, problem in comparing.items():
+        if problem and len(learned) > 1:
+            names = ", ".join(sorted(task.name for task in learned))
+            raise ConfigError(key, f"{problem} where runs learn different tasks, here {names}")
+    if goal := goal_of(config, runs):
+        goal.check(config)
+    if config.scheduler == "none":
+        return
+    grace, longest = getattr(config, config.scheduler).grace, max((run.epochs for run in runs), default=math.inf)
+    if grace > longest:
+        raise ConfigError(f"{config.scheduler}.grace", f"must be at most the {longest} epochs of a run, got {grace}")
 
 
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
@@ -285,12 +353,23 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
 
 def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
     name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
-    named = {runfile.present_name(key): value for key, value in cell["values"].items()}
-    values = {key: schema.field(TrainConfig, key, value) for key, value in named.items()}  # lists are tuples
+    values, proposal = _typed(cell["values"]), cell.get("proposal")
+    of = Cell(name, values, reason=reason)
+    if cell.get("state") == parent.OPEN:
+        return PlannedTrial(index, of, None, is_open=True)
+    proposal = None if proposal is None else _typed(proposal)
     if config is None:
-        return PlannedTrial(index, Cell(name, values, reason=reason), None, boards.SKIPPED, reason)
+        return PlannedTrial(index, of, None, boards.SKIPPED, reason, proposal=proposal)
     resolved = runfile.resolved_from_mapping(config)
-    return PlannedTrial(index, Cell(name, values, resolved), resolved)
+    found = PlannedTrial(index, Cell(name, values, resolved), resolved, proposal=proposal)
+    found.repeats = cell.get("repeats", "")
+    return found
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's values by their present names, with their fields' own types: lists are tuples."""
+    named = {runfile.present_name(key): value for key, value in values.items()}
+    return {key: schema.field(TrainConfig, key, value) for key, value in named.items()}
 
 
 def lock(folder: Folder) -> Lock:

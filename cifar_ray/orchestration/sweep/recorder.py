@@ -31,6 +31,12 @@ from cifar_ray.training.observer import EpochRecord
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
 _TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1
 
+_BEHIND = {
+    "asha": "ASHA: it was behind the best runs",
+    "median": "the median rule: it was behind the median of the other runs",
+}
+"""Scheduler -> why it has stopped a run."""
+
 
 @dataclass(frozen=True)
 class _Ended:
@@ -84,7 +90,7 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: EpochRecord, trial: PlannedTrial) -> None:
-        trial.epoch = event.row.step
+        trial.epoch, trial.figures = event.row.step, event.row.metrics
         before = trial.times.get("time/training_s", 0.0)  # all that is known of a run that fails or is stopped
         trial.times = {**trial.times, "time/training_s": before + event.row.metrics["epoch_s"]}
         if trial.session is not None:
@@ -102,6 +108,7 @@ class SweepRecorder:
             self.close(trial, boards.FAILED, event.reason)
             return
         trial.outcome, trial.times = event.outcome, event.outcome.times
+        trial.figures = {**event.outcome.metrics, **event.outcome.times}
         self.close(trial, boards.FINISHED, trial.result(event.outcome.metrics[trial.task.primary.metric]))
 
     @_on.register
@@ -115,11 +122,11 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: _Ended, trial: PlannedTrial) -> None:
-        if event.failed or self.config.scheduler == "none":
+        if event.failed or self.config.scheduler == "none" or trial.repeats:
             self.close(trial, boards.FAILED, "the process that drove it has died")
         else:
             when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
-            self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
+            self.close(trial, boards.STOPPED, f"stopped early by {_BEHIND[self.config.scheduler]} {when}")
 
     def _open_record(self, trial: PlannedTrial, begun: float) -> RunRecord | None:
         """The trial's run in MLflow, as soon as the store answers; None when the sweep has ended before."""
@@ -170,7 +177,7 @@ class SweepRecorder:
             if trial.outcome is not None:
                 trial.session.finish(trial.outcome)
             if state == boards.STOPPED:
-                trial.session.record.tags({parent.STOPPED_TAG: "asha"})
+                trial.session.record.tags({parent.STOPPED_TAG: self.config.scheduler})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
             _end_session(trial, trial.session, status, trial.reason)
         self.record.figures(self.figures())

@@ -7,36 +7,35 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from cifar_ray import data, storage, tasks, tracking
-from cifar_ray.config import imports, topology
+from cifar_ray import storage, tracking
+from cifar_ray.config import imports
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
-from cifar_ray.config.option import is_own
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import allocation, connection, preflight, reservations
-from cifar_ray.orchestration.cluster.allocation import NodeAllocator
+from cifar_ray.orchestration.cluster import allocation, connection, reservations
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
-from cifar_ray.orchestration.sweep import planner, shared_arithmetic, shared_weights
+from cifar_ray.orchestration.sweep import planner, preparation, proposals
+from cifar_ray.orchestration.sweep.goal import Goal, goal_of
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.preparation import Preparation
+from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import TrialSpec
-from cifar_ray.orchestration.sweep.tuning import Tuning
+from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
+from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.training import hardware, recipe
 
 _POLL_S, _LOOK_S = 0.1, 1.0
 _LOCKS_AT_ONCE = 64
@@ -54,6 +53,7 @@ class SweepResult:
         page: address of that run's page, when the store is a server that has pages.
         states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
         figures: seconds by phase over all runs, wall time, and the share of it outside training.
+        winner: the best run of a search; None of other sweeps, or when no run has the figure.
     """
 
     name: str
@@ -63,6 +63,7 @@ class SweepResult:
     page: str | None
     states: dict[str, str]
     figures: dict[str, float]
+    winner: Winner | None = None
 
     @property
     def failed(self) -> list[str]:
@@ -92,6 +93,8 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
     trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
     planner.refuse(config, trials)
+    if config.search == "optuna":
+        trials = planner.open_trials(config)
     with signals():
         tracking.quieten(base.verbose)
         client = store.connect(address)
@@ -146,6 +149,10 @@ def resume(
             trial.find_again(folder, earlier)
             if retry_failed and trial.state == boards.FAILED:
                 trial.state, trial.reason = boards.WAITING, ""
+        goal = goal_of(config, [run for _, run in preparation.configured(trials)])
+        if goal is not None and all(trial.state != boards.WAITING for trial in trials):
+            trials += repeats_of(goal, config, trials)  # the earlier driver was killed before it had planned them
+            planner.write_cells(folder, [trial.described(config) for trial in trials])
         if all(trial.state != boards.WAITING for trial in trials):
             if failed := sum(trial.state == boards.FAILED for trial in trials):
                 left = f"nothing is left of it but {counted(failed, 'failed run')}"
@@ -164,35 +171,43 @@ class _Sweep:
     ) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
         self._begun = begun
+        self._probes: list[PlannedTrial] = []
+        if any(trial.is_open for trial in trials):
+            proposals.check_installed()
+            self._probes = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
         self._base = self._session_config()
         self._board = Board([trial.cell.name for trial in trials], begun)
+        self._ready = Preparation(self._base, self._board)
         self._locks: list[Lock] = []
-        self._weights: dict[str, bytes] = {}
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
         with self._board as board:
-            datasets = self._load_data()
-            self._weights = shared_weights.find(
-                [trial for trial, _ in self._waiting()], self._client.tracking_uri, board.line
-            )
-            functions = sorted({path for _, config in self._waiting() for path in imports.functions(config)})
+            self._ready.load_data(self._asked())
+            self._ready.read_weights(self._asked(), self._client.tracking_uri)
+            configs = [config for _, config in preparation.configured(self._asked())]
+            functions = sorted({path for config in configs for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:
                 with allocation.allocator(board.waiting, check, board.line) as allocator:
-                    self._bring_nodes(allocator)
+                    preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
-                    self._check_gpus()
-                shared_arithmetic.decide([trial for trial, _ in self._waiting()], board.line)
+                    preparation.check_gpus(self._asked())
+                self._ready.decide_arithmetic(self._asked())
+                all_trials = preparation.configured([*self._trials, *self._probes])
+                goal = goal_of(self._config, [config for _, config in all_trials])
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
+                datasets = self._ready.datasets
                 recorder = SweepRecorder(
                     self._config, self._trials, board, self._client, record, datasets, self._begun, at_once
                 )
                 status = "FAILED"
                 try:
                     self._announce(at_once)
-                    if self._waiting():
-                        self._train(recorder, datasets, at_once, check)
+                    if self._left():
+                        self._train(recorder, at_once, goal, check)
+                    if goal is not None and self._add_repeats(goal, record):
+                        self._train(recorder, at_once, None, check)
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt) as error:
                     status = "KILLED"
@@ -201,7 +216,8 @@ class _Sweep:
                     recorder.end_runs()
                     self._release()
                     recorder.end(status)
-            self._summarise(record)
+            winner = None if goal is None else winner_of(goal, self._trials)
+            self._summarise(record, winner)
         return SweepResult(
             name=self._config.name,
             run_id=record.run_id,
@@ -210,17 +226,20 @@ class _Sweep:
             page=record.page,
             states={trial.cell.name: trial.state for trial in self._trials},
             figures=recorder.figures(),
+            winner=winner,
         )
 
-    def _summarise(self, record: SweepRecord) -> None:
+    def _summarise(self, record: SweepRecord, winner: Winner | None) -> None:
         """Have the sweep's page in MLflow say what a report would say first; its record is complete without."""
         self._board.show_doing("summing up")
         name = self._config.name
-        way = f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."
+        ways = [f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."]
+        if winner is not None:
+            ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
         try:
             summary = reports.summary(reading.study(record.uri, name))
             with store.refusing(record.uri):
-                store.describe(self._client, record.run_id, [way, *summary])
+                store.describe(self._client, record.run_id, [*ways, *summary])
         except ConfigError as error:
             self._board.line(f"the sweep's page in MLflow has no summary: {error}")
 
@@ -236,100 +255,43 @@ class _Sweep:
 
     def _session_config(self) -> TrainConfig:
         """The Ray that all runs share: where it is, and how large when it is started here."""
-        waiting = [trial.config for trial in self._trials if trial.config]
+        waiting = [config for _, config in preparation.configured([*self._trials, *self._probes])]
         nodes = max(config.placement.nodes for config in waiting)
         workers = max(config.placement.workers_per_node for config in waiting)
         cpus = max(config.cpus_reserved for config in waiting)
         return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
 
-    def _load_data(self) -> dict[str, Dataset]:
-        """The data sets of the runs that wait, whose configs then have what was found in them."""
-        read: dict[tuple[object, ...], Dataset] = {}
-        datasets: dict[str, Dataset] = {}
-        for trial, config in self._waiting():
-            name = config.dataset
-            which = (name, config.task, config.image_size, config.test_share)
-            if which not in read:
-                present = is_own(name) or data.present(name, self._base.data_dir)
-                self._board.doing(f"{'reading' if present else 'downloading'} {name}")
-                read[which] = data.read(config, partial(self._board.decoding, name))
-                if is_own(name):
-                    self._board.line(f"{config.dataset_name}: {read[which].contents(tasks.spec(config).answer)}")
-            trial.config = recipe.with_images(config, read[which])
-            datasets[trial.config.dataset_key] = read[which]
-        return datasets
-
     def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:
-        """Trials to train, with their configs."""
-        return [(trial, trial.config) for trial in self._trials if trial.state == boards.WAITING and trial.config]
+        """Trials to train, with their configs; without those whose values are still to be proposed."""
+        return preparation.configured([trial for trial in self._trials if trial.state == boards.WAITING])
 
-    def _bring_nodes(self, allocator: NodeAllocator) -> None:
-        """Wait for the nodes of the largest topology that the cluster can have, on which all smaller ones fit.
+    def _left(self) -> int:
+        """How many trials are to be trained, with those whose values are still to be proposed."""
+        return sum(trial.state == boards.WAITING for trial in self._trials)
 
-        Raises:
-            RunFailedError: when they have not come in time.
-        """
-        sizes = {asked.topology: asked for _, asked in self._waiting()}.values()
-        for asked in sorted(sizes, key=lambda asked: (asked.world_size, asked.placement.nodes), reverse=True):
-            with suppress(ConfigError):  # that topology is skipped, as _fit_to_cluster says
-                allocator.allocate(asked)
-                return
+    def _asked(self) -> list[PlannedTrial]:
+        """What the cluster is to have room for: the trials to train, and such as may be proposed."""
+        return [trial for trial, _ in self._waiting()] + [probe for probe in self._probes if probe.config]
 
     def _fit_to_cluster(self) -> int:
-        """Decide every run's device; return how many runs train at once."""
-        for trial, asked in self._waiting():
-            try:
-                chosen = allocation.at_topology(asked)
-                trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
-            except ConfigError as error:
-                trial.reason, trial.config = str(error), None
-        planner.refuse(self._config, self._trials)
-        waiting = [config for _, config in self._waiting()]
-        if not waiting:  # what an earlier driver left cannot run here
-            return 1
-        preflight.check_storage(self._folder, max(waiting, key=preflight.checkpoint_bytes))
-        gpus = max(config.gpus_reserved for config in waiting)
-        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_reserved, gpus)
-        if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
-            needed = self._base.world_size * self._base.cpus_reserved
-            room = min(room, hardware.allowed_cpus() // needed)
-        most = max(min(max(room, 1), self._config.max_concurrent or room or 1), 1)
-        at_once = min(most, len(waiting))
-        self._share_cpus(at_once)
+        """Decide every run's device and CPUs; return how many runs train at once."""
+        self._ready.place(self._asked())
+        planner.refuse(self._config, [*self._trials, *self._probes])
+        at_once = self._ready.at_once(self._config, self._folder, self._asked(), self._left())
+        proposed = [trial.config for trial in self._trials if trial.proposal is not None and trial.config]
+        before = next((config.cpus_per_worker for config in proposed), None)
+        self._ready.divide_cpus(self._asked(), at_once, before)
         return at_once
-
-    def _check_gpus(self) -> None:
-        """Refuse GPUs that PyTorch cannot use, before each run would meet them."""
-        used = any(config.device == "cuda" for _, config in self._waiting())
-        if problems := preflight.gpu_problems(connection.nodes()) if used else []:
-            raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")
-
-    def _share_cpus(self, at_once: int) -> None:
-        """Where none are given, give each worker as many CPUs as all runs at once leave: the same number in every run.
-
-        More runs at once come first, since many runs of one thread each are done earlier than one run after another.
-        With the same number in every run, their times tell what the workers do, and not what the threads do. The
-        sweep's folder keeps it: a sweep that is continued goes on with it.
-        """
-        nodes, sharing = connection.nodes(), [config for _, config in self._waiting() if config.cpus_follow]
-        cpus = min((config.cpus_reserved for config in sharing), default=1)
-        while cpus > 1 and any(
-            topology.copies(config.placement, nodes, cpus, config.gpus_reserved) < at_once for config in sharing
-        ):
-            cpus -= 1
-        for trial, config in self._waiting():
-            if config.cpus_follow:
-                trial.config = dataclasses.replace(config, cpus_per_worker=cpus, cpus_follow=False)
 
     def _announce(self, at_once: int) -> None:
         board, config = self._board, self._config
-        waiting = self._waiting()
+        asked = [run for _, run in preparation.configured(self._asked())]
         held = ""
-        if len({run.world_size for _, run in waiting}) > 1:
+        if len({run.world_size for run in asked}) > 1:
             held = "; the batch per worker is held, so the global batch grows with the workers"
             if config.held == "global_batch":
                 held = "; the batch over all workers is held"
-        runs = counted(len(waiting), "run")
+        runs = counted(self._left(), "run")
         board.line(f"sweep {config.name}: {runs} of {len(self._trials)}, {at_once} at once{held}")
         for trial in self._trials:
             if trial.state == boards.SKIPPED:
@@ -337,21 +299,25 @@ class _Sweep:
             elif trial.state != boards.WAITING:
                 note = trial.reason if trial.score is None else trial.result(trial.score)
                 board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
-        shared = next((config for _, config in waiting if connection.shares_a_machine(config)), None)
+        shared = next((run for run in asked if connection.shares_a_machine(run)), None)
         if shared is not None:
             board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
-        if any(run.gpu_share < 1 for _, run in waiting):
+        if any(run.gpu_share < 1 for run in asked):
             board.line(shared_note(config.gpus_per_worker))
         for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))
 
-    def _train(
-        self, recorder: SweepRecorder, datasets: dict[str, Dataset], at_once: int, check: Callable[[], object]
-    ) -> None:
+    def _train(self, recorder: SweepRecorder, at_once: int, goal: Goal | None, check: Callable[[], object]) -> None:
         mailbox = events.open_mailbox()
-        racing = [config for _, config in self._waiting()] if self._config.scheduler == "asha" else None
+        scheduler = None
+        if goal is not None:
+            scheduler = scheduler_of(self._config, goal, [config for _, config in self._waiting()])
         notes = self._folder.disk / "ray_tune"
-        tuning = Tuning(self._specs(), datasets, mailbox, notes, at_once, racing)
+        proposed, proposer = sum(trial.is_open for trial in self._trials), None
+        if goal is not None and proposed:
+            begin, drop = partial(self._begin, recorder.record), partial(self._drop, recorder.record)
+            proposer = OptunaProposer(self._config, goal, self._trials, begin, drop)
+        tuning = Tuning(self._specs(), self._ready.datasets, mailbox, notes, at_once, scheduler, proposer, proposed)
         self._board.start(at_once)
         looked = time.monotonic()
         try:
@@ -371,7 +337,8 @@ class _Sweep:
             reservations.remove_abandoned()
             raise
         for trial in self._trials:
-            if trial.state in (boards.WAITING, boards.RUNNING) and trial.index not in recorder.too_large:
+            is_left = trial.state in (boards.WAITING, boards.RUNNING) and not trial.is_open
+            if is_left and trial.index not in recorder.too_large:
                 recorder.close(trial, boards.FAILED, tuning.trouble or "Ray Tune has ended without it")
         if tuning.trouble:
             raise RunFailedError(f"Ray Tune has failed: {tuning.trouble}")
@@ -379,22 +346,57 @@ class _Sweep:
             left, reason = counted(len(recorder.too_large), "run"), next(iter(recorder.too_large.values()))
             raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
 
-    def _specs(self) -> dict[int, TrialSpec]:
+    def _add_repeats(self, goal: Goal, record: SweepRecord) -> bool:
+        """Whether the best run is to be trained again with other seeds: these trials then wait."""
+        added = repeats_of(goal, self._config, self._trials)
+        for trial in added:
+            self._ready.prepare(trial, self._client.tracking_uri)
+            self._trials.append(trial)
+            self._board.add(trial.cell.name)
+        if added:
+            again = counted(len(added), "other seed")
+            self._board.line(f"the best run, {added[0].repeats}, is trained again with {again}")
+            self._save_cells(record)
+        return bool(added)
+
+    def _begin(self, record: SweepRecord, trial: PlannedTrial) -> TrialSpec | None:
+        """Prepare and record a trial that was proposed; None when it cannot run here, which is recorded, too."""
+        self._board.rename(trial.index, trial.cell.name)
+        if trial.config is not None:
+            self._ready.prepare(trial, self._client.tracking_uri)
+        if trial.config is None:
+            self._drop(record, trial, trial.reason)
+            return None
+        self._save_cells(record)  # before the folder is made, so that a later driver knows whose it is
+        return self._spec(trial, trial.config)
+
+    def _drop(self, record: SweepRecord, trial: PlannedTrial, reason: str) -> None:
+        trial.state, trial.reason, trial.is_open = boards.SKIPPED, reason, False
+        self._board.skip(trial.index, reason)
+        self._save_cells(record)
+
+    def _save_cells(self, record: SweepRecord) -> None:
+        cells = [trial.described(self._config) for trial in self._trials]
+        planner.write_cells(self._folder, cells)
+        record.cells(cells)
+
+    def _specs(self) -> list[TrialSpec]:
         """Make or lock the folder of every waiting trial."""
         begun = [trial.folder for trial, _ in self._waiting() if trial.folder is not None]
         if begun:  # in an object store, each is watched for a minute if its driver was killed on another machine
             self._board.doing(f"taking over {counted(len(begun), 'run')} of an earlier driver")
             with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
                 list(pool.map(lambda folder: self._locks.append(folder.lock()), begun))
-        specs = {}
-        for trial, config in self._waiting():
-            if trial.folder is None:
-                trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
-                self._locks.append(held)
-                if config.weights_digest is not None:
-                    checkpoints.keep_initial(trial.folder.folder, self._weights[config.weights_digest])
-            specs[trial.index] = TrialSpec(config, trial.folder.folder)
-        return specs
+        return [self._spec(trial, config) for trial, config in self._waiting()]
+
+    def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
+        """What a trial's process gets; its folder is made if it has none."""
+        if trial.folder is None:
+            trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
+            self._locks.append(held)
+            if config.weights_digest is not None:
+                checkpoints.keep_initial(trial.folder.folder, self._ready.weights[config.weights_digest])
+        return TrialSpec(trial.index, config, trial.folder.folder)
 
     def _release(self) -> None:
         for held in self._locks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -16,10 +16,17 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
 
 
-def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
+def decide(
+    trials: Sequence[PlannedTrial], say: Callable[[str], None], decided: MutableMapping[Any, arithmetic.Choice]
+) -> None:
     """Decide what the config of every trial leaves open that is to run, by a measurement where a worker would compute.
 
     Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision.
+
+    Args:
+        trials: those to decide on.
+        say: tells a person what was chosen.
+        decided: what earlier calls have decided for each model, which holds; this one adds to it.
 
     Raises:
         RunFailedError: when the process that measures dies, or gives no answer in time.
@@ -29,22 +36,28 @@ def decide(trials: Sequence[PlannedTrial], say: Callable[[str], None]) -> None:
         begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
         if trial.config is not None and not begun:
             asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
-    for alike in asking.values():
+    for kind, alike in asking.items():
         configs = [config for _, config in alike]
-        passes = sum(map(arithmetic.passes_of, configs))
-        largest = max(configs, key=lambda config: config.images_per_worker)
-        if names := arithmetic.undecided(largest, passes):
-            task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
-            try:
-                chosen = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
-            except ray.exceptions.RayError as error:
-                reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
-                raise RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}") from None
-            say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
-        else:
-            chosen = _measure(largest, passes)
+        if kind not in decided:
+            decided[kind] = _chosen(configs, say)
         for trial, config in alike:
-            trial.config = recipe.computing(config, chosen.precision, chosen.convolutions)
+            trial.config = recipe.computing(config, decided[kind].precision, decided[kind].convolutions)
+
+
+def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> arithmetic.Choice:
+    passes = sum(map(arithmetic.passes_of, configs))
+    largest = max(configs, key=lambda config: config.images_per_worker)
+    names = arithmetic.undecided(largest, passes)
+    if not names:
+        return _measure(largest, passes)
+    task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
+    try:
+        chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
+    except ray.exceptions.RayError as error:
+        reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
+        raise RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}") from None
+    say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
+    return chosen
 
 
 def _kind(config: ResolvedConfig) -> Any:

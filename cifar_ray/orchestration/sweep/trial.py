@@ -31,10 +31,14 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What a trial's process is to train; its config is resolved."""
+    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep."""
 
+    index: int
     config: ResolvedConfig
     folder: Folder
+
+    def __str__(self) -> str:
+        return str(self.index)  # Ray Tune has it in the trial's tag
 
 
 @dataclass(frozen=True)
@@ -78,26 +82,23 @@ class SweepTrial(ray.tune.Trainable):
     are stopped there, and their CPUs are free.
     """
 
-    def setup(
-        self, config: dict[str, int], specs: dict[int, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox
-    ) -> None:
+    def setup(self, config: dict[str, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
         """Begin the trial's run.
 
         Args:
-            config: ``index``, the trial's index in the sweep.
-            specs: every trial's by its index.
+            config: ``trial``, the trial's spec.
             datasets: ``dataset_key`` -> reference into Ray's object store.
             mailbox: the sweep's.
         """
-        self._specs, self._datasets, self._mailbox = specs, datasets, mailbox
+        self._datasets, self._mailbox = datasets, mailbox
         self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, int]) -> bool:
+    def reset_config(self, new_config: dict[str, TrialSpec]) -> bool:
         """Begin another trial's run in the same process; the one before has ended."""
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._running = background(partial(self._drive, new_config["index"]), "trial")
+        self._running = background(partial(self._drive, new_config["trial"]), "trial")
         return True
 
     def step(self) -> dict[str, Any]:
@@ -109,12 +110,11 @@ class SweepTrial(ray.tune.Trainable):
         self._stopping.set()
         wait([self._running], _STOP_S)
 
-    def _drive(self, index: int) -> None:
+    def _drive(self, spec: TrialSpec) -> None:
         begun = time.time()
-        spec = self._specs[index]
 
         def handle(event: Any) -> None:
-            self._mailbox.post(TrialEvent(index, event))
+            self._mailbox.post(TrialEvent(spec.index, event))
             # A run is not to be stopped after its last epoch.
             if isinstance(event, EpochRecord) and event.row.step < spec.config.epochs:
                 self._reports.put({"epoch": event.row.step, **event.row.metrics})
@@ -145,5 +145,8 @@ class SweepTrial(ray.tune.Trainable):
         except Exception as error:  # the sweep goes on and says why
             finished = TrialFinished(None, f"{type(error).__name__}: {error}")
         with suppress(ray.exceptions.RayError, TimeoutError):  # the driver sees a trial that has not reported its end
-            ray.get(self._mailbox.post(TrialEvent(index, finished)), timeout=_DELIVERY_S)
-        self._reports.put({"done": True})
+            ray.get(self._mailbox.post(TrialEvent(spec.index, finished)), timeout=_DELIVERY_S)
+        last: dict[str, Any] = {"epoch": 0}  # of a run that has failed, schedulers count nothing
+        if isinstance(finished, TrialFinished) and finished.outcome is not None:
+            last = {"epoch": spec.config.epochs, **finished.outcome.metrics, **finished.outcome.times}
+        self._reports.put({**last, "done": True})

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search import Searcher
 
-from cifar_ray import tasks
 from cifar_ray.config.background import background
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.trial import SweepTrial, TrialSpec
 
 _CANCEL_S = 20.0
@@ -54,43 +58,84 @@ class _Listener(TrialProgressCallback):
             raise _CancelledError
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.ended.put((trial.config["index"], False))
+        self.ended.put((trial.config["trial"].index, False))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.ended.put((trial.config["index"], True))
+        self.ended.put((trial.config["trial"].index, True))
+
+
+class Proposer(Protocol):
+    """Proposes trials while others train; Ray Tune's thread calls it."""
+
+    def propose(self) -> TrialSpec | None:
+        """The next trial, ready to be trained; None when there are no more."""
+
+    def ended(self, index: int, figures: Mapping[str, float]) -> None:
+        """A trial has ended, with its latest figures; none when it has failed."""
+
+
+class _Queue(Searcher):
+    """What Ray Tune trains next: the trials that wait, in their order, and then those that are proposed."""
+
+    def __init__(self, specs: Sequence[TrialSpec], proposer: Proposer | None) -> None:
+        super().__init__()
+        self._waiting, self._proposer = deque(specs), proposer
+        self._indices: dict[str, int] = {}
+
+    def __reduce__(self) -> tuple[type[_Queue], tuple[tuple[()], None]]:
+        return _Queue, ((), None)  # Ray Tune pickles its searcher; a sweep is resumed from its own record
+
+    def suggest(self, trial_id: str) -> dict[str, TrialSpec] | str:
+        spec = self._waiting.popleft() if self._waiting else self._proposer.propose() if self._proposer else None
+        if spec is None:
+            return self.FINISHED
+        self._indices[trial_id] = spec.index
+        return {"trial": spec}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if self._proposer is not None:
+            self._proposer.ended(self._indices[trial_id], {} if error else result or {})
+
+    def save(self, checkpoint_path: str) -> None:
+        pass
 
 
 class Tuning:
     """``tuner.fit()`` in the background.
 
     Args:
-        specs: trials by their index in the sweep.
+        specs: the trials that wait.
         datasets: the data sets that they need, by ``dataset_key``.
         mailbox: the sweep's.
         folder: for Ray Tune's files, on this machine.
         at_once: trials at a time.
-        racing: the configs of the trials when ASHA is to stop those that fall behind; None when all run to their end.
+        scheduler: stops the trials that fall behind; None when all run to their end.
+        proposer: of the trials that come after those that wait; None when none do.
+        proposed: how many these are, at most.
     """
 
     def __init__(
         self,
-        specs: Mapping[int, TrialSpec],
+        specs: Sequence[TrialSpec],
         datasets: Mapping[str, Dataset],
         mailbox: Mailbox,
         folder: Path,
         at_once: int,
-        racing: Sequence[TrainConfig] | None,
+        scheduler: TrialScheduler | None,
+        proposer: Proposer | None = None,
+        proposed: int = 0,
     ) -> None:
         references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-        trainable = ray.tune.with_parameters(SweepTrial, specs=dict(specs), datasets=references, mailbox=mailbox)
+        trainable = ray.tune.with_parameters(SweepTrial, datasets=references, mailbox=mailbox)
         self._listener = _Listener()
         tuner = ray.tune.Tuner(
             ray.tune.with_resources(trainable, optional.head_resource()),
-            param_space={"index": ray.tune.grid_search(list(specs))},
             tune_config=ray.tune.TuneConfig(
+                search_alg=_Queue(specs, proposer),
+                num_samples=len(specs) + proposed,
                 max_concurrent_trials=at_once,
-                reuse_actors=racing is None,  # a stopped trial's process cannot be reused
-                scheduler=None if racing is None else _asha(racing),
+                reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
+                scheduler=scheduler,
             ),
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
@@ -135,7 +180,18 @@ class Tuning:
         wait([self._fitting], _CANCEL_S)
 
 
-def _asha(configs: Sequence[TrainConfig]) -> ASHAScheduler:
-    """Ray Tune's ASHA on the primary figure of the task that these runs share, by their epochs."""
-    primary, longest = tasks.spec(configs[0]).primary, max(config.epochs for config in configs)
-    return ASHAScheduler(time_attr="epoch", metric=primary.metric, mode=primary.better, max_t=longest, grace_period=1)
+def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig]) -> TrialScheduler | None:
+    """Ray Tune's scheduler of a sweep, by the goal of these runs and by their epochs."""
+    if sweep.scheduler == "none":
+        return None
+    longest = max(config.epochs for config in configs)
+    figure: dict[str, Any] = {"time_attr": "epoch", "metric": goal.metric, "mode": goal.better}
+    if sweep.scheduler == "asha":
+        grace = min(sweep.asha.grace, longest)  # a sweep that is resumed may have only its short runs left
+        return ASHAScheduler(**figure, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction)
+    return MedianStoppingRule(
+        **figure,
+        grace_period=sweep.median.grace,
+        min_samples_required=sweep.median.min_trials,
+        min_time_slice=math.inf,  # with too few runs to compare, it would pause the run, whose process could not go on
+    )

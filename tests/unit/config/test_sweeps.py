@@ -200,13 +200,13 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
-        ({"grid": {"lr": {"uniform": [0.1, 1]}}}, "--grid must list the values of lr; ranges are for --search random"),
+        ({"grid": {"lr": {"uniform": [0.1, 1]}}}, "--grid must list the values of lr; ranges are for --search random and optuna"),
         (
             {"grid": {"lr": {"uniform": [1, 0.1]}}, "search": "random", "samples": 2},
-            "--grid must have a range of positive numbers for lr, the lower one first",
+            "--grid must have the lower number first in the range of lr",
         ),
-        ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random, and for nothing else"),
-        ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random, and for nothing else"),
+        ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random and optuna, and for nothing else"),
+        ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random and optuna, and for nothing else"),
         (
             {"grid": {"global_batch_size": [16]}, "hold": "batch"},
             "--hold must be global_batch where global_batch_size is given",
@@ -244,9 +244,28 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ),
         ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
         ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
-        ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of epochs; only decimal numbers have ranges"),
-        ({"grid": {"lr": {"uniform": [0, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
-        ({"grid": {"lr": {"uniform": [1, 1]}}, "search": "random", "samples": 1}, "--grid must have a range of positive numbers for lr, the lower one first"),
+        ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of epochs or have a range of the form int:LOW:HIGH"),
+        ({"grid": {"lr": {"int": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of lr or have a range of the form uniform:LOW:HIGH or loguniform:LOW:HIGH"),
+        ({"grid": {"model": {"int": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of model; only numbers have ranges"),
+        ({"grid": {"epochs": {"int": [1.5, 3]}}, "search": "random", "samples": 1}, "--epochs must be a whole number, got 1.5"),
+        ({"grid": {"epochs": {"int": [0, 3]}}, "search": "random", "samples": 1}, "--epochs must be at least 1, got 0"),
+        ({"grid": {"epochs": {"int": [3, 3]}}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of epochs"),
+        ({"grid": {"momentum": {"uniform": [0, 2]}}, "search": "random", "samples": 1}, "--momentum must be below 1, got 2.0"),
+        ({"grid": {"weight_decay": {"loguniform": [0, 1]}}, "search": "random", "samples": 1}, "--grid must have positive numbers in the loguniform range of weight_decay"),
+        ({"grid": {"lr": {"uniform": [0, 1]}}, "search": "random", "samples": 1}, "--lr must be more than 0, got 0.0"),
+        ({"grid": {"lr": {"uniform": [1, 1]}}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of lr"),
+        ({"grid": {"lr": [0.1]}, "search": "optuna"}, "--samples must be given for --search random and optuna, and for nothing else"),
+        ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must have a field with several values or a range for --search optuna"),
+        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna"),
+        ({"grid": {"lr": [0.1, 0.2]}, "search": "optuna", "samples": 2, "seeds": 2}, "--seeds must be 1 for --search optuna"),
+        ({"grid": {"lr": [0.1]}, "objective": "images_per_s"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'images_per_s'"),
+        ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'test/loss:low'"),
+        ({"grid": {"lr": [0.1]}, "objective": ":max"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got ':max'"),
+        ({"grid": {"lr": [0.1]}, "repeat": 3}, "--repeat is for a search: --search random or optuna, a --scheduler or an --objective"),
+        ({"grid": {"lr": [0.1]}, "median": {"grace": 2}}, "--median.grace is for --scheduler median only, and the scheduler is none"),
+        ({"grid": {"lr": [0.1]}, "scheduler": "median", "asha": {"reduction": 2}}, "--asha.reduction is for --scheduler asha only, and the scheduler is median"),
+        ({"grid": {"lr": [0.1]}, "scheduler": "asha", "asha": {"reduction": 1}}, "--asha.reduction must be at least 2, got 1"),
+        ({"grid": {"lr": [0.1]}, "scheduler": "median", "median": {"grace": 0}}, "--median.grace must be at least 1, got 0"),
         ({"grid": {"vit": {"dropout": {"uniform": [0.1]}}}}, "--grid must have two numbers for the range of vit.dropout, got [0.1]"),
         ({"grid": {"lr": {"uniform": 3}}}, "--grid must have two numbers for the range of lr, got 3"),
         ({"grid": {"lr": {"uniform": [0.1, "x"]}}}, "--lr must be a finite number, got 'x'"),
@@ -318,7 +337,7 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
     for spelled in ("loguniform:0.5:1", ["loguniform:0.5:1"]):  # as flags take it
         (axes,) = SweepConfig("s", {"lr": spelled}, search="random", samples=1).grid
         assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
-    for name, sentence in (("batch_size", "only decimal numbers have ranges"), ("lr", "the lower one first")):
+    for name, sentence in (("batch_size", "of the form int:LOW:HIGH"), ("lr", "the lower number first")):
         with pytest.raises(ConfigError, match=sentence):
             SweepConfig("s", {name: "uniform:8:4"}, search="random", samples=1)
     with pytest.raises(ConfigError, match="on both sides of a comma"):
@@ -351,13 +370,20 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
     sweep = sweepfile.from_mapping(
         {
             "name": "s",
-            "grid": [{"lr": {"loguniform": [0.01, 0.1]}, "resnet": {"blocks": [[1, 1], [2, 2]]}}, {"epochs": 2}],
+            "grid": [
+                {"lr": {"loguniform": [0.01, 0.1]}, "resnet": {"blocks": [[1, 1], [2, 2]]}},
+                {"epochs": "int:2:5", "momentum": "uniform:0:0.9"},
+            ],
             "train": {"resnet": {"width": 8}, "batch_size": 8},
             "search": "random",
             "samples": 3,
+            "scheduler": "median",
+            "median": {"grace": 2},
         }
     )
     assert sweep.grid[0]["lr"] == Range("loguniform", 0.01, 0.1)
+    assert sweep.grid[1] == {"epochs": Range("int", 2, 5), "momentum": Range("uniform", 0.0, 0.9)}
+    assert (sweep.median.grace, sweep.median.min_trials) == (2, 3)
     assert sweep.grid[0]["resnet.blocks"] == [(1, 1), (2, 2)]
     (tmp_path / "s.yaml").write_text(sweepfile.to_yaml(sweep))
     assert sweepfile.from_mapping(sweepfile.load(tmp_path / "s.yaml")) == sweep
@@ -418,6 +444,12 @@ OF_SWEEP = {
         ),
         ({"train": {"global_batch_size": 9}}, {"batch_size": "3"}, None, {"train": {"batch_size": "3"}}),
         (
+            {"scheduler": "asha", "asha": {"grace": 2}},
+            {"asha": {"reduction": "3"}},
+            None,
+            {"scheduler": "asha", "asha": {"grace": 2, "reduction": "3"}, "train": {}},
+        ),
+        (
             {"train": {"ddp": {"comm_hook": "fp16"}, "bucket_cap_mb": 5}},
             {"ddp": {"bucket_cap_mb": "10"}},
             None,
@@ -450,6 +482,24 @@ def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(
     assert caught.value.as_flag() == (
         f"{tmp_path}/s.yaml: version must be 2, got 3: the file was written by another version of cifar_ray"
     )
+
+
+def test_a_proposed_cell_has_a_name_that_is_new_and_is_no_other_cell_again() -> None:
+    values = {"grid": {"lr": "loguniform:0.01:0.1", "batch_size": [16, 32]}, "search": "optuna", "samples": 4}
+    sweep = sweepfile.from_mapping({"name": "s", "train": {"seed": 3, "topology": "1x2"}, **values})
+    cells: list[Cell] = []
+    for lr in (0.012341, 0.012342, 0.05):
+        cell = sweeps.proposed(sweep, {"lr": lr, "batch_size": 16}, cells)
+        assert cell is not None
+        assert cell.config is not None
+        assert (cell.config.lr, cell.config.seed, cell.config.world_size) == (lr, 3, 2)
+        cells.append(cell)
+    assert [cell.name for cell in cells] == [
+        "lr0.0123 bs16 1x2 seed3",
+        "lr0.012342 bs16 1x2 seed3",
+        "lr0.05 bs16 1x2 seed3",
+    ]
+    assert sweeps.proposed(sweep, {"lr": 0.05, "batch_size": 16}, cells) is None
 
 
 def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:

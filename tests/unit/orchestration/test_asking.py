@@ -15,6 +15,7 @@ from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
+from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.planner import draw, plan
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.training import recipe
@@ -129,7 +130,7 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
     cluster.most = most
     sweep = of_a_sweep(["1x1", "2x1", "4x1"], "cuda")
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
-        sweep._bring_nodes(allocator)
+        preparation.bring_nodes(allocator, sweep._asked())
         sweep._fit_to_cluster()
     assert len(cluster.live) == nodes
     assert [trial.config is not None for trial in sweep._trials] == [index < runs for index in range(3)]
@@ -140,7 +141,7 @@ def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, mo
     monkeypatch.setattr(ray, "nodes", list)
     sweep = of_a_sweep(["2x1"])
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
-        sweep._bring_nodes(allocator)
+        preparation.bring_nodes(allocator, sweep._asked())
         with pytest.raises(ConfigError, match="0 are large enough"):
             sweep._fit_to_cluster()
     assert cluster.asked == []

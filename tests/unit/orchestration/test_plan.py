@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
 
 from cifar_ray import storage
 from cifar_ray.config import runfile, sweepfile
@@ -14,8 +17,11 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as board
+from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
+from cifar_ray.orchestration.sweep.goal import goal_of
+from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.training import recipe
@@ -46,6 +52,12 @@ def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range(
     assert [values["model"] for values in drawn] == ["simple_cnn"] * 10 + ["resnet"] * 10
     assert len({values["lr"] for values in drawn}) == 20
     assert all(0.01 <= values["lr"] <= 0.1 for values in drawn)
+
+
+def test_whole_numbers_are_drawn_from_a_range_with_both_of_its_ends() -> None:
+    drawn = plans.draw(made(grid={"epochs": "int:2:4", "batch_size": [16, 64]}, search="random", samples=6))
+    assert {values["epochs"] for values in drawn} == {2, 3, 4}
+    assert {type(values["epochs"]) for values in drawn} == {int}
 
 
 def test_all_that_cannot_run_is_named() -> None:
@@ -170,7 +182,7 @@ def test_a_sweep_says_once_what_is_in_a_folder_of_images(tmp_path: Path, capsys:
     folder_of_digits(tmp_path / "images", 100)
     shared = {"dataset": f"folder:{tmp_path}/images", "data_dir": str(tmp_path / "decoded")}
     sweep = made(grid={"batch_size": [10, 20]}, train=shared)
-    _Sweep(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri=""), planned(sweep), 0.0)._load_data()  # type: ignore[arg-type]
+    Preparation(sweep.base, Board(["one", "two"], 0.0)).load_data(planned(sweep))
     shown = capsys.readouterr().out.splitlines()
     assert shown.count("images: 10 classes, 100 training and 100 test images") == 1
 
@@ -207,17 +219,87 @@ INK = {"dataset": ["examples.own_task:load"], "task": ["examples.own_task:Ink"]}
 def test_asha_goes_by_the_primary_figure_and_its_direction(
     axes: dict[str, list[object]], figure: str, mode: str
 ) -> None:
-    sweep = made(grid={"epochs": [3, 5], **axes}, train={})
+    sweep = made(grid={"epochs": [3, 5], **axes}, train={}, scheduler="asha", asha={"grace": 2, "reduction": 3})
     racing = [trial.config for trial in planned(sweep) if trial.config]
-    scheduler = tuning._asha(racing)
+    goal = goal_of(sweep, racing)
+    assert goal is not None
+    scheduler = tuning.scheduler_of(sweep, goal, racing)
     assert (scheduler.metric, scheduler._mode, scheduler._max_t) == (figure, mode, 5)
+    assert [milestone for milestone, _ in scheduler._brackets[0]._rungs] == [2]
+    short = [config for config in racing if config.epochs == 3]
+    assert tuning.scheduler_of(sweep, goal, [dataclasses.replace(config, epochs=1) for config in short])._max_t == 1
 
 
-def test_asha_does_not_compare_tasks() -> None:
+def ends(sweep: SweepConfig, figures: dict[str, list[float]]) -> dict[str, int]:
+    """The epoch after which Ray Tune's scheduler ends each run, one after another, that would have these figures."""
+    configs = [trial.config for trial in planned(sweep) if trial.config]
+    goal = goal_of(sweep, configs)
+    assert goal is not None
+    scheduler = tuning.scheduler_of(sweep, goal, configs)
+    waiting = [Trial("stub", stub=True, trial_id=name) for name in figures]
+    controller = SimpleNamespace(get_live_trials=lambda: waiting)  # as in a sweep, others wait for their turn
+    ended = {}
+    for trial in waiting:
+        scheduler.on_trial_add(controller, trial)
+        for epoch, value in enumerate(figures[trial.trial_id], 1):
+            result = {"epoch": epoch, "test/accuracy": value}
+            decision = scheduler.on_trial_result(controller, trial, result)
+            assert decision in (TrialScheduler.CONTINUE, TrialScheduler.STOP)  # a run of ours cannot be paused
+            ended[trial.trial_id] = epoch
+            if decision == TrialScheduler.STOP:
+                break
+        scheduler.on_trial_complete(controller, trial, result)
+    return ended
+
+
+def test_the_median_rule_stops_what_is_behind_most_runs_but_not_in_their_first_epochs_nor_among_few() -> None:
+    good, bad = [0.5, 0.6, 0.7, 0.8], [0.1, 0.1, 0.1, 0.1]
+    runs = {"one": bad, "two": good, "three": good, "four": bad, "five": good}
+    sweep = made(grid={"epochs": [4]}, scheduler="median", median={"grace": 2, "min_trials": 3})
+    assert ends(sweep, runs) == {"one": 4, "two": 4, "three": 4, "four": 2, "five": 4}
+    few = made(grid={"epochs": [4]}, scheduler="median", median={"min_trials": 2})
+    assert ends(few, {"one": good, "two": good, "three": bad}) == {"one": 4, "two": 4, "three": 1}
+
+
+def test_a_grace_that_no_run_outlives_is_refused() -> None:
+    for scheduler in ("asha", "median"):
+        sweep = made(grid={"epochs": [3, 5]}, scheduler=scheduler, **{scheduler: {"grace": 6}})
+        with pytest.raises(ConfigError) as caught:
+            plans.refuse(sweep, planned(sweep))
+        assert caught.value.as_flag() == f"--{scheduler}.grace must be at most the 5 epochs of a run, got 6"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [({"scheduler": "asha"}, "--scheduler must be none"), ({"objective": "test/loss:min"}, "--objective must not be given")],
+)  # fmt: skip
+def test_what_compares_runs_does_not_compare_tasks(values: dict[str, str], told: str) -> None:
     grids = [{"dataset": ["digits"]}, INK]
     plans.refuse(made(grid=grids, train={}), planned(made(grid=grids, train={})))
-    sweep = made(grid=grids, train={}, scheduler="asha")
+    sweep = made(grid=grids, train={}, **values)
     with pytest.raises(ConfigError) as caught:
         plans.refuse(sweep, planned(sweep))
-    told = "--scheduler must be none where runs learn different tasks, here classification, ink"
-    assert caught.value.as_flag() == told
+    assert caught.value.as_flag() == f"{told} where runs learn different tasks, here classification, ink"
+
+
+@pytest.mark.parametrize(
+    ("objective", "scheduler", "told"),
+    [
+        ("test/f1:max", "asha", None),
+        ("epoch_s:min", "median", None),
+        ("images_per_s:max", "none", None),
+        ("peak_memory_mib:min", "none", None),
+        ("test/accurcy:max", "none", "must be a figure that runs record, such as test/accuracy, got 'test/accurcy'; did you mean 'test/accuracy'?"),
+        ("images_per_s:max", "asha", "must be a figure of every epoch for --scheduler asha, test/accuracy, test/"),
+    ],
+)  # fmt: skip
+def test_an_objective_that_no_run_records_or_a_scheduler_misses_is_refused(
+    objective: str, scheduler: str, told: str | None
+) -> None:
+    sweep = made(grid={"epochs": [3]}, objective=objective, scheduler=scheduler)
+    if told is None:
+        plans.refuse(sweep, planned(sweep))
+        return
+    with pytest.raises(ConfigError) as caught:
+        plans.refuse(sweep, planned(sweep))
+    assert caught.value.as_flag().startswith(f"--objective {told}")

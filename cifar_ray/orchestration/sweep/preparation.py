@@ -1,0 +1,154 @@
+"""Prepare the trials of a sweep for this cluster: data set, device, CPUs and arithmetic, so that they compare."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from cifar_ray import data, tasks
+from cifar_ray.config import topology
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import is_own
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.display.sweep import Board
+from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator
+from cifar_ray.orchestration.sweep import shared_arithmetic, shared_weights
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.storage import Folder
+from cifar_ray.training import arithmetic, hardware, recipe
+
+
+class Preparation:
+    """Prepares trials in place: those that a sweep begins with, and each that is proposed later, alike.
+
+    Attributes:
+        datasets: the data sets read so far, by ``dataset_key``.
+        weights: what runs start from, by digest.
+    """
+
+    def __init__(self, base: TrainConfig, board: Board) -> None:
+        self.datasets: dict[str, Dataset] = {}
+        self.weights: dict[str, bytes] = {}
+        self._base, self._board = base, board
+        self._read: dict[tuple[object, ...], Dataset] = {}
+        self._cpus = 1
+        self._computing: dict[Any, arithmetic.Choice] = {}
+
+    def load_data(self, trials: Sequence[PlannedTrial]) -> None:
+        """Read the data sets of trials, whose configs then have what was found in them."""
+        for trial, config in configured(trials):
+            name = config.dataset
+            which = (name, config.task, config.image_size, config.test_share)
+            if which not in self._read:
+                present = is_own(name) or data.present(name, self._base.data_dir)
+                self._board.doing(f"{'reading' if present else 'downloading'} {name}")
+                self._read[which] = data.read(config, partial(self._board.decoding, name))
+                if is_own(name):
+                    contents = self._read[which].contents(tasks.spec(config).answer)
+                    self._board.line(f"{config.dataset_name}: {contents}")
+            trial.config = recipe.with_images(config, self._read[which])
+            self.datasets[trial.config.dataset_key] = self._read[which]
+
+    def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
+        """Read the weights that trials start from, whose configs then have their digests."""
+        self.weights |= shared_weights.find(trials, store, self._board.line)
+
+    def place(self, trials: Sequence[PlannedTrial]) -> None:
+        """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""
+        for trial, asked in configured(trials):
+            try:
+                chosen = allocation.at_topology(asked)
+                trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
+            except ConfigError as error:
+                trial.reason, trial.config = str(error), None
+
+    def at_once(self, sweep: SweepConfig, folder: Folder, trials: Sequence[PlannedTrial], left: int) -> int:
+        """How many of the ``left`` trials train at once: as many as would fit if all were as large as the largest."""
+        configs = [config for _, config in configured(trials)]
+        if not configs:  # what an earlier driver left cannot run here
+            return 1
+        preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
+        gpus = max(config.gpus_reserved for config in configs)
+        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_reserved, gpus)
+        if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
+            needed = self._base.world_size * self._base.cpus_reserved
+            room = min(room, hardware.allowed_cpus() // needed)
+        most = max(min(max(room, 1), sweep.max_concurrent or room or 1), 1)
+        return min(most, left)
+
+    def divide_cpus(self, trials: Sequence[PlannedTrial], at_once: int, before: int | None = None) -> None:
+        """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` trials leave, in all alike.
+
+        More runs at once come first, since many runs of one thread each are done earlier than one run after another.
+        With the same number in every run, their times tell what the workers do, and not what the threads do. The
+        sweep's folder keeps it: a sweep that is continued goes on with it, ``before``.
+        """
+        self._cpus = before or _fair_share(trials, at_once)
+        self.share_cpus(trials)
+
+    def share_cpus(self, trials: Sequence[PlannedTrial]) -> None:
+        """Give each worker the CPUs that were decided."""
+        for trial, config in configured(trials):
+            if config.cpus_follow:
+                trial.config = dataclasses.replace(config, cpus_per_worker=self._cpus, cpus_follow=False)
+
+    def decide_arithmetic(self, trials: Sequence[PlannedTrial]) -> None:
+        """Decide precision and convolutions, as for earlier trials of the same model."""
+        shared_arithmetic.decide(trials, self._board.line, self._computing)
+
+    def prepare(self, trial: PlannedTrial, store: str) -> None:
+        """Prepare one that is proposed while others train; where it cannot run, it gets a reason and no config."""
+        try:
+            self.load_data([trial])
+            self.read_weights([trial], store)
+            self.place([trial])
+            self.share_cpus([trial])
+            self.decide_arithmetic([trial])
+        except ConfigError as error:
+            trial.reason, trial.config = str(error), None
+
+
+def configured(trials: Sequence[PlannedTrial]) -> list[tuple[PlannedTrial, ResolvedConfig]]:
+    """Trials that can run as far as is known, with their configs."""
+    return [(trial, trial.config) for trial in trials if trial.config is not None]
+
+
+def _fair_share(trials: Sequence[PlannedTrial], at_once: int) -> int:
+    """The most CPUs that every worker can have while ``at_once`` trials train."""
+    nodes, sharing = connection.nodes(), [config for _, config in configured(trials) if config.cpus_follow]
+    cpus = min((config.cpus_reserved for config in sharing), default=1)
+    while cpus > 1 and any(
+        topology.copies(config.placement, nodes, cpus, config.gpus_reserved) < at_once for config in sharing
+    ):
+        cpus -= 1
+    return cpus
+
+
+def bring_nodes(allocator: NodeAllocator, trials: Sequence[PlannedTrial]) -> None:
+    """Wait for the nodes of the largest topology that the cluster can have, on which all smaller ones fit.
+
+    Raises:
+        RunFailedError: when they have not come in time.
+    """
+    sizes = {asked.topology: asked for _, asked in configured(trials)}.values()
+    for asked in sorted(sizes, key=lambda asked: (asked.world_size, asked.placement.nodes), reverse=True):
+        with suppress(ConfigError):  # that topology is skipped, as place() says
+            allocator.allocate(asked)
+            return
+
+
+def check_gpus(trials: Sequence[PlannedTrial]) -> None:
+    """Refuse GPUs that PyTorch cannot use, before each run would meet them.
+
+    Raises:
+        ConfigError: naming what is wrong with them.
+    """
+    used = any(config.device == "cuda" for _, config in configured(trials))
+    if problems := preflight.gpu_problems(connection.nodes()) if used else []:
+        raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")

@@ -1,0 +1,98 @@
+"""The winner of a search: the best of its whole runs, how far it is ahead, and how to train it longer."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cifar_ray.config.errors import counted
+from cifar_ray.config.sweep import Cell, SweepConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.orchestration.sweep.goal import Goal
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.training import recipe
+
+_LONGER = 2
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best run of a search.
+
+    Attributes:
+        name: its name.
+        metric: the figure that the search was after.
+        value: its value.
+        ahead: how far it is ahead of the second, in the figure's unit, less than 0 if it is behind; by the mean of
+            ``repeated`` where it was trained again. None when no other run finished.
+        repeated: values of the same run with other seeds, by which it was not chosen.
+        sentence: all that, as people read it.
+        command: trains it again from the start, twice as long.
+    """
+
+    name: str
+    metric: str
+    value: float
+    ahead: float | None
+    repeated: tuple[float, ...]
+    sentence: str
+    command: str
+
+
+def _ranked(goal: Goal, trials: Sequence[PlannedTrial]) -> list[tuple[float, PlannedTrial]]:
+    """The runs that finished with the figure, the best first; those stopped early are not compared."""
+    whole = [
+        (value, trial)
+        for trial in trials
+        if trial.state == boards.FINISHED and not trial.repeats and (value := goal.value(trial.figures)) is not None
+    ]
+    return sorted(whole, key=lambda pair: goal.rank(pair[0]), reverse=True)
+
+
+def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
+    """The best of the runs that finished; None when none has the figure."""
+    ranked = _ranked(goal, trials)
+    if not ranked:
+        return None
+    (value, best), *others = ranked
+    again = [trial for trial in trials if trial.repeats == best.cell.name and trial.state == boards.FINISHED]
+    repeated = tuple(one for trial in again if (one := goal.value(trial.figures)) is not None)
+    level = statistics.mean(repeated) if repeated else value
+    parts = [f"{best.cell.name}: {goal.named(value)}"]
+    if repeated:
+        spread = f" (standard deviation {goal.apart(statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
+        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(level)}{spread}")
+    ahead = None
+    if others:
+        second, other = others[0]
+        ahead = goal.rank(level) - goal.rank(second)
+        lead = f"{goal.apart(level, second)} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
+        parts.append(f"{lead} {other.cell.name}, the second of {counted(len(ranked), 'run')} that finished")
+    else:
+        parts.append("the only run that finished")
+    assert best.config is not None
+    command = recipe.command(dataclasses.replace(best.config, epochs=_LONGER * best.config.epochs))
+    return Winner(best.cell.name, goal.metric, value, ahead, repeated, ", ".join(parts), command)
+
+
+def repeats_of(goal: Goal, sweep: SweepConfig, trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
+    """The trials that train the best run of a search that is over again with other seeds; none if there are any."""
+    ranked = _ranked(goal, trials)
+    if not ranked or any(trial.repeats for trial in trials):
+        return []
+    best = ranked[0][1]
+    assert best.config is not None
+    taken = {trial.cell.name for trial in trials}
+    made: list[PlannedTrial] = []
+    for seed in itertools.count(best.config.seed + 1):
+        if len(made) == sweep.repeat:
+            return made
+        name = f"{best.cell.name.rpartition('seed')[0]}seed{seed}"
+        if name not in taken:
+            cell = Cell(name, {**best.cell.values, "seed": seed})
+            config = dataclasses.replace(best.config, seed=seed)
+            made.append(PlannedTrial(len(trials) + len(made), cell, config, repeats=best.cell.name))
+    raise AssertionError

@@ -1,0 +1,102 @@
+"""A search that stops runs early, or whose runs Optuna proposes: its winner, and what a kill leaves of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+
+import pytest
+
+from cifar_ray.config import command_line
+from tests.integration.test_sweep import SMALL, children
+from tests.support.person import Person
+
+PROPOSED = ["--search", "optuna", "--epochs", "2", "--steps-per-epoch", "10", "--max-concurrent", "1"]
+
+
+def cells(person: Person, name: str) -> list[dict[str, object]]:
+    return json.loads((person.home / ".cifar_ray/runs" / name / "cells.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(person: Person) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    axes = ["--grid", "lr=loguniform:0.0001:0.3", "global_batch_size=32,2000"]
+    words = ["--dataset", "digits", "--model", "simple_cnn", *PROPOSED, "--samples", "5", *axes]
+    output = person.succeeds("sweep", "--name", "tpe", *words).stdout
+    runs = children(person, "tpe")
+    planned = {cell["name"]: cell for cell in cells(person, "tpe")}
+    assert len(planned) == 5
+    assert set(runs) == {name for name, cell in planned.items() if cell["state"] == "RUN"}
+    for name, cell in planned.items():
+        if name in runs:
+            assert runs[name].info.status == "FINISHED"
+            assert float(runs[name].data.params["lr"]) == cell["proposal"]["lr"]
+        else:
+            assert f"{name}: skipped, global_batch_size must leave at least one step per epoch" in output
+    values = sorted((run.data.metrics["test/accuracy"], name) for name, run in runs.items())
+    best, longer = output.splitlines()[-2:]
+    assert re.match(rf"best run +{re.escape(values[-1][1])}: test accuracy {values[-1][0]:.2%}, ", best)
+    command = re.sub("^train it longer +cifar-ray train ", "", longer)
+    config = command_line.train(command.split()).config
+    assert (config.epochs, config.lr) == (4, float(runs[values[-1][1]].data.params["lr"]))
+    assert f"The best run is {values[-1][1]}: " in person.run_named("tpe").data.tags["mlflow.note.content"]
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(1, 0), *(pytest.param(3, seed, marks=pytest.mark.extended) for seed in (1, 2, 3))]
+)
+def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person, kills: int, seed: int) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    moments = random.Random(seed)
+    axes = ["--grid", "lr=loguniform:0.001:0.3", "weight_decay=0,0.001"]
+    words = ["--name", "victim", *SMALL, *PROPOSED, "--checkpoint-every", "3", "--samples", "4", *axes]
+    before: dict[str, object] = {}
+    for _ in range(kills):
+        with person.starts("sweep", *words) as driver:
+            driver.until(" of 4, 1 at once")
+            wait = moments.uniform(0, 15)
+            end = time.monotonic() + wait
+            while time.monotonic() < end and driver.process.poll() is None:
+                time.sleep(0.05)
+            driver.kill()
+            driver.end()
+        words = ["--resume", "victim"]
+        now = {cell["name"]: cell for cell in cells(person, "victim") if cell["state"] == "RUN"}
+        assert before.items() <= now.items(), f"killed after {wait:.2f} s"
+        before = now
+    ended = {
+        name: run.info.end_time for name, run in children(person, "victim").items() if run.info.status == "FINISHED"
+    }
+    person.succeeds("sweep", *words)
+    planned = {cell["name"]: cell for cell in cells(person, "victim")}
+    assert before.items() <= planned.items()
+    assert len({json.dumps(cell["proposal"]) for cell in planned.values()}) == 4
+    runs = children(person, "victim")
+    assert set(runs) == set(planned)
+    for name, run in runs.items():
+        assert run.info.status == "FINISHED"
+        assert person.steps(name, "test/accuracy") == [1, 2]
+    assert {name: runs[name].info.end_time for name in ended} == ended
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_median_rule_stops_runs_that_are_behind_most(person: Person) -> None:
+    words = ["--max-concurrent", "1", "--epochs", "6", "--scheduler", "median", "--median.min-trials", "2"]
+    rates = "lr=0.05,0.04,1e-9,1e-8"
+    output = person.succeeds("sweep", "--name", "middle", *SMALL, *words, "--grid", rates).stdout
+    ended = {name.split()[0]: run for name, run in children(person, "middle").items()}
+    assert {name: run.info.status for name, run in ended.items()} == {
+        "lr0.05": "FINISHED",
+        "lr0.04": "FINISHED",
+        "lr1e-09": "KILLED",
+        "lr1e-08": "KILLED",
+    }
+    assert ended["lr1e-09"].data.tags["cifar_ray.stopped"] == "median"
+    assert "stopped early by the median rule: it was behind the median of the other runs at epoch 1" in output
+    assert output.splitlines()[-2].startswith("best run ")
