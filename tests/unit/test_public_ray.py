@@ -32,6 +32,7 @@ DOCUMENTED = {
     "ray.job_submission.JobSubmissionClient",  # jobs: Python SDK API reference
     "ray.job_submission.JobStatus",
     "ray.job_submission.JobDetails",
+    "ray.tune.search.optuna.OptunaSearch",  # tune: search algorithms
 }
 """Parts without a mark that have a page in Ray's documentation."""
 
