@@ -98,8 +98,9 @@ class Preparation:
             if config.cpus_follow:
                 trial.config = dataclasses.replace(config, cpus_per_worker=self._cpus, cpus_follow=False)
 
-    def decide_arithmetic(self, trials: Sequence[PlannedTrial]) -> None:
-        """Decide precision and convolutions, as for earlier trials of the same model."""
+    def decide_arithmetic(self, trials: Sequence[PlannedTrial], earlier: Sequence[PlannedTrial] = ()) -> None:
+        """Decide precision and convolutions, as for trials of the same model before, or of an ``earlier`` driver."""
+        self._computing |= shared_arithmetic.earlier(earlier)
         shared_arithmetic.decide(trials, self._board.line, self._computing)
 
     def prepare(self, trial: PlannedTrial, store: str) -> None:

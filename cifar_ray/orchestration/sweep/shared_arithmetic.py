@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -42,6 +44,16 @@ def decide(
             decided[kind] = _chosen(configs, say)
         for trial, config in alike:
             trial.config = recipe.computing(config, decided[kind].precision, decided[kind].convolutions)
+
+
+def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
+    """What an earlier driver has decided, for :func:`decide`: what its trials compute with."""
+    decided = {}
+    for config in (trial.config for trial in trials if trial.config is not None):
+        for precision, convolutions in itertools.product(("auto", config.precision), (None, config.convolutions)):
+            left_open = dataclasses.replace(config, precision=precision, convolutions=convolutions)
+            decided[_kind(left_open)] = arithmetic.Choice(config.precision, str(config.computed))
+    return decided
 
 
 def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> arithmetic.Choice:

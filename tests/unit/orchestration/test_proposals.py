@@ -14,13 +14,16 @@ from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
+from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner, proposals
 from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.tasks import USUAL
 from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.training import recipe
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
 COMPLETE, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL
@@ -153,6 +156,24 @@ def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
         {"lr": 0.1, "topology": "1x2", "dataset": "digits", "image_size": 16},
         {"lr": 0.1, "topology": "2x2", "dataset": "digits", "image_size": 16},
     ]
+
+
+def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> None:
+    """Nothing is measured again, which would take a Ray that is not here."""
+    config = made(3, lr="uniform:0.1:0.9", model=["simple_cnn"], device=["cpu"], epochs=[1000])
+    first = Search(config, tmp_path)
+    first.goes_on(lambda _: 0.5, most=2)
+    for trial in first.trials[:2]:
+        assert trial.config is not None
+        assert (trial.config.precision, trial.config.convolutions) == ("auto", None)
+        trial.config = recipe.computing(trial.config, "bf16", "contiguous")
+    again = first.again()
+    spec = again.proposer.propose()
+    assert spec is not None
+    new = again.trials[spec.index]
+    assert new.config is not None
+    Preparation(config.base, Board([], 0.0)).decide_arithmetic([new], again.trials[:2])
+    assert (new.config.precision, new.config.convolutions) == ("bf16", "contiguous")
 
 
 def test_without_optuna_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
