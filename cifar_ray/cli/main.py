@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, early, models, output
+from cifar_ray.cli import cluster, early, models, output, predictions
 from cifar_ray.config import command_line, errors, files, flags, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -243,27 +243,6 @@ def evaluate(command: EvaluateCommand) -> int:
     return 0
 
 
-def predict(command: PredictCommand) -> int:
-    """``cifar-ray predict``."""
-    from cifar_ray.data import imagefiles
-
-    imagefiles.check(command.images)
-    early.check_runs([command.run], command.tracking_uri)
-
-    with output.progress(command.json), early.loading("loading PyTorch and MLflow"):
-        from cifar_ray.orchestration.run import results
-
-    task, made = results.predict(command.run, command.images, command.checkpoint, command.tracking_uri, flags.note)
-    shown = command.top if task.answer == "classes" else None
-    top = [(prediction.image, prediction.answers[:shown]) for prediction in made]
-    output.show(
-        [{"image": image, task.answer: answers} for image, answers in top],
-        command.json,
-        lambda: Console().predictions(task, top),
-    )
-    return 0
-
-
 def strategies(_: StrategiesCommand) -> int:
     """``cifar-ray strategies``."""
     from cifar_ray.strategies import NAMES, about
@@ -315,7 +294,7 @@ COMMANDS: cluster.Commands = {
     "models": (models.show, ModelsCommand, "list the models of this package, torchvision and timm"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),
-    "predict": (predict, PredictCommand, "classify image files with a run's model"),
+    "predict": (predictions.show, PredictCommand, "classify image files with a run's model"),
     "ui": (ui, UiCommand, "open MLflow's pages on the runs"),
     "doctor": (doctor, DoctorCommand, "look at what this machine offers, and what would stop a run"),
     **cluster.COMMANDS,

@@ -262,7 +262,13 @@ class PredictCommand(ResultAsJson, OfModel):
     """Classify image files with a run's model."""
 
     images: Positional[tuple[Path, ...]]
-    """Image files of any size and common format."""
+    """Image files of any size and common format, or folders: all images below them, sorted by name; a damaged one is
+    named and left out."""
+
+    csv: str | None = None
+    """File for the answers as CSV: a row for each image with its path, and the likeliest classes with their
+    probabilities or, of a task that answers values, each value by name. '-' prints it. An earlier file is
+    overwritten."""
 
     top: Count = 3
     """Classes to show per image, most likely first."""

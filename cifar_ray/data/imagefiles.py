@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,17 +55,41 @@ def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
         raise ImageError("it is truncated or damaged") from None
 
 
-def check(paths: Sequence[Path]) -> None:
-    """Refuse files whose headers show that they are not readable images; nothing is decoded, and torch not loaded.
+def check(paths: Sequence[Path]) -> list[Path]:
+    """The files that paths name: each file, and below each folder those with names of images, sorted.
+
+    Nothing is decoded, and torch is not loaded. What is in a folder need not be an image.
 
     Raises:
-        ConfigError: naming the first such file, or when there is none at all.
+        ConfigError: naming the first file whose header shows that it is no readable image, or a folder without images,
+            or when there is no path at all.
     """
     if not paths:
-        raise ConfigError("", "there is no image to classify; name at least one file after the run")
+        raise ConfigError("", "there is no image to classify; name at least one file or folder after the run")
+    files: list[Path] = []
     for path in paths:
+        if path.is_dir():
+            files += _below(path)
+            continue
         with named(path), _open(path):
-            pass
+            files.append(path)
+    return files
+
+
+def _below(folder: Path) -> list[Path]:
+    """The image files below a folder by their names, but nothing hidden; links to folders are not followed."""
+
+    def fail(error: OSError) -> None:
+        raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}")
+
+    files: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (Path(place, name) for name in names if not name.startswith("."))
+        files += [path for path in paths if path.suffix.lower() in SUFFIXES]
+    if not files:
+        raise ConfigError("", f"there is no image in {folder} ({', '.join(SUFFIXES)})")
+    return sorted(files)
 
 
 @contextmanager

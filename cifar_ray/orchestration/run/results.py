@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
 _AT_ONCE = 256  # images in one forward pass
+_NOTE_S = 10.0  # between notes on the progress
 
 
 @dataclass(frozen=True)
@@ -181,37 +183,75 @@ def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, not
 
 
 def predict(
-    run: str, images: Sequence[Path], which: WhichCheckpoint, tracking_uri: str | None, note: Note
+    run: str,
+    images: Sequence[Path],
+    which: WhichCheckpoint,
+    tracking_uri: str | None,
+    note: Note,
+    top: int | None = None,
 ) -> tuple[TaskSpec, list[Prediction]]:
-    """Answer for image files with a run's model, and say what kind of answers they are.
+    """Answer for image files, and those below folders, with a run's model, and say what kind of answers they are.
 
-    Images are scaled to the size of the data set's, and made grey if those are.
+    Images are scaled to the size of the data set's, and made grey if those are. A file in a folder that is no image is
+    left out, with a note.
+
+    Args:
+        run: name or MLflow id of the run, or its folder.
+        images: files and folders.
+        which: checkpoint.
+        tracking_uri: of the store that has the run.
+        note: told of what is left out, and every 10 s how far it is.
+        top: classes to keep for an image, the likeliest; all without.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
-        ConfigError: when there is no such run, or a file is not an image.
+        ConfigError: when there is no such run, or a file is not an image, or a folder has none.
     """
-    imagefiles.check(images)
+    files, given = imagefiles.check(images), set(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
-    model = predictor.of(chosen.address, snapshot)
-    scaled, batches = pixels(data.spec(snapshot.config), images), range(0, len(images), _AT_ONCE)
-    with torch.inference_mode():
-        rows = torch.cat([model(scaled[begin : begin + _AT_ONCE]) for begin in batches]).tolist()
+    model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
     task, names = snapshot.task, snapshot.class_names
-    return task, [Prediction(image, task.answers(names, row)) for image, row in zip(images, rows, strict=True)]
+    shown = top if task.answer == "classes" else None
+    made: list[Prediction] = []
+    told = time.monotonic()
+    for begin in range(0, len(files), _AT_ONCE):
+        readable, scaled = pixels(spec, files[begin : begin + _AT_ONCE], given, note)
+        if readable:
+            with torch.inference_mode():
+                rows = model(scaled).tolist()
+            made += [Prediction(image, task.answers(names, row)[:shown]) for image, row in zip(readable, rows)]
+        if time.monotonic() - told > _NOTE_S:
+            told = time.monotonic()
+            note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
+    if not made:
+        raise ConfigError("", "none of these files is an image that can be read")
+    return task, made
 
 
-def pixels(spec: DatasetSpec, paths: Sequence[Path]) -> Tensor:
-    """Read image files as the input of a model of that data set: uint8, (N, side, side, 3).
+def pixels(spec: DatasetSpec, paths: Sequence[Path], given: Collection[Path], note: Note) -> tuple[list[Path], Tensor]:
+    """Read image files as the input of a model of that data set: those that can be read, uint8, (N, side, side, 3).
 
     One at a time, since a decoded photo takes tens of megabytes.
 
+    Args:
+        spec: of the data set.
+        paths: the files.
+        given: those of them that must be images; others are left out.
+        note: told of each that is left out.
+
     Raises:
-        ConfigError: naming a file that is not an image.
+        ConfigError: naming a file of ``given`` that is not an image.
     """
-    scaled = []
+    readable, scaled = [], []
     for path in paths:
-        with imagefiles.named(path):
-            scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
-    return torch.cat(scaled)
+        try:
+            with imagefiles.named(path):
+                scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
+        except ConfigError as error:
+            if path in given:
+                raise
+            note(f"left out: {error.problem}")
+        else:
+            readable.append(path)
+    return readable, torch.cat(scaled) if scaled else torch.empty(0)

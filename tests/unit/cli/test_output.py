@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
@@ -106,13 +107,55 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
-    monkeypatch.setattr(results, "predict", lambda *_: (tasks.recorded(None), found))
+
+    def predict(*words: Any) -> Any:
+        return tasks.recorded(None), [Prediction(each.image, each.answers[: words[-1]]) for each in found]
+
+    monkeypatch.setattr(results, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
     assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
     assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
     found[0] = Prediction(Path("no UTF-8 \udcff.png"), found[0].answers)
     out, _ = printed(f"predict ./mine {IMAGE} --top 1 --json", capsys)
     assert json.loads(out)[0]["image"] == "no UTF-8 \udcff.png"
+
+
+def test_predictions_as_csv(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = [
+        Prediction(IMAGE, [("a cat, asleep", 0.5), ("dog", 0.375)]),
+        Prediction(Path("no UTF-8 \udcff.png"), [("dog", 1.0), ("a cat, asleep", 0.0)]),
+    ]
+    monkeypatch.setattr(results, "predict", lambda *_: (tasks.recorded(None), found))
+    rows = [
+        ["image", "class", "probability", "class_2", "probability_2"],
+        [str(IMAGE), "a cat, asleep", "0.5", "dog", "0.375"],
+        ["no UTF-8 \\xff.png", "dog", "1.0", "a cat, asleep", "0.0"],
+    ]
+    assert [*csv.reader(printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines())] == rows
+    table = tmp_path / "answers.csv"
+    assert printed(f"predict ./mine {IMAGE} --csv {table}", capsys) == (f"{table}: 2 images\n", "")
+    assert [*csv.reader(table.read_text().splitlines())] == rows
+    values = TaskSpec("ink", (Figure("rmse", "RMSE"),), answer="values")
+    made = [Prediction(IMAGE, [("left", 12.5), ("right", -1.0)])]
+    monkeypatch.setattr(results, "predict", lambda *_: (values, made))
+    assert printed(f"predict ./mine {IMAGE} --csv -", capsys)[0] == f"image,left,right\n{IMAGE},12.5,-1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--csv - --json", "--csv is another form than --json; give one of the two"),
+        ("--csv /nowhere/answers.csv", "--csv must be a file that can be written, or -, got /nowhere/answers.csv"),
+        ("--csv /", "--csv must be a file that can be written, or -, got /"),
+    ],
+)
+def test_csv_that_cannot_be_written_is_refused_at_once(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["predict", "nobody", str(IMAGE), *words.split()]) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_a_comparison_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

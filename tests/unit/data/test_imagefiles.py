@@ -96,7 +96,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
 def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo = tmp_path / "photo.bmp"
     Image.new("RGB", (30, 30), (0, 128, 255)).save(photo)
-    one = results.pixels(digits.spec, [photo])
+    one = results.pixels(digits.spec, [photo], [photo], print)[1]
     decoded: list[weakref.ref[Image.Image]] = []
     held = []
 
@@ -107,7 +107,7 @@ def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, mon
         return image
 
     monkeypatch.setattr(imagefiles, "read", watched)
-    assert torch.equal(results.pixels(digits.spec, [photo] * 12), one.expand(12, -1, -1, -1))
+    assert torch.equal(results.pixels(digits.spec, [photo] * 12, [photo], print)[1], one.expand(12, -1, -1, -1))
     assert held == [1] * 12
 
 
@@ -128,8 +128,25 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
         assert str(caught.value) == reason
         with pytest.raises(ConfigError) as told:  # before the run is looked for, or else before anything is classified
             results.predict("nobody", [tmp_path / "whole.png", tmp_path / name], "last", no_store, print)
-        sentence = f"there is no run 'nobody' in {no_store}; a run is named by its name or MLflow id"
-        assert str(told.value) == (sentence if name == "half.png" else f"cannot read image {tmp_path / name}: {reason}")
+        sentences = {
+            "half.png": f"there is no run 'nobody' in {no_store}; a run is named by its name or MLflow id",
+            "folder": f"there is no image in {tmp_path / 'folder'} ({', '.join(imagefiles.SUFFIXES)})",
+        }
+        assert str(told.value) == sentences.get(name, f"cannot read image {tmp_path / name}: {reason}")
+    files = [tmp_path / "whole.png", tmp_path / "half.png"]
+    damaged = f"cannot read image {tmp_path / 'half.png'}: it is truncated or damaged"
     with pytest.raises(ConfigError) as told:
-        results.pixels(SPECS["digits"], [tmp_path / "whole.png", tmp_path / "half.png"])
-    assert str(told.value) == f"cannot read image {tmp_path / 'half.png'}: it is truncated or damaged"
+        results.pixels(SPECS["digits"], files, files, print)
+    assert str(told.value) == damaged
+    notes: list[str] = []
+    readable, scaled = results.pixels(SPECS["digits"], files, [], notes.append)  # as found in a folder
+    assert (readable, len(scaled), notes) == (files[:1], 1, [f"left out: {damaged}"])
+
+
+def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> None:
+    for name in ("b/10.png", "b/2.PNG", "a.jpg", "b/c/d.webp", "notes.txt", ".hidden/e.png", "b/.f.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(image, "PNG"))
+    (tmp_path / "b" / "broken.png").write_text("no image")  # is looked at when its turn comes
+    below = [tmp_path / name for name in ("a.jpg", "b/10.png", "b/2.PNG", "b/broken.png", "b/c/d.webp")]
+    assert imagefiles.check([tmp_path / "a.jpg", tmp_path]) == [tmp_path / "a.jpg", *below]

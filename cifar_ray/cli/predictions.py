@@ -1,0 +1,75 @@
+"""The ``cifar-ray predict`` command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cifar_ray.cli import early, output
+from cifar_ray.config import files, flags
+from cifar_ray.config.commands import PredictCommand
+from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.display.run import Console
+
+if TYPE_CHECKING:
+    from cifar_ray.orchestration.run.results import Prediction
+    from cifar_ray.tasks import TaskSpec
+
+
+def show(command: PredictCommand) -> int:
+    """``cifar-ray predict``."""
+    from cifar_ray.data import imagefiles
+
+    if command.csv and command.json:
+        raise ConfigError("csv", "is another form than --json; give one of the two")
+    table = _writable(command.csv) if command.csv not in (None, "-") else None
+    imagefiles.check(command.images)
+    early.check_runs([command.run], command.tracking_uri)
+
+    with output.progress(command.json or command.csv == "-"), early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.run import results
+
+    task, made = results.predict(
+        command.run, command.images, command.checkpoint, command.tracking_uri, flags.note, command.top
+    )
+    if command.csv == "-":
+        print(as_csv(task, made), end="")
+    elif table is not None:
+        files.write_whole(table, as_csv(task, made))
+        print(f"{table}: {counted(len(made), 'image')}")
+    else:
+        pairs = [(prediction.image, prediction.answers) for prediction in made]
+        output.show(
+            [{"image": image, task.answer: answers} for image, answers in pairs],
+            command.json,
+            lambda: Console().predictions(task, pairs),
+        )
+    return 0
+
+
+def _writable(text: str | None) -> Path:
+    """The file, of which it is known before anything is computed that it can be written."""
+    path = files.absolute("csv", str(text))
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError("csv", f"must be a file that can be written, or -, got {text}")
+    return path
+
+
+def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
+    """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name."""
+    names = [name for name, _ in predictions[0].answers]
+    classes = task.answer == "classes"
+    ranks = ["", *(f"_{rank}" for rank in range(2, len(names) + 1))]
+    head = [f"{title}{rank}" for rank in ranks for title in ("class", "probability")] if classes else names
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", *head])
+    for prediction in predictions:
+        path = os.fsencode(prediction.image).decode(errors="backslashreplace")  # a name need not be UTF-8
+        pairs = [cell for pair in prediction.answers for cell in pair]
+        writer.writerow([path, *(pairs if classes else [number for _, number in prediction.answers])])
+    return text.getvalue()
