@@ -77,6 +77,13 @@ def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Pat
     assert not folder.exists()
 
 
+def test_weights_to_start_from_are_kept_beside_the_checkpoints(folder: Folder) -> None:
+    with pytest.raises(FileNotFoundError):
+        checkpoints.initial(folder)
+    checkpoints.keep_initial(folder, b"weights" * 1000)
+    assert checkpoints.initial(folder) == b"weights" * 1000
+
+
 def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: Folder) -> None:
     other = replace(folder, path="no-such-bucket/runs")
     with pytest.raises(OSError, match=r".") as caught:

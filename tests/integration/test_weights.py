@@ -12,9 +12,13 @@ import pytest
 import torch
 
 from cifar_ray import models
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import checkpoint, initial_weights
+from cifar_ray.orchestration.run import given_weights
+from cifar_ray.training import checkpoint, initial_weights, manifest, recipe
+from cifar_ray.training.__main__ import main
 from tests.support.helpers import digest, resolved, train_on_ranks
 from tests.support.person import Person
 
@@ -64,6 +68,25 @@ def test_a_fine_tuned_network_is_the_same_at_any_number_of_workers(
     assert last(tmp_path / "fresh") != last(tmp_path / "1x1")
 
 
+def found(config: TrainConfig, person: Person) -> TrainConfig:
+    """The config with the digest of its weights."""
+    return given_weights.find(recipe.resolve(config), person.uri, lambda sentence: None)[0]
+
+
+def test_a_file_that_has_changed_is_refused_unless_it_is_given_anew(
+    resident: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(resident.home)
+    torch.save(network("simple_cnn", "digits", seed=1), "mine.pt")
+    config = found(resolved({"dataset": "digits", "model": "simple_cnn", "weights": "mine.pt"}), resident)
+    assert config.weights == f"{resident.home}/mine.pt"
+    assert found(config, resident) == config
+    torch.save(network("simple_cnn", "digits", seed=2), "mine.pt")
+    with pytest.raises(ConfigError, match=r"weights must be those that the run began with, and .*mine\.pt has others"):
+        found(config, resident)
+    assert found(runfile.merge(config, {"weights": "mine.pt"}), resident).weights_digest != config.weights_digest
+
+
 @pytest.mark.fault
 def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(resident: Person) -> None:
     resident.succeeds(*WORDS, "--epochs", "1", "--run-name", "source")
@@ -73,6 +96,10 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     assert "weights of source: 100.0% of the parameters\n" in calm
     params = resident.run_named("calm").data.params
     assert (params["weights"], params["weights_digest"]) == ("source", source.tags["cifar_ray.weights_sha256"])
+    kept = checkpoint.best(resident.home / ".cifar_ray" / "runs" / "calm" / "checkpoints")
+    assert kept is not None
+    config = resolved({"dataset": "digits", "model": "simple_cnn", "weights": "calm:best"})
+    assert found(config, resident).weights_digest == manifest.read(kept).weights.sha256
     with resident.starts(*words, "--run-name", "killed") as run:
         run.until("epoch 2/12")
         run.kill(signal.SIGKILL)
@@ -132,9 +159,6 @@ def test_weights_of_another_model_or_that_are_not_there_are_refused_before_a_run
 
 
 def _torchrun_refuses(*words: str) -> str:
-    from cifar_ray.config.errors import ConfigError
-    from cifar_ray.training.__main__ import main
-
     with pytest.raises(ConfigError) as caught:
         main(["--dataset", "digits", *words], 0.0)
     return str(caught.value)
