@@ -237,7 +237,7 @@ def evaluate(command: EvaluateCommand) -> int:
             command.run, command.checkpoint, command.data_dir, command.tracking_uri, flags.note, command.device
         )
     checkpoint = f"{scored.checkpoint} (step {scored.step:,})"
-    recorded = (scored.recorded_score, scored.recorded_images)
+    recorded = (scored.recorded_score, scored.recorded_images, scored.recorded_on)
     console = Console(tasks.recorded(scored.task))
     output.show(scored, command.json, lambda: console.scores(scored.metrics, scored.images, checkpoint, *recorded))
     return 0

@@ -35,7 +35,7 @@ class OfModel:
     """Name or MLflow id of the run, or its folder if MLflow has lost it."""
 
     checkpoint: WhichCheckpoint = "last"
-    """The newest checkpoint, or the one with the best test figure."""
+    """The newest checkpoint, or the one with the best validation figure (--val-share)."""
 
     tracking_uri: str | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cifar_ray.config import errors, schema
 from cifar_ray.config.errors import ConfigError
@@ -13,6 +13,8 @@ from cifar_ray.config.option import choices, default_of, left_out
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.models.options import USUAL
+
+_Config = TypeVar("_Config", bound=TrainConfig)
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -94,6 +96,16 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
         images = share * accumulate * parse_topology(where).world_size
         values |= {"global_batch_size": images, "batch_size": None}
     config: ResolvedConfig = schema.build(ResolvedConfig, values)
+    return begun(config)
+
+
+def begun(config: _Config, chooses: bool = False) -> _Config:
+    """The config of a run that has begun: one that chooses without validation images goes by the test figure.
+
+    So did all that earlier versions began, whose configs do not say it; ``chooses``: whether a scheduler does.
+    """
+    if (chooses or config.keeps_best) and not config.validated:
+        return dataclasses.replace(config, choose_by="test")
     return config
 
 
@@ -176,6 +188,8 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
     for field in dataclasses.fields(TrainConfig):  # likewise what it has none of
         if field.metadata.get("if_set") and getattr(config, field.name) == default_of(field):
             del values[field.name]
+    if not config.images.val:  # and as before there were any
+        del values["images"]["val"]
     return values
 
 

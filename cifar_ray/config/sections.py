@@ -92,6 +92,9 @@ class Images:
     digest: str | None = None
     """First 16 hex digits of the SHA-256 over all images and labels; known once they have been read."""
 
+    val: Whole = 0
+    """Validation images."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -110,6 +113,11 @@ class Data:
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH,)})
     """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
+
+    val_share: Share | None = option(None, weights=True, if_set=True)
+    """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
+    every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
+    chosen: by --log-models best or all, or by --scheduler. A folder:PATH with val/ and test/ needs no share."""
 
     stream: bool = option(False, weights=False, only={"dataset": (FOLDER_PATH,)})
     """Keep the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them ahead
@@ -177,14 +185,19 @@ class Tracking:
     """Optimizer steps between checkpoints, in addition to one after every epoch (0: only those)."""
 
     keep_checkpoints: Count = option(2, weights=False)
-    """Newest checkpoints to keep, in addition to the best one."""
+    """Newest checkpoints to keep, in addition to the best one where there is one."""
+
+    choose_by: Literal["val", "test"] = option("val", weights=False, if_set=True)
+    """Images whose figure chooses the best checkpoint, and the runs that --scheduler stops. 'test' tags the run, and
+    reports caution that its test figures were chosen among several, so that new images will give worse ones."""
 
     log_models: Literal["final", "best", "all", "none"] = option("final", weights=False)
-    """Checkpoints to log to MLflow as models: the final one, the one with the best test figure, both, or none.
+    """Checkpoints to log to MLflow as models: the final one, the one with the best validation figure, both, or none.
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set. Default: all. For runs made for their times."""
+    """Test images per evaluation, spread evenly over the test set. Default: all. For runs made for their times. The
+    images of --val-share are always all used."""
 
     per_rank_test: bool = option(False, weights=False)
     """After the last epoch, also test every rank's own replica on the same images."""

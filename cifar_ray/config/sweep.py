@@ -196,8 +196,8 @@ class SweepConfig:
     """Combinations to draw from each grid in a random search, or to train in one with Optuna."""
 
     scheduler: SchedulerName = "none"
-    """Stop runs early: 'asha' those whose test figure, such as the accuracy, falls behind the best at some epochs,
-    'median' those whose best figure so far is behind the median of the other runs' means."""
+    """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
+    epochs, 'median' those whose best figure so far is behind the median of the other runs' means."""
 
     asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
     """Options of ASHA."""
@@ -207,7 +207,7 @@ class SweepConfig:
 
     objective: ObjectiveText | None = None
     """NAME:min or NAME:max, the figure of the runs that the scheduler goes by and that names the best run, such as
-    test/f1:max or images_per_s:max. Default: the task's main figure, such as the accuracy."""
+    val/f1:max or images_per_s:max. Default: the task's main figure on the validation images, such as the accuracy."""
 
     repeat: Whole = 0
     """Other seeds with which the best run of a search is trained again, before it is called ahead."""

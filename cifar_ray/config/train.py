@@ -58,7 +58,17 @@ class TrainConfig(Tracking, Strategy, Placement, Batch, Optimisation, Model, Tas
     @property
     def dataset_key(self) -> str:
         """What tells the data set from others, once it has been read: folders may be read in several sizes."""
-        return self.images.digest or self.dataset
+        return self.images.digest or (f"{self.dataset} {self.val_share}" if self.val_share else self.dataset)
+
+    @property
+    def validated(self) -> bool:
+        """Whether there are validation images, once a data set of the user's own has been looked at."""
+        return bool(self.val_share or self.images.val)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best of its checkpoints is asked for."""
+        return self.log_models in ("best", "all")
 
     @property
     def cpus_reserved(self) -> int:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, own
+from cifar_ray.data import arrays, own, validation
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 
 __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
 
 
 def spec(config: TrainConfig) -> DatasetSpec:
-    """The facts of a resolved config's data set; of one of the user's own, those that the config has recorded."""
-    return arrays.spec(config.dataset, config.images) if is_own(config.dataset) else SPECS[config.dataset]
+    """The facts of a resolved config's data set; of one of the user's own, those that the config has recorded.
+
+    How many images validation takes from one of this package is known to a few images until it has been read.
+    """
+    if is_own(config.dataset):
+        return arrays.spec(config.dataset, config.images)
+    spec = SPECS[config.dataset]
+    kept = round(spec.train_size * (config.val_share or 0.0))
+    return dataclasses.replace(spec, train_size=spec.train_size - kept, val_size=kept)
 
 
 def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:
@@ -27,4 +36,5 @@ def read(config: TrainConfig, progress: own.Progress = lambda done, total: None)
     """
     if is_own(config.dataset):
         return own.load(config, progress)
-    return load(config.dataset, config.data_dir)
+    dataset = load(config.dataset, config.data_dir)
+    return validation.published(dataset, config.val_share) if config.val_share else dataset

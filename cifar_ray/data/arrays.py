@@ -15,6 +15,7 @@ import numpy as np
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.sections import Images
+from cifar_ray.data import validation
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest
 from cifar_ray.tasks.protocol import Task
 
@@ -25,12 +26,18 @@ _RULE = (
 
 
 @functools.cache
-def from_function(path: str, task: type[Task]) -> Dataset:
+def from_function(path: str, task: type[Task], val_share: float = 0.0) -> Dataset:
     """What the user's function returns, once in a process, for a task that learns of it.
 
+    ``val_share``: of the training images, for validation.
+
     Raises:
-        ConfigError: when it fails, or returns something else.
+        ConfigError: when it fails, or returns something else, or validation would leave nothing of a class.
     """
+    if val_share:
+        whole = from_function(path, task)
+        train, val = validation.cut(whole.train, whole.class_names, val_share)
+        return made(path, train, whole.test, whole.class_names, val=val)
     with imports.calling(path, "dataset", "must return arrays"):
         returned = imports.load(path, "dataset")()
     try:
@@ -86,14 +93,21 @@ def _arrays(half: Any, name: str, target: str) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(images), targets
 
 
-def made(name: str, train: Split, test: Split, classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
-    """The data set of two halves; its facts are those found before, or else of these pixels."""
-    facts = facts or facts_of(train, test, len(classes))
+def made(
+    name: str,
+    train: Split,
+    test: Split,
+    classes: tuple[str, ...],
+    facts: Images | None = None,
+    val: Split | None = None,
+) -> Dataset:
+    """The data set of these parts; its facts are those found before, or else of these pixels."""
+    facts = facts or facts_of(train, test, len(classes), val)
     assert facts.digest is not None
-    return Dataset(spec(name, facts), train, test, classes, facts.digest)
+    return Dataset(spec(name, facts), train, test, classes, facts.digest, val=val)
 
 
-def facts_of(train: Split, test: Split, classes: int) -> Images:
+def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) -> Images:
     """Counts, mean and deviation of the training pixels per channel, and the digest of all."""
     counts = np.zeros((3, 256), dtype=np.int64)
     for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
@@ -110,7 +124,8 @@ def facts_of(train: Split, test: Split, classes: int) -> Images:
         train.images.shape[1],
         tuple(round(float(value), 4) for value in mean),
         tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
-        digest(train, test),
+        digest(train, test, *([] if val is None else [val])),
+        0 if val is None else len(val),
     )
 
 
@@ -127,4 +142,5 @@ def spec(name: str, images: Images) -> DatasetSpec:
         native_size=images.side,
         image_size=images.side,
         crop=True,
+        val_size=images.val,
     )

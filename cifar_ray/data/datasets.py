@@ -36,6 +36,7 @@ class DatasetSpec:
         num_classes: numbers that a model gives for a sample: labels run from 0 to ``num_classes - 1``.
         train_size: training images.
         test_size: test images.
+        val_size: validation images.
         mean: mean of the training pixels per channel, on a scale of 0 to 1.
         std: standard deviation of the training pixels per channel, on the same scale.
         flip: whether a mirrored image still shows its class.
@@ -58,6 +59,7 @@ class DatasetSpec:
     image_size: int = 32
     channels: int = 3
     crop: bool = False
+    val_size: int = 0
 
     def normalised(self, by: str) -> DatasetSpec:
         """The same, where pixels are normalised as a config's ``normalise`` says."""
@@ -114,7 +116,8 @@ class Dataset:
         test: test images.
         class_names: one for each number that a model gives for a sample, such as its labels.
         digest: first 16 hex digits of the SHA-256 over all columns.
-        left_out: what was found beside the images and is not used, in words.
+        left_out: what was found beside the images and is not used, or otherwise than its name says, in words.
+        val: validation images; None without.
     """
 
     spec: DatasetSpec
@@ -123,6 +126,7 @@ class Dataset:
     class_names: tuple[str, ...]
     digest: str
     left_out: str = ""
+    val: Split | None = None
 
     def contents(self, answer: str) -> str:
         """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.
@@ -130,7 +134,8 @@ class Dataset:
         ``answer`` is what a task predicts: ``classes`` or ``values``.
         """
         spec = self.spec
-        counts = f"{spec.num_classes:,} {answer}, {spec.train_size:,} training and {spec.test_size:,} test images"
+        learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
+        counts = f"{spec.num_classes:,} {answer}, {learned} and {spec.test_size:,} test images"
         return "; ".join(filter(None, (counts, self.left_out)))
 
     def normalised(self, by: str) -> Dataset:
@@ -249,10 +254,10 @@ def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...
     return Dataset(spec, train, test, names, digest(train, test))
 
 
-def digest(train: Split, test: Split) -> str:
+def digest(*splits: Split) -> str:
     """First 16 hex digits of the SHA-256 over all columns."""
     state = hashlib.sha256()
-    for split in (train, test):
+    for split in splits:
         for column in split.columns.values():
             state.update(np.ascontiguousarray(column).data)
     return state.hexdigest()[:16]

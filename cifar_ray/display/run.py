@@ -17,7 +17,8 @@ from rich.text import Text
 from cifar_ray.config.errors import counted
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
-from cifar_ray.tasks import LOSS, USUAL, TaskSpec
+from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,10 +146,10 @@ class Console(Display):
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """One line for an epoch that has ended."""
-        task, primary = self._learned, self._learned.primary
+        task, primary, subset = self._learned, self._learned.primary, measured_on(metrics)
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
-            f"test loss {metrics['test/loss']:.4f}  {primary.named(metrics[primary.metric])}  "
+            f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {primary.named(metrics[primary.on(subset)])}  "
             f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"
         )
 
@@ -159,7 +160,7 @@ class Console(Display):
         places: Iterable[tuple[str, str]],
         attempt_s: float | None = None,
     ) -> None:
-        """The final table: metrics of the last epoch, times, and where everything is.
+        """The final table: test figures of the chosen checkpoint, or of the last epoch, times, and where everything is.
 
         Args:
             metrics: of the run.
@@ -168,9 +169,12 @@ class Console(Display):
             attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
         """
         task, primary = self._learned, self._learned.primary
-        rows = self._metric_rows({name.removeprefix("test/"): value for name, value in metrics.items()})
-        best = f"{primary.text(metrics[primary.best])} in epoch {metrics['best/epoch']:.0f}"
-        rows.append((f"best test {primary.name}", best))
+        rows = self._metric_rows({each.name: metrics[each.result(metrics)] for each in (*task.figures, LOSS)})
+        if CHOSEN_EPOCH in metrics:
+            best = f": {primary.text(metrics[primary.best])}" if primary.best in metrics else ""
+            by = f"the best {SUBSETS[measured_on(metrics)]} {primary.name}{best}"
+            rows.append(("chosen", f"epoch {metrics[CHOSEN_EPOCH]:.0f}, by {by}"))
+            rows.append((f"test {primary.name}, last epoch", primary.text(metrics[primary.metric])))
         rows.append((f"{task.unit} evaluated", f"{metrics[task.counted]:,.0f}"))
         rows.append(("", ""))
         rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
@@ -194,7 +198,7 @@ class Console(Display):
         task, primary = self._learned, self._learned.primary
         speed = f", {task.speed(times[task.throughput])}" if task.throughput in times else ""
         took = duration(times["time/wall_s"])
-        self.line(f"run {name}: test {primary.named(metrics[primary.metric])}{speed}, {took}")
+        self.line(f"run {name}: test {primary.named(metrics[primary.result(metrics)])}{speed}, {took}")
 
     def scores(
         self,
@@ -203,13 +207,16 @@ class Console(Display):
         checkpoint: str,
         recorded_score: float | None,
         recorded_images: int | None,
+        recorded_on: Subset = "test",
     ) -> None:
-        """A checkpoint's evaluation, with the primary figure recorded when it was written, maybe on fewer images."""
+        """A checkpoint's evaluation, with the primary figure recorded when it was written, maybe on other images."""
         task, primary = self._learned, self._learned.primary
         evaluated = (f"{task.unit} evaluated", f"{images:,}")
         rows = [*self._metric_rows(metrics), evaluated, ("checkpoint", tilde(checkpoint))]
         if recorded_score is not None and recorded_images is not None:
             on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
+            if recorded_on == "val":
+                on = f" on {recorded_images:,} validation {task.unit}"
             rows.append((f"{primary.name} when written", f"{primary.text(recorded_score)}{on}"))
         self._table(rows)
 

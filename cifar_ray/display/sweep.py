@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cifar_ray.display.run import duration, waiting_note
 from cifar_ray.display.terminal import Display
-from cifar_ray.tasks import USUAL, TaskSpec
+from cifar_ray.tasks import USUAL, TaskSpec, measured_on
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
 _MOST_ROWS = 30
@@ -224,8 +224,8 @@ class RunView:
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         if not self._board.is_live:
-            task, primary = self._task, self._task.primary
+            task, primary, subset = self._task, self._task.primary, measured_on(metrics)
             self._board.line(
-                f"{self._row.name}: epoch {number}/{self._epochs}, {primary.named(metrics[primary.metric])}, "
+                f"{self._row.name}: epoch {number}/{self._epochs}, {primary.named(metrics[primary.on(subset)])}, "
                 f"{metrics['epoch_s']:.1f} s, {task.speed(metrics[task.epoch_throughput])}"
             )

@@ -88,13 +88,13 @@ def of_images(percent: float, images: float | None) -> float:
 
 
 def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
-    """How many test images limit how exact a share is, infinitely many where they set no limit; None for all else.
+    """How many images limit how exact a share is, infinitely many where they set no limit; None for all else.
 
-    They are the fewest that any of the finished runs was evaluated on.
+    They are those of the test, or of validation if the share is: the fewest that any of the finished runs was evaluated on.
     """
     if figure.of is None or not figure.of.percent:
         return None
-    known = [trial.metrics.get(trial.task.counted) for config in among for trial in config.finished]
+    known = [trial.metrics.get(trial.task.counted_on(figure.subset)) for config in among for trial in config.finished]
     return min(filter(None, known), default=math.inf) if figure.of.binomial else math.inf
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from cifar_ray.reporting import chance, draw, figures, scaling
+from cifar_ray import tasks
+from cifar_ray.reporting import chance, draw, figures, scaling, task
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.draw import Bar, Line, Look
 from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Trial
 
 Curve = list[tuple[float, float]]
@@ -60,7 +62,8 @@ _TEXTS = {
     ),
     _LEARNED: (
         "Test {of.noun}",
-        "{meaning} after the last epoch; {higher} is better. The axis shows the range of the figures, not all from 0.",
+        "{meaning} after the {epoch} epoch; {higher} is better. The axis shows the range of the figures, not all from "
+        "0.",
     ),
     "iteration": (
         "Time per iteration",
@@ -76,9 +79,9 @@ _TEXTS = {
         "hide; a part that was not measured by itself is in what is not split.",
     ),
     _BY_TIME: (
-        "Test {of.noun} against training time",
-        "Test {of.noun} after every epoch against the seconds of training until then, evaluation and start-up aside; "
-        "further {up} and to the left is better.",
+        "{measured} {of.noun} against training time",
+        "{measured} {of.noun} after every epoch against the seconds of training until then, evaluation and start-up "
+        "aside; further {up} and to the left is better.",
     ),
 }
 
@@ -95,7 +98,9 @@ def panels(runs: Runs, shown: Callable[[Configuration], object]) -> list[Panel]:
 def _chart(runs: Runs, key: str, more: str, paint: Callable[..., Any], *args: Any) -> Chart:
     of, unit = runs.task.spec.primary, runs.task.spec.unit
     higher, up = ("higher", "up") if of.better == "max" else ("lower", "down")
+    chosen = any(CHOSEN_EPOCH in trial.metrics for trial in runs.study.trials)
     words = {"of": of, "meaning": of.meaning or f"{of.title} over the test {unit}", "higher": higher, "up": up}
+    words |= {"measured": runs.measured_on.capitalize(), "epoch": "chosen" if chosen else "last"}
     title, caption = (text.format(**words) for text in _TEXTS[key])
     name = key.format(name=runs.task.primary.key.removesuffix("_percent"))
     return Chart(name, title, caption + more, draw.drawn(paint, *args))
@@ -203,13 +208,19 @@ def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], label
 def by_time(trial: Trial) -> Curve:
     """The primary figure after every epoch, at the seconds trained until then; empty without either."""
     of = trial.task.primary
-    spent, values = figures.by_step(trial, "epoch_s"), figures.by_step(trial, of.metric)
+    spent, values = figures.by_step(trial, "epoch_s"), task.by_epoch(trial)
     scale = 100 if of.percent else 1
     epochs = range(1, max(spent, default=0) + 1)
     if any(epoch not in spent for epoch in epochs):
         return []
     until = accumulate(spent[epoch] for epoch in epochs)
     return [(seconds, scale * values[epoch]) for epoch, seconds in zip(epochs, until) if epoch in values]
+
+
+def loss_on(subset: tasks.Subset) -> Read:
+    """The loss on these images after every epoch, of runs that are measured on them then."""
+    read = recorded(tasks.LOSS.on(subset))
+    return lambda trial: read(trial) if trial.measured_on == subset else []
 
 
 def recorded(name: str) -> Read:
@@ -251,17 +262,17 @@ def _by_time(runs: Runs, names: Names) -> Chart | None:
 
 def _losses(runs: Runs, names: Names) -> Chart | None:
     """The losses of those with several epochs; where none has several, of the steps of the only one."""
-    unit, loss = runs.task.spec.unit, runs.task.spec.loss
+    unit, loss, measured = runs.task.spec.unit, runs.task.spec.loss, runs.measured_on
+    losses = {"training loss": recorded("train/epoch_loss")}
+    losses |= {f"{name} loss": loss_on(subset) for subset, name in tasks.SUBSETS.items()}
     by_epoch = [
-        (f"{title}: {words}", drawn)
-        for words, name in (("training loss", "train/epoch_loss"), ("test loss", "test/loss"))
-        for title, drawn in _lines(runs, names, recorded(name))
+        (f"{title}: {words}", drawn) for words, read in losses.items() for title, drawn in _lines(runs, names, read)
     ]
     by_epoch.sort(key=lambda part: part[0].rsplit(":", 1)[0])  # both losses of a model side by side
     if by_epoch:
         caption = (
-            f"Mean loss over the training {unit} of every epoch, and over the test {unit} after it. A test loss that "
-            "rises while the training loss falls is overfitting."
+            f"Mean loss over the training {unit} of every epoch, and over the {measured} {unit} after it. A {measured} "
+            "loss that rises while the training loss falls is overfitting."
         )
         return Chart("loss", "Loss by epoch", caption, draw.drawn(_by_epoch, by_epoch, ("epoch", loss)))
     by_step = _lines(runs, names, recorded("train/loss"))
@@ -288,13 +299,15 @@ def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]], labels: t
 def _confusion(runs: Runs) -> Chart | None:
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
     unit, of, primary = runs.task.spec.unit, runs.task.spec.primary, runs.task.primary
-    known = [(of.rank(value), trial) for trial in trials if (value := primary.measure(trial)) is not None]
+    chooser = runs.task.chooser(trials)
+    known = [(of.rank(value), trial) for trial in trials if (value := chooser.measure(trial)) is not None]
     if not known:
         return None
     _, best = max(known, key=lambda ranked: ranked[0])
+    chosen = "" if chooser is primary else " by validation"
     caption = (
-        f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} "
-        f"finished run ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."
+        f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} finished "
+        f"run{chosen} ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."
     )
     paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
     return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)

@@ -57,6 +57,7 @@ class Figure:
             of a step (``step``), or the device.
         note: what a reader must know of it, ``remark`` in one run.
         of: the task's figure that it shows, if it is one.
+        subset: the samples that this one is counted on.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Figure:
     note: str = ""
     remark: Callable[[Trial], str] = lambda _: ""
     of: tasks.Figure | None = None
+    subset: tasks.Subset = "test"
 
     def remarks(self, trials: Sequence[Trial]) -> str:
         """What a reader must know of it in these runs."""
@@ -106,6 +108,11 @@ def metric(name: str, scale: float = 1.0) -> Measure:
         return None if value is None else float(Decimal(str(value)) * Decimal(str(scale)))
 
     return read
+
+
+def result(of: tasks.Figure, scale: float = 1.0) -> Measure:
+    """A task's figure on the test, times ``scale``: of the chosen checkpoint if there is one, else of the last."""
+    return lambda trial: metric(of.result(trial.metrics), scale)(trial)
 
 
 def by_step(trial: Trial, name: str) -> dict[int, float]:
@@ -182,7 +189,7 @@ TRAINING_TIME = Figure(
     "work",
     "Training is without start-up, data, evaluation and checkpoints.",
 )
-LOSS = Figure("test_loss", "Test loss", metric(tasks.LOSS.metric), "", 4, "low", "work", of=tasks.LOSS)
+LOSS = Figure("test_loss", "Test loss", result(tasks.LOSS), "", 4, "low", "work", of=tasks.LOSS)
 MEMORY = Figure(
     "peak_memory_mib",
     "Peak memory (MiB)",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from cifar_ray import tasks
 from cifar_ray.config import runfile, schema
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import figures
@@ -172,6 +173,12 @@ class Runs:
             ConfigError: when it is not the same for all.
         """
         return TaskFigures(self.study.task)
+
+    @property
+    def measured_on(self) -> str:
+        """The images on which the finished runs are measured after every epoch: ``test``, ``validation`` or both."""
+        known = {tasks.SUBSETS[trial.measured_on] for trial in self.study.trials if trial.finished}
+        return " or ".join(sorted(known)) or "test"
 
     @cached_property
     def sections(self) -> dict[tuple[str, str], list[Trial]]:

@@ -29,6 +29,7 @@ from cifar_ray.reporting.figures import (
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures, joined
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
@@ -112,6 +113,8 @@ def _specs(part: Part) -> list[Spec]:
     strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
     task = part.task
     main = [task.spec.primary, *(of for of in task.spec.figures if of.beside)]
+    trials = [trial for config in part.group.among for trial in config.finished]
+    is_chosen = task.chooser(trials) is task.validation  # the best is that of validation
     means = [of.noun for of in task.spec.figures if of.macro]
     of_means = f", {' to '.join(dict.fromkeys((means[0], means[-1])))} as macro averages" if means else ""
     return [
@@ -122,9 +125,10 @@ def _specs(part: Part) -> list[Spec]:
                 cells.global_batch(),
                 *columns(TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
                 *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
-                *columns(task.primary, *task.beside, figures.MEMORY, *_costs(part)),
+                *columns(task.validation, replace(task.primary, better="") if is_chosen else task.primary),
+                *columns(*task.beside, figures.MEMORY, *_costs(part)),
             ],
-            (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of the last epoch.",),
+            (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
             every=True,
         ),
         Spec(
@@ -163,7 +167,7 @@ def _specs(part: Part) -> list[Spec]:
         *(
             Spec(
                 task.target_key(goal),
-                f"To {task.target_text(goal)} test {task.spec.primary.noun}",
+                f"To {task.target_text(goal)} {part.group.among[0].runs.measured_on} {task.spec.primary.noun}",
                 columns(*task.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
                 every=True,
             )
@@ -194,6 +198,14 @@ def _specs(part: Part) -> list[Spec]:
             ],
         ),
     ]
+
+
+def _epoch(trials: Sequence[Trial]) -> str:
+    """After which epoch runs were tested, in words."""
+    chosen = [CHOSEN_EPOCH in trial.metrics for trial in trials]
+    if not any(chosen):
+        return "the last epoch"
+    return "the test after the chosen epoch" + ("" if all(chosen) else ", where a run chose one, else after the last")
 
 
 def _told(of: tasks.Figure) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -13,7 +13,7 @@ from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import figures
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.figures import Figure, metric
+from cifar_ray.reporting.figures import Figure, metric, result
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking.study import Trial
 
@@ -36,6 +36,23 @@ class TaskFigures:
     def primary(self) -> Figure:
         """The figure by which runs are compared."""
         return self.every[0]
+
+    @cached_property
+    def validation(self) -> Figure:
+        """The primary figure on the validation images, after the epoch that it chose; none of runs without."""
+        of = self.spec.primary
+        shown = _figure(replace(of, title=f"Validation {of.noun}"))
+        read = metric(of.best, 100.0 if of.percent else 1.0)
+        return replace(
+            shown,
+            key=f"validation_{shown.key.removeprefix('test_')}",
+            measure=lambda trial: read(trial) if trial.measured_on == "val" else None,
+            subset="val",
+        )
+
+    def chooser(self, trials: Iterable[Trial]) -> Figure:
+        """The figure by which a reader may choose among these runs: on validation images where all have them."""
+        return self.validation if all(trial.measured_on == "val" for trial in trials) else self.primary
 
     @property
     def beside(self) -> list[Figure]:
@@ -126,15 +143,20 @@ def _figure(of: tasks.Figure) -> Figure:
     key = re.sub(r"\W", "_", of.name)
     better: Literal["low", "high"] = "high" if of.better == "max" else "low"
     if of.percent:
-        return Figure(f"{key}_percent", f"{of.title} (%)", metric(of.metric, 100.0), " %", 2, better, "work", of=of)
-    return Figure(f"test_{key}", of.title, metric(of.metric), "", None, better, "work", of=of)
+        return Figure(f"{key}_percent", f"{of.title} (%)", result(of, 100.0), " %", 2, better, "work", of=of)
+    return Figure(f"test_{key}", of.title, result(of), "", None, better, "work", of=of)
+
+
+def by_epoch(trial: Trial) -> dict[int, float]:
+    """Its primary figure after every epoch, on the validation images where it has any, else on the test."""
+    return figures.by_step(trial, trial.task.primary.on(trial.measured_on))
 
 
 def best(trial: Trial) -> float | None:
-    """The best value of its primary figure after any epoch."""
+    """The best value of its primary figure after any epoch, on the images of :func:`by_epoch`."""
     of = trial.task.primary
-    recorded = [trial.metrics[name] for name in (of.best, of.metric) if name in trial.metrics]
-    return max([*figures.by_step(trial, of.metric).values(), *recorded], key=of.rank, default=None)
+    recorded = [trial.metrics[name] for name in (of.best, of.on(trial.measured_on)) if name in trial.metrics]
+    return max([*by_epoch(trial).values(), *recorded], key=of.rank, default=None)
 
 
 def reaches(trial: Trial, value: float, target: float) -> bool:
@@ -145,7 +167,7 @@ def reaches(trial: Trial, value: float, target: float) -> bool:
 
 def epochs_to(trial: Trial, target: float) -> float | None:
     """Epochs until its primary figure reaches ``target``; None when it never did."""
-    values = figures.by_step(trial, trial.task.primary.metric)
+    values = by_epoch(trial)
     reached = [epoch for epoch, value in values.items() if reaches(trial, value, target)]
     return float(min(reached)) if reached else None
 

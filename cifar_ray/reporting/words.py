@@ -17,6 +17,7 @@ from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIM
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.reporting.task import TaskFigures
+from cifar_ray.tracking.study import Trial
 
 _PARTS = (*figures.PARTS, figures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
@@ -119,6 +120,31 @@ class _Group(NamedTuple):
     among: Sequence[Configuration]
     name: Callable[[Configuration], str]
 
+    @property
+    def task(self) -> TaskFigures:
+        """The figures of what they learn."""
+        return self.among[0].runs.task
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Their finished runs."""
+        return [trial for config in self.among for trial in config.finished]
+
+    @property
+    def objective(self) -> Figure:
+        """The figure by which one of them may be chosen."""
+        return self.task.chooser(self.trials)
+
+    @property
+    def validated(self) -> bool:
+        """Whether that is one of validation images."""
+        return self.objective.subset == "val"
+
+    def tested(self, ranking: _Ranking) -> str:
+        """What the first of a ranking by validation images has in the test; empty of another ranking."""
+        value = ranking.ranked[0].config.statistic(self.task.primary) if ranking.ranked and self.validated else None
+        return "" if value is None else f"{self.task.primary.text(value.mean)} in the test"
+
     def ranked(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[_Measured]:
         """Those that have a figure, the best first; of equal ones, in their order."""
         pairs = [(config, config.statistic(figure)) for config in (self.among if among is None else among)]
@@ -159,15 +185,15 @@ def findings(runs: Runs, price: Price | None) -> list[Finding]:
 
 
 def _finding(title: str, group: _Group, price: Price | None) -> Finding:
-    task = group.among[0].runs.task
-    primary, of = task.primary, task.spec.primary
-    unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, primary))
+    task = group.task
+    objective, of = group.objective, group.objective.of or task.spec.primary
+    unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, objective))
     speed, speed_question = (task.throughput, _throughput(task)) if unequal else (TRAINING_TIME, _TIME)
     known = list(effects(group.among, speed))
     moved = {effect.figure.key for effect in known if effect.measurable}
     speeds = _Ranking.of(speed, group.ranked(speed), speed.key in moved)
     fastest = speeds.ranked[0].config if speeds.ranked else None
-    learned = _Ranking.of(primary, _leading(group.ranked(primary), fastest), primary.key in moved)
+    learned = _Ranking.of(objective, _leading(group.ranked(objective), fastest), task.primary.key in moved)
     if not speeds.ranked and not learned.ranked:
         return Finding(title, (), (f"Runs have finished, but recorded neither training times nor {of.plural}.",))
     every = [(config, scaling.ratio(config, group.among)) for config in group.among]
@@ -175,7 +201,8 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         (config, ratio) for config, ratio in every if ratio is not None and ratio.reference.devices < config.devices
     ]
     tiles = [*_tile(group, speeds, speed_question)]
-    tiles += _tile(group, learned, _learned(of, ", unequal training" if apart else ""))
+    tested = group.tested(learned)
+    tiles += _tile(group, learned, _learned(group, of, ", unequal training" if apart else ""), tested)
     tiles += _gain(group, ratios)
     if price is not None and all(config.device == price.device for config in group.among):
         cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
@@ -190,6 +217,7 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         sentences.append(_speed(group, speeds, speed_question))
     if len(learned.ranked) > 1 and not apart:
         sentences.append(_of_fastest(group, of, None if speeds.level else fastest, learned))
+        sentences += _chosen(group, learned, tested)
     sentences += [effect.sentence for effect in known]
     return Finding(title, tiles, [*sentences, *_efficiencies(group, ratios), *_strategies(group)])
 
@@ -199,11 +227,20 @@ def _throughput(task: TaskFigures) -> _Question:
     return _Question("Fastest", f"Most {unit}/s", f"{task.counts} per second", "speed")
 
 
-def _learned(of: tasks.Figure, but: str) -> _Question:
-    """Of the primary figure; ``but`` is what keeps runs from being compared by it."""
+def _learned(group: _Group, of: tasks.Figure, but: str) -> _Question:
+    """Of the figure that chooses; ``but`` is what keeps runs from being compared by it."""
     first = f"{of.extreme.capitalize()} {of.noun}{but}"
-    best = first if but else f"{of.most[0].upper()}{of.most[1:]}"
-    return _Question(best, first, f"Test {of.noun}{but}", f"{of.noun}{but}")
+    best = first if but else f"{of.most[0].upper()}{of.most[1:]}{' by validation' * group.validated}"
+    return _Question(best, first, f"Test {group.task.spec.primary.noun}{but}", f"{of.noun}{but}")
+
+
+def _chosen(group: _Group, ranking: _Ranking, tested: str) -> Iterator[str]:
+    """By which images the best was chosen; nothing of runs of versions that did not record it."""
+    name = group.name(ranking.ranked[0].config)
+    if group.validated:
+        yield f"That is by the validation set; {name} has {tested}."
+    elif not ranking.level and not ranking.same and any(trial.chosen_by for trial in group.trials):
+        yield f"That was chosen on the test set, among {len(ranking.ranked)} configurations."
 
 
 def _leading(ranked: Sequence[_Measured], fastest: Configuration | None) -> list[_Measured]:

@@ -25,7 +25,7 @@ from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import results
-from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks import SUBSETS, TaskSpec, choosing
 from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
@@ -49,6 +49,7 @@ def of_run(
     """
     checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
     snapshot, task = checkpoint.snapshot, checkpoint.snapshot.task
+    measured = choosing.measured(snapshot.config)
     about = {
         "run": checkpoint.run.name,
         "run_id": checkpoint.run.run_id,
@@ -56,13 +57,13 @@ def of_run(
         "dataset": snapshot.config.dataset,
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
-        f"test_{task.primary.name}": snapshot.score,
+        f"{measured}_{task.primary.name}": snapshot.score,
         "weights_sha256": checkpoint.weights_sha256,
         task.answer: snapshot.class_names,
     }
     app = build(about, task, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
     if snapshot.score is not None:
-        app.state.result = f"test {task.primary.named(snapshot.score)}"
+        app.state.result = f"{SUBSETS[measured]} {task.primary.named(snapshot.score)}"
     return app
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cifar_ray.config.option import is_own
 from cifar_ray.tasks import classification
 from cifar_ray.tasks.protocol import Evaluation, Targets
-from cifar_ray.tasks.spec import LOSS, Figure, TaskSpec, from_mapping
+from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
 
 if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOSS",
+    "SUBSETS",
     "USUAL",
     "Evaluation",
     "Figure",
+    "Subset",
     "Targets",
     "TaskSpec",
     "build",
     "from_mapping",
+    "measured_on",
     "of",
     "recorded",
     "spec",

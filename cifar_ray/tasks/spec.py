@@ -9,12 +9,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError, brief, one_of
+
+Subset = Literal["val", "test"]
+"""Samples that a figure is counted on: the validation images, or the test."""
+
+SUBSETS: Mapping[Subset, str] = {"val": "validation", "test": "test"}
+"""What people call them."""
+
+CHOSEN, CHOSEN_EPOCH = "chosen/", "chosen/epoch"
+"""How names of metrics begin that are of the chosen checkpoint, as ``chosen/test/accuracy``, and the one of its epoch.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,15 +53,24 @@ class Figure:
     adjective: str = ""
     meaning: str = ""
 
+    def on(self, subset: Subset) -> str:
+        """Its name among a run's metrics, of the validation images or of the test."""
+        return f"{subset}/{self.name}"
+
     @property
     def metric(self) -> str:
-        """Its name among a run's metrics."""
-        return f"test/{self.name}"
+        """Its name among a run's metrics, of the test."""
+        return self.on("test")
 
     @property
     def best(self) -> str:
-        """Metric of its best epoch, of a task's primary figure."""
+        """Metric of its best epoch on the validation images, of a task's primary figure."""
         return f"best/{self.name}"
+
+    def result(self, metrics: Container[str]) -> str:
+        """The one of a run's metrics that is its result on the test: that of the chosen checkpoint if there is one."""
+        chosen = f"{CHOSEN}{self.metric}"
+        return chosen if chosen in metrics else self.metric
 
     def text(self, value: float) -> str:
         """A value as people read it: ``91.23%`` or ``0.1234``."""
@@ -112,6 +131,11 @@ LOSS = Figure("loss", "Loss", "min")
 """Mean of what is minimised, over the test set: every task has it beside its own figures."""
 
 
+def measured_on(metrics: Container[str]) -> Subset:
+    """The samples that a run is measured on after every epoch, as its metrics show."""
+    return "val" if LOSS.on("val") in metrics else "test"
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """Facts about a task.
@@ -150,10 +174,14 @@ class TaskSpec:
         """Metric of what is counted in a second of an epoch: ``epoch_images_per_s``."""
         return f"epoch_{self.throughput}"
 
+    def counted_on(self, subset: Subset) -> str:
+        """Metric of how many samples an evaluation counts: ``test/images``."""
+        return f"{subset}/{self.unit}"
+
     @property
     def counted(self) -> str:
-        """Metric of how many an evaluation counts: ``test/images``."""
-        return f"test/{self.unit}"
+        """That of the test."""
+        return self.counted_on("test")
 
     def answers(self, names: Sequence[str], numbers: Sequence[float]) -> list[tuple[str, float]]:
         """A prediction's numbers with their names; of classes, the likeliest first."""

@@ -32,7 +32,8 @@ class Listed:
         dataset: data set; those of all runs, in a sweep.
         model: architecture; those of all runs, in a sweep.
         topology: NODESxWORKERS; those of all runs, in a sweep.
-        score: the task's primary figure after the last epoch; None in a sweep, and where it was not measured.
+        score: the task's primary figure on the test, of the chosen checkpoint if there is one, else after the last
+            epoch; None in a sweep, and where it was not measured.
         images_per_s: throughput in steady state, of what the task counts; None likewise.
         started: moment of its start, ISO 8601 in UTC.
         runs: runs of a sweep so far; None for a run.
@@ -101,7 +102,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
         dataset=_values(members, "dataset"),
         model=_values(members, "model"),
         topology=_values(members, "topology"),
-        score=None if is_sweep else run.data.metrics.get(task.primary.metric),
+        score=None if is_sweep else run.data.metrics.get(task.primary.result(run.data.metrics)),
         images_per_s=None if is_sweep else run.data.metrics.get(task.throughput),
         started=datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds"),
         runs=len(children) if is_sweep else None,

@@ -23,8 +23,9 @@ from cifar_ray.config import command_line
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import LOSS, Figure, TaskSpec
-from cifar_ray.tracking.study import EARLIER, TASK_TAG
+from cifar_ray.tasks import LOSS, SUBSETS, Figure, TaskSpec, choosing
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
+from cifar_ray.tracking.study import CHOSEN_BY_NOTHING, CHOSEN_BY_TAG, EARLIER, TASK_TAG
 from cifar_ray.training import recipe
 
 _HOMES = {
@@ -46,7 +47,8 @@ _SPEED: Mapping[str, Callable[[float], str]] = {
 
 def run_tags(config: ResolvedConfig) -> dict[str, str]:
     """Tags of a run that goes on with this config on this machine."""
-    task = tasks.to_record(tasks.spec(config))
+    spec = tasks.spec(config)
+    task, objective = tasks.to_record(spec), choosing.objective(config, spec)
     return {
         "topology": config.topology,
         "world_size": str(config.world_size),
@@ -58,6 +60,7 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train",
         "cifar_ray.command": recipe.command(config),
+        CHOSEN_BY_TAG: CHOSEN_BY_NOTHING if objective is None else objective.subset,
         **({} if task is None else {TASK_TAG: json.dumps(task)}),
         **origin_tags(),
     }
@@ -81,16 +84,15 @@ def figures(task: TaskSpec, metrics: Mapping[str, float]) -> list[str]:
         return lambda value: f"{words} {figure.text(value).replace('%', ' %')}"
 
     primary, *others = task.figures
-    test = {
-        primary.metric: after(primary.noun, primary),
-        primary.best: after(f"best {primary.noun}", primary),
-        "best/epoch": "best epoch {:.0f}".format,
-        **{figure.metric: after(figure.noun, figure) for figure in (LOSS, *others)},
+    test = {figure.result(metrics): after(figure.noun, figure) for figure in (primary, LOSS, *others)}
+    chosen = {
+        CHOSEN_EPOCH: f"epoch {{:.0f}} by {SUBSETS[tasks.measured_on(metrics)]} {primary.noun}".format,
+        primary.best: after(f"its best {primary.noun} there", primary),
     }
     speed = {task.throughput: task.speed, **_SPEED}
     known = {
         title: [text(metrics[name]) for name, text in figures.items() if name in metrics]
-        for title, figures in {"Test": test, "Speed": speed}.items()
+        for title, figures in {"Test": test, "Chosen": chosen, "Speed": speed}.items()
     }
     return [f"**{title}**: {', '.join(texts)}" for title, texts in known.items() if texts]
 

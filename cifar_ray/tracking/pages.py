@@ -10,9 +10,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.tasks import LOSS, TaskSpec
+from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
 from cifar_ray.tracking import store
-from cifar_ray.tracking.study import task_of
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, task_of
 from cifar_ray.tracking.uri import flag
 
 TRAINING = "workflowType=machine_learning"
@@ -38,23 +38,28 @@ _LINE = {
     "useGlobalXaxisKey": True,
     "useGlobalLineSmoothing": True,
 }
-_FOLDED = ("test", "best", "train", "time", "sweep", "Model metrics", "System metrics")
+_FOLDED = ("val", "test", "best", "chosen", "chosen/test", "train", "time", "sweep", "Model metrics", "System metrics")
 
 
-def _view(task: TaskSpec) -> dict[str, Any]:
+def _view(task: TaskSpec, measured: Subset = "test") -> dict[str, Any]:
     """The columns, and the cards of the chart view; MLflow adds one for every other metric, to the folded sections.
 
     Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
+    ``measured``: the images that runs are measured on after every epoch.
     """
     primary, speed = task.primary, task.throughput
-    metrics = [f"metrics.`{name}`" for name in (primary.metric, speed, "time/training_s")]
+    metrics = [f"metrics.`{name}`" for name in (primary.on(measured), speed, "time/training_s")]
+    on = SUBSETS[measured].capitalize()
     titles = {
-        primary.metric: f"Test {primary.noun}",
-        LOSS.metric: f"Test {LOSS.noun}",
+        primary.on(measured): f"{on} {primary.noun}",
+        LOSS.on(measured): f"{on} {LOSS.noun}",
         "train/epoch_loss": "Training loss",
     }
     return {
-        "selectedColumns": [*metrics, *(f"params.`{name}`" for name in _PARAMS)],
+        "selectedColumns": [
+            *dict.fromkeys((metrics[0], f"metrics.`{primary.metric}`", *metrics)),
+            *(f"params.`{name}`" for name in _PARAMS),
+        ],
         "orderByKey": metrics[0],
         "orderByAsc": primary.better == "min",
         "compareRunCharts": [
@@ -108,7 +113,8 @@ def newest(server: str, client: MlflowClient) -> str:
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
-        view = json.dumps(_view(task_of(runs[0].data.tags)))
+        tags = runs[0].data.tags
+        view = json.dumps(_view(task_of(tags), "val" if tags.get(CHOSEN_BY_TAG) == "val" else "test"))
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)

@@ -177,7 +177,7 @@ class KnownTrial:
         status: FINISHED, FAILED, KILLED or RUNNING.
         stopped: whether the sweep's scheduler has stopped it.
         times: seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded.
-        score: the task's primary figure after the last epoch recorded.
+        score: the task's primary figure on the test, of the chosen checkpoint or after the last epoch recorded.
         reason: why it has failed or was stopped; empty otherwise.
         figures: the latest value of each of its metrics.
     """
@@ -219,7 +219,7 @@ def _known(run: Run) -> KnownTrial:
         run.info.status,
         STOPPED_TAG in run.data.tags,
         {name: value for name, value in metrics.items() if name.startswith(("time/", task.throughput))},
-        metrics.get(task.primary.metric),
+        metrics.get(task.primary.result(metrics)),
         run.data.tags.get(store.FAILURE_TAG, ""),
         metrics,
     )

@@ -12,12 +12,13 @@ from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import LOAD, MEASURE_TAG, Point, Study, Trial
 from cifar_ray.tracking.uri import no_such_name, no_such_run
 
 _CONFUSION = "confusion_matrix.json"
-_HISTORIES = ("test/loss", "train/epoch_loss", "epoch_s", "train/loss")
+_HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
 _NO_CELLS = (
@@ -199,7 +200,8 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
 
 def _is_followed(name: str, trial: Trial) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and trial.params.get("per_rank_test") == "True"
-    return name in (*_HISTORIES, trial.task.primary.metric) or LOAD.fullmatch(name) is not None or of_a_rank
+    measured = [figure.on(subset) for figure in (LOSS, trial.task.primary) for subset in SUBSETS]
+    return name in (*_HISTORIES, *measured) or LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:

@@ -14,11 +14,13 @@ from mlflow.exceptions import MlflowException
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import Figure
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import task_of
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, task_of
 
 _LONGEST = 4900  # MLflow takes 5,000 characters
+_CHOSEN_BY = "chosen_by"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str],
     classes = f" Classes: {', '.join(json.loads(tags['classes']))}." if "classes" in tags else ""
     description = (
         f"{tags['model']} on {tags['dataset']}{digest}: test {primary.named(float(tags[f'test_{primary.name}']))}, "
-        f"run {tags['run']}.{classes}"
+        f"{_chosen(tags, primary)}run {tags['run']}.{classes}"
     )
     try:
         client.create_registered_model(name, description=description)
@@ -96,10 +98,23 @@ def _create(client: Client, name: str, model: LoggedModel, tags: dict[str, str],
         )
 
 
+def _chosen(tags: dict[str, str], primary: Figure) -> str:
+    """What a version's description says of the choice of its checkpoint; empty where none was chosen."""
+    if (value := tags.get(f"val_{primary.name}")) is not None:
+        return f"chosen by a validation {primary.named(float(value))}, "
+    return "chosen on the test set, " if tags.get(_CHOSEN_BY) == "test" else ""
+
+
 def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
     """What a version says of its model; a model that an older version has logged is the final one, without tags."""
-    primary = task_of(run.data.tags).primary
-    metric = primary.best if model.tags.get(artifacts.WHICH_TAG) == "best" else primary.metric
+    primary, metrics = task_of(run.data.tags).primary, run.data.metrics
+    metric, chosen = primary.metric, {}
+    if model.tags.get(artifacts.WHICH_TAG) == "best":
+        metric, chosen = primary.result(metrics), {_CHOSEN_BY: run.data.tags.get(CHOSEN_BY_TAG, "test")}
+        if CHOSEN_EPOCH not in metrics:  # of an earlier version, which chose by the test figure
+            metric = primary.best
+        elif primary.best in metrics:
+            chosen[f"val_{primary.name}"] = f"{metrics[primary.best]:.4f}"
     inputs = run.inputs.dataset_inputs if run.inputs else []
     confusion = store.read_json(client, run.info.run_id, "confusion_matrix.json")
     tags = {
@@ -108,7 +123,8 @@ def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
         "dataset_digest": inputs[0].dataset.digest if inputs else "",
         "model": run.data.tags["model"],
         "classes": json.dumps(confusion["classes"]) if confusion else "",
-        f"test_{primary.name}": f"{run.data.metrics[metric]:.4f}",
+        f"test_{primary.name}": f"{metrics[metric]:.4f}",
+        **chosen,
         artifacts.WEIGHTS_TAG: model.tags.get(artifacts.WEIGHTS_TAG, run.data.tags.get("cifar_ray.weights_sha256", "")),
     }
     return {name: value for name, value in tags.items() if 0 < len(value) < _LONGEST}

@@ -17,9 +17,11 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.config import runfile
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
+from cifar_ray.tasks import Subset
+from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, origin, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
@@ -46,6 +48,9 @@ class RunRecord(Record):
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
         self.undrawn = ""
         self.task = task_of(run.data.tags)
+        # The same in all its attempts.
+        measured: Subset = "val" if run.data.tags.get(CHOSEN_BY_TAG) == "val" else "test"
+        self._score = self.task.primary.name if measured == "test" else self.task.primary.on(measured)
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._held: list[Row] = []
@@ -175,7 +180,7 @@ class RunRecord(Record):
                 "epoch": saved.epoch,
                 "path": self._address(saved.path),
                 "weights_sha256": saved.weights_sha256,
-                self.task.primary.name: saved.score,
+                self._score: saved.score,
             }
         )
         if saved.best:
@@ -201,6 +206,9 @@ class RunRecord(Record):
         final = {**outcome.times, **{name: value for name, value in outcome.metrics.items() if name not in written}}
         now = Row.now("epoch", last, finite(final))
         self._sink.metrics(last, now.timestamp_ms, now.metrics)
+        chosen = {name.removeprefix(CHOSEN): final[name] for name in final if name.startswith(f"{CHOSEN}test/")}
+        if chosen and (epoch := int(final[CHOSEN_EPOCH])) != last:  # MLflow shows them with that checkpoint's model
+            self._sink.metrics(epoch, now.timestamp_ms, finite(chosen))
         address = self._address(Path(outcome.checkpoint))
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         names, confusion = dataset.class_names, outcome.confusion

@@ -12,13 +12,16 @@ from typing import TypeVar, get_args
 from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Measure
-from cifar_ray.tasks import Figure, TaskSpec
+from cifar_ray.tasks import Figure, Subset, TaskSpec
 
 TASK_TAG = "cifar_ray.task"
 """Tag of a run of another task than image classification: the task's facts, as JSON."""
 
 MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, as ``--measure`` has it."""
+
+CHOSEN_BY_TAG, CHOSEN_BY_NOTHING = "cifar_ray.chosen_by", "nothing"
+"""Tag of a run: whose figure chose its best checkpoint, ``val`` or ``test``; and its value where none was."""
 
 EARLIER = "cifar_ray.earlier."
 """Prefix of a tag that keeps the earlier values of the tag named after it."""
@@ -31,7 +34,7 @@ LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 
 _T = TypeVar("_T")
 _ALL, _LEARNED_ALONE, _TIMES_ALONE = get_args(Measure)
-_LEARNED = ("test/", "best/", "train/")
+_LEARNED = ("test/", "val/", "best/", "chosen/", "train/")
 """How figures begin that tell what a run has learned."""
 
 
@@ -79,9 +82,9 @@ class Trial:
         params: its parameters.
         tags: its tags.
         metrics: metric name -> last value. What was not measured is not there.
-        history: metric name -> its values in order of step; for the task's primary figure, ``test/loss``,
-            ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer step; with ``--per-rank-test``
-            every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
+        history: metric name -> its values in order of step; for the loss and the task's primary figure, on the test
+            and on the validation images, ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer
+            step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
     """
@@ -107,6 +110,16 @@ class Trial:
     def task(self) -> TaskSpec:
         """What it learns."""
         return task_of(self.tags)
+
+    @property
+    def measured_on(self) -> Subset:
+        """The images that it is measured on after every epoch."""
+        return tasks.measured_on(self.metrics)
+
+    @property
+    def chosen_by(self) -> str:
+        """The images whose figure chose its best checkpoint, or ``nothing``; empty of a run of an earlier version."""
+        return self.tags.get(CHOSEN_BY_TAG, "")
 
     @property
     def measure(self) -> str:

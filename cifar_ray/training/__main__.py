@@ -78,7 +78,10 @@ def main(words: list[str], begun: float) -> Outcome:
                 key, "is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"
             )
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
-    config = recipe.resolve(runfile.merge(TrainConfig(), values))
+    asked = runfile.merge(TrainConfig(), values)
+    config = recipe.resolve(asked)
+    if rank == 0 and (note := recipe.share_note(config, asked)):
+        print(note)
     if strategies.of(config).needs_server:
         raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")
     given = _gpus(config, local_rank, local_world_size)

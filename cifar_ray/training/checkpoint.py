@@ -28,7 +28,7 @@ from cifar_ray import tasks
 from cifar_ray.config import errors, option, runfile
 from cifar_ray.config.schema import Number
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
@@ -47,7 +47,8 @@ class Snapshot:
         config: the resolved config, with nothing left to ``auto``.
         step: optimizer steps done.
         epoch: whole epochs done.
-        score: the task's primary figure on the test set, of the epoch that ends here, if one does.
+        score: the task's primary figure of the epoch that ends here, if one does, on the validation samples where
+            there are any, else on the test.
         class_names: one per label.
         weights: the model's parameters and buffers by name.
         optimizer: the optimizer's state.
@@ -86,7 +87,7 @@ _STATE = TypeAdapter(_State)
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     """Write a checkpoint below ``folder`` and remove those that need not be kept.
 
-    The latest ``keep_checkpoints`` are kept, and the one with the best score.
+    The latest ``keep_checkpoints`` are kept, and the one with the best score where something chooses by it.
 
     Raises:
         CheckpointError: when there is no room for it; earlier checkpoints are untouched.
@@ -245,8 +246,21 @@ def existing(folder: Path) -> list[SavedCheckpoint]:
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the best score, the earliest of equals; None when there is none."""
+    """The checkpoint with the best score, the earliest of equals; None when nothing chooses by it, or none has one."""
     return _best(_readable(folder))
+
+
+def chosen(folder: Path) -> Path:
+    """The checkpoint with the best score.
+
+    Raises:
+        CheckpointError: when nothing chooses by it, or none has one.
+    """
+    if (path := best(folder)) is None:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is the best: the run has no validation images (--val-share) to choose it by"
+        )
+    return path
 
 
 def _readable(folder: Path) -> dict[Path, Manifest]:
@@ -259,7 +273,11 @@ def _readable(folder: Path) -> dict[Path, Manifest]:
 
 
 def _best(readable: Mapping[Path, Manifest]) -> Path | None:
-    ranks = {path: made.task.primary.rank(made.score) for path, made in readable.items() if made.score is not None}
+    ranks = {
+        path: made.task.primary.rank(made.score)
+        for path, made in readable.items()
+        if made.score is not None and choosing.objective(made.config, made.task) is not None
+    }
     return max(ranks, key=ranks.__getitem__, default=None)
 
 

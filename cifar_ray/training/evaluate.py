@@ -1,4 +1,4 @@
-"""Test figures, counted over every test sample exactly once at any world size.
+"""Figures of the test or of the validation samples, each counted exactly once at any world size.
 
 Always in float32, whatever training computes in: the figures are those of the model as it is saved, exported and
 served.
@@ -17,19 +17,28 @@ from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import evaluation_batches
 from cifar_ray.strategies.gradients import gather
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import Subset
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.training import hardware
 
 
 class Evaluator:
-    """Evaluates a model on a data set's test samples, each rank on its own share."""
+    """Evaluates a model on a data set's test or validation samples, each rank on its own share."""
 
-    def __init__(self, dataset: Dataset, worker: Worker, task: Task) -> None:
+    def __init__(self, dataset: Dataset, worker: Worker, task: Task, subset: Subset = "test") -> None:
         self._dataset, self._worker, self._task = dataset, worker, task
-        self._at_once = len(dataset.test)
+        samples = dataset.val if subset == "val" else dataset.test
+        assert samples is not None
+        self._samples = samples
+        self._at_once = len(samples)
         with torch.inference_mode():  # what it imports counts as start-up
             outputs = torch.zeros(1, dataset.spec.num_classes, device=worker.device)
-            task.tally(outputs, as_tensor(dataset.test[task.target][:1]).to(worker.device))
+            task.tally(outputs, as_tensor(samples[task.target][:1]).to(worker.device))
+
+    @property
+    def count(self) -> int:
+        """Samples that it counts."""
+        return len(self._samples)
 
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
@@ -40,12 +49,12 @@ class Evaluator:
         return self._evaluation({name: torch.stack(gather(mine[name])).sum(0) for name in sorted(mine)})
 
     def alone(self, model: nn.Module) -> Evaluation:
-        """Evaluate this rank's ``model`` on all test samples, whatever the other ranks have."""
+        """Evaluate this rank's ``model`` on all samples, whatever the other ranks have."""
         return self._evaluation(self._tally(model, 0, 1))
 
     def _evaluation(self, tally: Mapping[str, Tensor]) -> Evaluation:
         on_cpu = {name: each.cpu() for name, each in tally.items()}
-        evaluation = self._task.evaluation(on_cpu, len(self._dataset.test))
+        evaluation = self._task.evaluation(on_cpu, len(self._samples))
         # Figures may be NumPy's numbers, which no checkpoint holds.
         metrics = {name: float(value) for name, value in evaluation.metrics.items()}
         return replace(evaluation, metrics=metrics)
@@ -63,8 +72,8 @@ class Evaluator:
         """What the model gives for the share of ``rank``, and the targets, batch by batch, in evaluation mode."""
         was_training, modes = model.training, {module: module.training for module in model.modules()}
         model.eval()
-        test, spec, device = self._dataset.test, self._dataset.spec, self._worker.device
-        for images, targets in evaluation_batches(test, self._task.target, spec, rank, world_size, device):
+        samples, spec, device = self._samples, self._dataset.spec, self._worker.device
+        for images, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
             yield self._forward(model, images), targets
         model.train(was_training)
         for module, mode in modes.items():  # what is frozen stays in evaluation mode

@@ -68,12 +68,10 @@ def fit(
         own = per_rank.replica(state, epoch)
         with record.whole(state):
             with clock.phase("evaluation"):
-                evaluation = per_rank.evaluate(state, own)
-            record.finish_epoch(state, epoch, evaluation, observer)
+                evaluation, by_rank = per_rank.evaluate(state, own)
+            record.finish_epoch(state, epoch, evaluation, by_rank, observer)
         state.stopper.leave(state.step)
-    if evaluation is None:  # every epoch was done before this process
-        with optimizer.averaged(strategy.optimizer):
-            evaluation = state.evaluator(state.model)
+    tested = record.test(state, evaluation)
     if lock is not None:
         lock.release()
-    return record.outcome(state, evaluation)
+    return record.outcome(state, tested)

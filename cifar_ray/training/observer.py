@@ -78,7 +78,7 @@ class EpochRecord:
 
     Attributes:
         row: its figures.
-        confusion: test images by true class (row) and predicted class (column).
+        confusion: evaluated images by true class (row) and predicted class (column).
         per_class: metric name -> one number per class.
     """
 
@@ -96,8 +96,8 @@ class SavedCheckpoint:
         step: optimizer steps done.
         epoch: whole epochs done.
         weights_sha256: SHA-256 of its weights file; equal weights have equal hashes.
-        score: the task's primary figure on the test set, when its epoch was evaluated.
-        best: whether no other checkpoint of the run has a better one.
+        score: the task's primary figure on the samples measured after every epoch, when its epoch was evaluated.
+        best: whether the run chooses by it, and no other checkpoint of the run has a better one.
     """
 
     path: Path
@@ -130,13 +130,15 @@ class Outcome:
 
     Attributes:
         epochs: epochs done.
-        metrics: the last epoch's figures; those of the best epoch start with ``best/``.
+        metrics: the last epoch's figures. Where a checkpoint was chosen, its test figures start with
+            ``chosen/test/``, and ``chosen/epoch`` is its epoch; the validation figure that chose it starts with
+            ``best/``.
         times: seconds by phase, iteration times, and images per second.
         begun: ``time.time()`` at which the run would have begun had it never been interrupted.
         weights_sha256: SHA-256 of the final checkpoint's weights file.
         checkpoint: folder of the final checkpoint.
-        per_class: metric name -> one number per class, of the last epoch.
-        confusion: test images by true class (row) and predicted class (column), of the last epoch.
+        per_class: metric name -> one number per class, of the chosen checkpoint, or else of the last.
+        confusion: test images by true class (row) and predicted class (column), of the same checkpoint.
         history: every row of the run.
     """
 

@@ -6,8 +6,6 @@ between two averages. A checkpoint holds one model; studies print figures for ev
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -26,27 +24,29 @@ def replica(state: TrainingState, epoch: int) -> Own | None:
     return {name: tensor.clone() for name, tensor in _own(state).items()}
 
 
-def evaluate(state: TrainingState, own: Own | None) -> Evaluation:
+def evaluate(state: TrainingState, own: Own | None) -> tuple[Evaluation, dict[str, float]]:
     """Evaluate the shared model, and with ``own`` also every rank's replica.
 
     Returns:
-        The shared model's figures; with ``own`` also the loss and the primary figure of every rank, such as
-        ``loss_rank0``, each over all test images.
+        The shared model's figures, as they are measured after every epoch; with ``own`` also the metrics of the loss
+        and the primary figure of every rank, such as ``test/loss_rank0``, each over all test images.
     """
-    shared = state.evaluator(state.model)
+    evaluation = state.evaluator(state.model)
     if own is None:
-        return shared
+        return evaluation, {}
+    shared = evaluation if state.tester is state.evaluator else state.tester(state.model)
     names = (LOSS.name, state.task.spec.primary.name)
     mine = [shared.metrics[name] for name in names]
     kept = {name: tensor.clone() for name, tensor in _own(state).items()}
     if any(not torch.equal(own[name], tensor) for name, tensor in kept.items()):
         state.model.load_state_dict(own, strict=False)
-        alone = state.evaluator.alone(state.model)
+        alone = state.tester.alone(state.model)
         mine = [alone.metrics[name] for name in names]
         state.model.load_state_dict(kept, strict=False)
     figures = gather(torch.tensor(mine, dtype=torch.float64, device=state.worker.device))
-    each = {f"{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)}
-    return dataclasses.replace(shared, metrics={**shared.metrics, **each})
+    return evaluation, {
+        f"test/{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)
+    }
 
 
 def _own(state: TrainingState) -> Own:

@@ -22,20 +22,26 @@ from cifar_ray.data import Dataset, DatasetSpec, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.strategies.options import SCALING
+from cifar_ray.tasks import choosing
 from cifar_ray.training import freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
 
 
-def resolve(config: TrainConfig) -> ResolvedConfig:
-    """Fill in the global batch and the model's recipe; what was given stays.
+def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
+    """Fill in the global batch, the model's recipe and the share for validation; what was given stays.
 
     The result is its own resolution, and starting from it repeats the run.
+
+    Args:
+        config: what to do.
+        chooser: what is to choose between it and other runs, such as ``--scheduler asha``; empty when nothing is.
 
     Raises:
         ConfigError: when model, data set and batch do not go together.
     """
+    config = dataclasses.replace(config, val_share=_val_share(config, chooser))
     if is_own(config.dataset) and not config.images.classes:
         images = data.own.look(config)
         config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
@@ -57,25 +63,7 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
         _check_side(resolved, spec)
     freezing.check(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
-    if resolved.global_batch_size > spec.train_size:
-        raise ConfigError(
-            "batch_size" if config.global_batch_size is None else "global_batch_size",
-            f"must leave at least one step per epoch: {resolved.images_per_worker} x {resolved.world_size} workers x "
-            f"{resolved.accumulate} micro-batches is {resolved.global_batch_size} images per step, and "
-            f"{spec.name} has {spec.train_size} training images",
-        )
-    whole = order.steps_per_epoch(spec.train_size, resolved.global_batch_size)
-    if resolved.steps_per_epoch is not None and resolved.steps_per_epoch > whole:
-        raise ConfigError(
-            "steps_per_epoch",
-            f"must be at most {whole}, the global batches of {resolved.global_batch_size} images in {spec.name}, "
-            f"got {resolved.steps_per_epoch}",
-        )
-    counted = resolved.test_images or spec.test_size
-    if counted > spec.test_size:
-        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
-    if counted < resolved.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
+    _check_sizes(resolved, spec, "batch_size" if config.global_batch_size is None else "global_batch_size")
     if config.model == "vit" and spec.image_size % config.vit.patch_size:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
@@ -104,6 +92,63 @@ def resolve(config: TrainConfig) -> ResolvedConfig:
     if strategy.at_once(resolved) == 1:
         _check_single_image(resolved)
     return resolved
+
+
+def _val_share(config: TrainConfig, chooser: str) -> float | None:
+    """The share of the training images that is kept for validation: as given, or for what is to choose; None for none.
+
+    Raises:
+        ConfigError: when it is refused to what is to choose, or the test is to choose beside validation images.
+    """
+    chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
+    is_known = config.images.classes > 0
+    has_own = config.images.val > 0 and not config.val_share if is_known else data.own.has_validation(config)
+    if config.choose_by == "test" and (has_own or config.val_share):
+        raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
+    if has_own or not chooser or config.choose_by == "test":
+        return config.val_share or None
+    if config.val_share == 0:
+        raise ConfigError(
+            "val_share",
+            f"must be above 0 for {chooser}, which chooses by the validation figure; --choose-by test takes the test "
+            "figure instead",
+        )
+    return config.val_share or choosing.DEFAULT_SHARE
+
+
+def share_note(config: TrainConfig, asked: TrainConfig) -> str:
+    """A note on the validation images of a resolved config for which nobody asked; empty when they were given."""
+    if config.val_share is None or asked.val_share is not None:
+        return ""
+    return (
+        f"note: {config.val_share:.0%} of the training images are kept for validation, since something is chosen "
+        "(--val-share sets the share)"
+    )
+
+
+def _check_sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
+    """Refuse a config that needs more images than a data set has; ``batch`` is the option that gave the batch."""
+    if config.global_batch_size > spec.train_size:
+        raise ConfigError(
+            batch,
+            f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
+            f"{config.accumulate} micro-batches is {config.global_batch_size} images per step, and "
+            f"{spec.name} has {spec.train_size} training images",
+        )
+    whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
+    if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
+        raise ConfigError(
+            "steps_per_epoch",
+            f"must be at most {whole}, the global batches of {config.global_batch_size} images in {spec.name}, "
+            f"got {config.steps_per_epoch}",
+        )
+    counted = config.test_images or spec.test_size
+    if counted > spec.test_size:
+        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
+    if counted < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
+    if 0 < spec.val_size < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per validation image ({spec.val_size})")
 
 
 def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
@@ -279,8 +324,9 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     """``config`` with what was found in a data set of the user's own, which has been read.
 
     Raises:
-        ConfigError: when these are not the images that the run began with.
+        ConfigError: when these are not the images that the run began with, or validation has left too few.
     """
+    _check_sizes(config, dataset.spec)
     if not is_own(config.dataset):
         return config
     images = data.own.described(dataset)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.strategies.gradients import gather
+from cifar_ray.tasks import choosing
 from cifar_ray.tasks.protocol import Evaluation
+from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.training import checkpoint, hardware, manifest, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
@@ -79,7 +83,7 @@ def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: floa
         state: at the end of a step.
         optimizer_state: the optimizer's.
         total: sum of all ranks' losses since the epoch began.
-        score: the task's primary figure on the test set, when an epoch ends here.
+        score: the task's primary figure on the samples measured after every epoch, when one ends here.
     """
     return Snapshot(
         config=state.config,
@@ -114,11 +118,13 @@ def _meeting(state: TrainingState) -> Iterator[None]:
         raise RankFailedError(f"rank 0 could not write the checkpoint of step {state.step}")
 
 
-def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, observer: Observer) -> None:
-    """Record an evaluated epoch, write its checkpoint, and notify the observer.
+def finish_epoch(
+    state: TrainingState, epoch: int, evaluation: Evaluation, by_rank: Mapping[str, float], observer: Observer
+) -> None:
+    """Record an evaluated epoch with the metrics ``by_rank``, write its checkpoint, and notify the observer.
 
     Raises:
-        DivergedError: on every rank alike, when the epoch's loss or the test loss is not finite.
+        DivergedError: on every rank alike, when the epoch's loss or that of the evaluation is not finite.
     """
     if not math.isfinite(evaluation.metrics["loss"]):
         raise DivergedError(state.step)
@@ -127,7 +133,8 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     epoch_s = state.clock.seconds["training"] - earlier
     loss = _sum_losses(state) / (steps * state.worker.world_size)
     state.epoch_loss.zero_()
-    metrics = {f"test/{name}": value for name, value in evaluation.metrics.items()}
+    measured = choosing.measured(state.config)
+    metrics = {f"{measured}/{name}": value for name, value in evaluation.metrics.items()} | by_rank
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
     metrics[state.task.spec.epoch_throughput] = steps * state.config.global_batch_size / epoch_s
@@ -138,11 +145,60 @@ def finish_epoch(state: TrainingState, epoch: int, evaluation: Evaluation, obser
     observer.epoch_done(EpochRecord(row, evaluation.confusion, evaluation.per_class))
 
 
-def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
+@dataclass(frozen=True)
+class Tested:
+    """The test figures of a run whose epochs are done.
+
+    Attributes:
+        last: of the last checkpoint.
+        chosen: of the one that was chosen; None when none was.
+        epoch: the chosen one's.
+    """
+
+    last: Evaluation
+    chosen: Evaluation | None = None
+    epoch: int = 0
+
+
+def test(state: TrainingState, last: Evaluation | None) -> Tested:
+    """Evaluate the last checkpoint and the chosen one on the test set.
+
+    Args:
+        state: after the last epoch.
+        last: of the last epoch; None when it was done before this process.
+    """
+    paths: list[Path | None] = [None, None]
+    if state.worker.rank == 0:
+        paths = [checkpoint.every(state.folder)[-1], checkpoint.best(state.folder)]
+    if state.worker.world_size > 1:
+        dist.broadcast_object_list(paths, src=0, device=state.worker.device)
+    newest, best = paths
+    assert newest is not None
+    with state.clock.phase("evaluation"):
+        if last is None or state.tester is not state.evaluator:
+            last = _tested(state, newest)
+        if best is None:
+            return Tested(last)
+        epoch = manifest.step_of(best.name) // state.loader.steps_per_epoch
+        return Tested(last, last if best == newest else _tested(state, best), epoch)
+
+
+def _tested(state: TrainingState, path: Path) -> Evaluation:
+    """The test figures of a checkpoint, which rank 0 reads; the model is the checkpoint's afterwards."""
+    if state.worker.rank == 0:
+        state.model.load_state_dict(checkpoint.load(path).weights)
+    if state.worker.world_size > 1:
+        for tensor in state.model.state_dict().values():
+            received = tensor.contiguous()
+            dist.broadcast(received, src=0)
+            tensor.copy_(received)
+    return state.tester(state.model)
+
+
+def outcome(state: TrainingState, tested: Tested) -> Outcome:
     """Return the result of the run. Every rank gets the same, except for the times: rank 0's count."""
     epochs = [row for row in state.history if row.kind == "epoch"]
-    task, primary = state.task.spec, state.task.spec.primary
-    best = max(epochs, key=lambda row: primary.rank(row.metrics[primary.metric]))
+    task, shown = state.task.spec, tested.chosen or tested.last
     peaks = _gather(state, hardware.peak_memory_mib(state.worker.device))
     times = {f"time/{phase}_s": seconds for phase, seconds in state.clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in state.clock.iterations().items()}
@@ -156,9 +212,9 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
         epochs=len(epochs),
         metrics={
             **epochs[-1].metrics,
-            task.counted: float(evaluation.images),
-            primary.best: best.metrics[primary.metric],
-            "best/epoch": float(best.step),
+            **{f"test/{name}": value for name, value in tested.last.metrics.items()},
+            task.counted: float(tested.last.images),
+            **_chosen(state, tested, epochs),
             **_memory(peaks),
             **state.strategy.figures(),
         },
@@ -166,10 +222,26 @@ def outcome(state: TrainingState, evaluation: Evaluation) -> Outcome:
         begun=state.clock.begun,
         weights_sha256=digest,
         checkpoint=path,
-        per_class=evaluation.per_class,
-        confusion=evaluation.confusion,
+        per_class=shown.per_class,
+        confusion=shown.confusion,
         history=tuple(state.history),
     )
+
+
+def _chosen(state: TrainingState, tested: Tested, epochs: Sequence[Row]) -> dict[str, float]:
+    """Metrics of the chosen checkpoint: its epoch, its test figures, and the validation figure that chose it.
+
+    With the last, how many validation samples there are.
+    """
+    if tested.chosen is None:
+        return {}
+    metrics = {f"{CHOSEN}test/{name}": value for name, value in tested.chosen.metrics.items()}
+    metrics[CHOSEN_EPOCH] = float(tested.epoch)
+    of = state.task.spec.primary
+    if state.config.validated:
+        metrics[of.best] = epochs[tested.epoch - 1].metrics[of.on("val")]
+        metrics[state.task.spec.counted_on("val")] = float(state.evaluator.count)
+    return metrics
 
 
 def _final(state: TrainingState) -> tuple[str, str]:

@@ -50,6 +50,8 @@ class TrainingState:
     Attributes:
         config: the resolved config, with nothing left to ``auto``.
         step: optimizer steps done.
+        evaluator: of the samples that are measured after every epoch.
+        tester: of the test; the same one where there are no validation samples.
         saved: those of the newest checkpoint.
         epoch_loss: this rank's sum of losses since the epoch began; float64, on the device.
         history: every row recorded so far.
@@ -64,6 +66,7 @@ class TrainingState:
     strategy: Strategy
     loader: TrainLoader
     evaluator: Evaluator
+    tester: Evaluator
     clock: Clock
     class_names: tuple[str, ...]
     stopper: Stopper
@@ -127,6 +130,7 @@ def prepare(
     loader = TrainLoader(config, dataset, shard, worker.device, variation)
     with compiling.refusing(config):
         _warm_up(strategy, loader, fresh, config.compile)
+    tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
     state = TrainingState(
         config=config,
         worker=worker,
@@ -135,7 +139,8 @@ def prepare(
         task=task,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset.tested_on(config.test_images), worker, task),
+        evaluator=Evaluator(dataset, worker, task, "val") if config.validated else tester,
+        tester=tester,
         clock=clock,
         class_names=dataset.class_names,
         stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),

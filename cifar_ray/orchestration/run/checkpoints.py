@@ -93,7 +93,7 @@ def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
         return
     bucket = folder.below(CHECKPOINTS)
     try:
-        _fetch(bucket, path, "last", config)
+        _fetch(bucket, path, "best", config)  # it is tested at the end of the run
     except OSError as error:
         raise StorageError(f"storage: {bucket.address} cannot be read: {storage.reason(error)}") from None
     with _naming(bucket, path):
@@ -109,7 +109,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
 
     Args:
         folder: the run's.
-        wanted: ``last``; ``best`` for the one with the best primary figure, too; or a checkpoint's name.
+        wanted: ``last``; ``best`` for the one with the best score, too, if there is one; or a checkpoint's name.
         config: what a usable checkpoint was made with, as for :func:`cifar_ray.training.checkpoint.load`.
 
     Raises:

@@ -63,8 +63,10 @@ def train(
     if model is not None:
         config = replace(config, model=imports.path_of(model))
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
-    config = recipe.resolve(allocation.with_largest_topology(config))
+    asked, config = config, recipe.resolve(allocation.with_largest_topology(config))
     with signals(), Console() as console:
+        if note := recipe.share_note(config, asked):
+            console.line(note)
         weights = None
         if config.weights is not None:
             console.doing(f"reading the weights {config.weights}")

@@ -17,7 +17,7 @@ from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import Dataset, DatasetSpec, imagefiles
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
@@ -39,8 +39,10 @@ class Scored:
         metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_score: the task's primary figure recorded with the checkpoint, if its epoch was evaluated.
-        recorded_images: test images that it was counted on, if any: fewer than ``images`` after ``--test-images``.
+        recorded_images: images that it was counted on, if any; of the test, fewer than ``images`` after
+            ``--test-images``.
         task: facts of a task of the user's own; None for image classification.
+        recorded_on: the images that it was counted on: ``val`` or ``test``.
     """
 
     checkpoint: str
@@ -50,6 +52,7 @@ class Scored:
     recorded_score: float | None
     recorded_images: int | None
     task: dict[str, Any] | None = None
+    recorded_on: tasks.Subset = "test"
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:
-    """Read a run's newest usable checkpoint, or the one with the best primary figure.
+    """Read a run's newest usable checkpoint, or the one with the best validation figure.
 
     Raises:
-        CheckpointError: when the run has no usable checkpoint.
+        CheckpointError: when the run has no usable checkpoint, or none is the best.
         ConfigError: when there is no such run.
     """
     tracking.quieten(verbose=False)
@@ -122,12 +125,14 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
     kept = storage.at(known.folder).below(checkpoints.CHECKPOINTS)
     with checkpoints.reading(storage.at(known.folder), which) as here:
         newest = checkpoint.latest(here)
-        best = checkpoint.best(here) if which == "best" else None
         if newest is None:
             raise CheckpointError(f"run {run!r} has no checkpoint in {kept.address}")
         for problem in newest[2]:
             note(f"passed over: {problem.replace(str(here), kept.address)}")
-        path, snapshot = (best, checkpoint.load(best)) if best else newest[:2]
+        path, snapshot = newest[:2]
+        if which == "best":
+            path = checkpoint.chosen(here)
+            snapshot = checkpoint.load(path)
         digest = manifest.read(path).weights.sha256
         return KnownCheckpoint(kept.below(path.name).address, snapshot, digest, known)
 
@@ -157,8 +162,10 @@ def evaluate(
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = _evaluation(dataset, tasks.build(config), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
-    counted = None if score is None else config.test_images or evaluation.images
-    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, score, counted, task)
+    on = choosing.measured(config)
+    counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
+    recorded = (score, None if score is None else counted)
+    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, *recorded, task, on)
 
 
 def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, note: Note) -> Evaluation:

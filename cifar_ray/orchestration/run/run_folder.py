@@ -61,14 +61,14 @@ class RunFolder:
         """The model of a checkpoint, and the SHA-256 of its weights.
 
         Args:
-            name: of the checkpoint, or ``best`` for the one with the best primary figure.
+            name: of the checkpoint, or ``best`` for the one with the best validation figure.
 
         Raises:
-            CheckpointError: when the checkpoint cannot be used.
+            CheckpointError: when the checkpoint cannot be used, or none is the best.
             ConfigError: when the bucket cannot be read.
         """
         with checkpoints.reading(self.folder, name) as here:
-            path = (checkpoint.best(here) if name == "best" else None) or here / name
+            path = checkpoint.chosen(here) if name == "best" else here / name
             return predictor.load(path), manifest.read(path).weights.sha256
 
     def config(self) -> ResolvedConfig:
@@ -79,7 +79,7 @@ class RunFolder:
         """
         try:
             with self.folder.on_disk(run_names.CONFIG) as path:
-                return recipe.resolve(runfile.load(path))  # as it was written
+                return recipe.resolve(runfile.begun(runfile.load(path)))  # as it was written
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 

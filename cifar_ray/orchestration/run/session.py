@@ -34,6 +34,7 @@ from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
@@ -251,8 +252,8 @@ class RunSession:
     def finish(self, outcome: Outcome) -> None:
         """Record the outcome; :meth:`end` is still to be called."""
         self.record.result(outcome, self.dataset)
-        wanted, best = self.config.log_models, int(outcome.metrics["best/epoch"])
-        if wanted == "best" or (wanted == "all" and best != outcome.epochs):
+        wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
+        if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)
         if wanted in ("final", "all"):
             final = Path(outcome.checkpoint).name

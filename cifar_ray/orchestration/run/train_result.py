@@ -22,7 +22,9 @@ class TrainResult:
         tracking_uri: the store that has it.
         page: address of its page in MLflow, when the store is a server that has pages.
         folder: address of its folder, with the config and the checkpoints.
-        metrics: the last epoch's figures, and ``best/epoch`` with that epoch's primary figure, ``best/NAME``.
+        metrics: the last epoch's figures. With validation images (``val_share``), ``val/NAME`` are theirs,
+            ``best/NAME`` is the best epoch's primary figure, ``chosen/epoch`` is that epoch, and ``chosen/test/NAME``
+            are its test figures.
         times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
         history: every epoch's figures and its number, ``epoch``; ``pandas.DataFrame(history)`` is a table of them.
         weights_sha256: SHA-256 of the final weights file.
@@ -48,10 +50,10 @@ class TrainResult:
         Those of image classification are probabilities.
 
         Args:
-            best: take the checkpoint with the best primary figure on the test set, and not the final one.
+            best: take the checkpoint with the best validation figure, and not the final one.
 
         Raises:
-            CheckpointError: when the checkpoint cannot be used.
+            CheckpointError: when the checkpoint cannot be used, or none is the best, for want of validation images.
             ConfigError: when the run's folder is gone.
         """
         name = "best" if best else PurePosixPath(self.checkpoint).name
@@ -59,5 +61,5 @@ class TrainResult:
 
     def __repr__(self) -> str:
         primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]
-        score, way = primary.named(self.metrics[primary.metric]), pages.way(self.tracking_uri, self.page)
+        score, way = primary.named(self.metrics[primary.result(self.metrics)]), pages.way(self.tracking_uri, self.page)
         return f"<run {self.name}: test {score}, training {seconds:.1f} s; open in MLflow: {way}>"

@@ -12,9 +12,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.search import Better
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tasks import LOSS, TaskSpec
+from cifar_ray.tasks import LOSS, Subset, TaskSpec, choosing
 
-_AT_END = ("best/", "bubble/", "peak_memory_mib", "skipped_steps", "staleness/", "time/")
+_AT_END = ("best/", "bubble/", "chosen/", "peak_memory_mib", "skipped_steps", "staleness/", "time/")
 """How the names of figures begin that a run has at its end alone, beside the throughput."""
 
 
@@ -49,14 +49,16 @@ class Goal:
         """How far two values are apart, as people read it: ``0.83 points`` between shares."""
         return f"{abs(value - other) * 100:.2f} points" if self._is_share else self.text(abs(value - other))
 
-    def check(self, sweep: SweepConfig) -> None:
+    def check(self, sweep: SweepConfig, measured: Subset) -> None:
         """Refuse a figure that runs do not record, or that a scheduler would miss.
+
+        ``measured``: the samples that runs are measured on after every epoch.
 
         Raises:
             ConfigError: naming what there is.
         """
         task = self.task
-        of_epochs = [figure.metric for figure in (*task.figures, LOSS)]
+        of_epochs = [figure.on(measured) for figure in (*task.figures, LOSS)]
         of_epochs += ["train/epoch_loss", "epoch_s", task.epoch_throughput]
         if self.metric in of_epochs:
             return
@@ -93,4 +95,16 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     (task,) = learned
     if sweep.objective is not None:
         return Goal(*search.parse_objective(sweep.objective), task)
-    return Goal(task.primary.metric, task.primary.better, task)
+    objective = choosing.objective(configs[0], task)
+    return Goal(task.primary.metric if objective is None else objective.metric, task.primary.better, task)
+
+
+def chooser_of(sweep: SweepConfig) -> str:
+    """What of a sweep is to choose by what its runs have learned, as a flag; empty when nothing is."""
+    if sweep.objective is not None and not sweep.objective.startswith(("val/", "test/")):
+        return ""
+    if sweep.scheduler != "none":
+        return f"--scheduler {sweep.scheduler}"
+    if sweep.search == "optuna":
+        return "--search optuna"
+    return "--objective" if sweep.objective is not None else ""

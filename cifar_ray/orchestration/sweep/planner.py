@@ -30,9 +30,9 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep.goal import goal_of
+from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.run import RunRecord
@@ -43,7 +43,7 @@ from cifar_ray.training.observer import Outcome
 
 _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
-_OF_DATA = ("dataset", "image_size", "task", "test_share")
+_OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
 """Axes that together decide which data set is read."""
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
@@ -224,23 +224,26 @@ class PlannedTrial:
         self.score = known.score if self.state == boards.FINISHED else None
 
 
-def plan(cells: Sequence[Cell], gpu_share: float = 1.0) -> list[PlannedTrial]:
-    """The trials of a sweep, each with so much of a GPU; those whose values do not fit together have a reason."""
-    return [_planned(index, cell, gpu_share) for index, cell in enumerate(cells)]
+def plan(cells: Sequence[Cell], gpu_share: float = 1.0, chooser: str = "") -> list[PlannedTrial]:
+    """The trials of a sweep, each with so much of a GPU; those whose values do not fit together have a reason.
+
+    ``chooser``: what is to choose between them (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
+    """
+    return [_planned(index, cell, gpu_share, chooser) for index, cell in enumerate(cells)]
 
 
-def _planned(index: int, cell: Cell, gpu_share: float) -> PlannedTrial:
+def _planned(index: int, cell: Cell, gpu_share: float, chooser: str) -> PlannedTrial:
     trial = PlannedTrial(index, cell, None)
-    assign(trial, cell, gpu_share)
+    assign(trial, cell, gpu_share, chooser)
     return trial
 
 
-def assign(trial: PlannedTrial, cell: Cell, gpu_share: float) -> None:
+def assign(trial: PlannedTrial, cell: Cell, gpu_share: float, chooser: str) -> None:
     """Give a trial its cell, and so much of a GPU; when its values do not fit together, a reason and no config."""
     trial.cell, trial.reason = cell, cell.reason
     if cell.config is not None:
         try:
-            trial.config = dataclasses.replace(recipe.resolve(cell.config), gpu_share=gpu_share)
+            trial.config = dataclasses.replace(recipe.resolve(cell.config, chooser), gpu_share=gpu_share)
         except ConfigError as error:
             trial.reason = str(error)
 
@@ -256,7 +259,7 @@ def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
     """Skip the cells that cannot run, or refuse the sweep for them, or for cells that its scheduler cannot compare.
 
     Raises:
-        ConfigError: naming every cell and why, or the tasks, or the epochs.
+        ConfigError: naming every cell and why, or the tasks, or the epochs, or what the cells are to be chosen by.
     """
     _check_comparable(config, [trial.config for trial in trials if trial.config is not None])
     hopeless = [trial for trial in trials if trial.config is None and not trial.is_open]
@@ -285,8 +288,10 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
         if problem and len(learned) > 1:
             names = ", ".join(sorted(task.name for task in learned))
             raise ConfigError(key, f"{problem} where runs learn different tasks, here {names}")
+    if config.is_search and len({run.choose_by for run in runs}) > 1:
+        raise ConfigError("choose_by", "must be the same in all runs of a search, here val and test")
     if goal := goal_of(config, runs):
-        goal.check(config)
+        goal.check(config, choosing.measured(runs[0]))
     if config.scheduler == "none":
         return
     grace, longest = getattr(config, config.scheduler).grace, max((run.epochs for run in runs), default=math.inf)
@@ -337,7 +342,8 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     try:
         with folder.on_disk(_CONFIG) as path:
             config = sweepfile.from_mapping(sweepfile.load(path))
-        trials = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
+        chooses = bool(chooser_of(config))
+        trials = [_read(index, cell, chooses) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
     except (KeyError, TypeError):
         raise ConfigError(
             "resume", f"must be a sweep of this version, and {folder.name} was planned by an earlier one: start another"
@@ -351,7 +357,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     return config, trials
 
 
-def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
+def _read(index: int, cell: Mapping[str, Any], chooses: bool) -> PlannedTrial:
     name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
     values, proposal = _typed(cell["values"]), cell.get("proposal")
     of = Cell(name, values, reason=reason)
@@ -360,7 +366,7 @@ def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
     proposal = None if proposal is None else _typed(proposal)
     if config is None:
         return PlannedTrial(index, of, None, boards.SKIPPED, reason, proposal=proposal)
-    resolved = runfile.resolved_from_mapping(config)
+    resolved = runfile.begun(runfile.resolved_from_mapping(config), chooses)
     found = PlannedTrial(index, Cell(name, values, resolved), resolved, proposal=proposal)
     found.repeats = cell.get("repeats", "")
     return found

@@ -14,7 +14,7 @@ from cifar_ray.config.search import Range
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.goal import Goal
+from cifar_ray.orchestration.sweep.goal import Goal, chooser_of
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 
@@ -98,7 +98,7 @@ class OptunaProposer:
             if cell is not None:
                 self._asked[trial.index] = key
                 trial.proposal, trial.is_open = proposal, False
-                planner.assign(trial, cell, self._config.gpus_per_worker)
+                planner.assign(trial, cell, self._config.gpus_per_worker, chooser_of(self._config))
                 return True
             twin = next(other for other in others if other.proposal == proposal)
             self._answer(key, self._goal.value(twin.figures) if twin.state == boards.FINISHED else None)

@@ -109,7 +109,8 @@ class SweepRecorder:
             return
         trial.outcome, trial.times = event.outcome, event.outcome.times
         trial.figures = {**event.outcome.metrics, **event.outcome.times}
-        self.close(trial, boards.FINISHED, trial.result(event.outcome.metrics[trial.task.primary.metric]))
+        metrics = event.outcome.metrics
+        self.close(trial, boards.FINISHED, trial.result(metrics[trial.task.primary.result(metrics)]))
 
     @_on.register
     def _(self, event: TrialTooLarge, trial: PlannedTrial) -> None:

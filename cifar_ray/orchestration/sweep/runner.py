@@ -23,7 +23,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, reservations
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
-from cifar_ray.orchestration.sweep.goal import Goal, goal_of
+from cifar_ray.orchestration.sweep.goal import Goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
@@ -36,6 +36,7 @@ from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
+from cifar_ray.training import recipe
 
 _POLL_S, _LOOK_S = 0.1, 1.0
 _LOCKS_AT_ONCE = 64
@@ -91,7 +92,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     config = planner.absolute(config)
     base = config.base
     address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
-    trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
+    trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker, chooser_of(config))
     planner.refuse(config, trials)
     if config.search == "optuna":
         trials = planner.open_trials(config)
@@ -174,7 +175,9 @@ class _Sweep:
         self._probes: list[PlannedTrial] = []
         if any(trial.is_open for trial in trials):
             proposals.check_installed()
-            self._probes = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
+            self._probes = planner.plan(
+                sweeps.cells(config, planner.draw(config)), config.gpus_per_worker, chooser_of(config)
+            )
         self._base = self._session_config()
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._ready = Preparation(self._base, self._board)
@@ -305,6 +308,9 @@ class _Sweep:
             board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
         if any(run.gpu_share < 1 for run in asked):
             board.line(shared_note(config.gpus_per_worker))
+        given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]
+        for note in sorted({recipe.share_note(run, cell) for run, cell in given} - {""}):
+            board.line(note)
         for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))
 

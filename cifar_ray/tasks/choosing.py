@@ -1,0 +1,43 @@
+"""What chooses between a run's checkpoints, and between runs: which figure, on which samples, and which way is better.
+
+Whatever chooses asks here: the scheduler of a sweep, the best checkpoint that is kept, logged and registered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.tasks.spec import Figure, Subset, TaskSpec
+
+DEFAULT_SHARE = 0.1
+"""Share of the training images that is kept for validation where something is to choose, and no share is given."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The figure that chooses.
+
+    Attributes:
+        figure: says which way is better.
+        subset: the samples that it is counted on.
+    """
+
+    figure: Figure
+    subset: Subset
+
+    @property
+    def metric(self) -> str:
+        """Its name among a run's metrics; it is there after every epoch."""
+        return self.figure.on(self.subset)
+
+
+def measured(config: TrainConfig) -> Subset:
+    """The samples that a run is measured on after every epoch; the test is measured at the end in any case."""
+    return "val" if config.validated else "test"
+
+
+def objective(config: TrainConfig, task: TaskSpec) -> Objective | None:
+    """What chooses among the epochs of a resolved config, and between it and other runs; None when nothing may."""
+    subset = measured(config)
+    return Objective(task.primary, subset) if subset == config.choose_by else None
