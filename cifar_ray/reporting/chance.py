@@ -90,7 +90,7 @@ def of_images(percent: float, images: float | None) -> float:
 def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
     """How many images limit how exact a share is, infinitely many where they set no limit; None for all else.
 
-    They are those of the test, or of validation if the share is: the fewest that any of the finished runs was evaluated on.
+    They are the fewest of the test, or of validation if the share is of it, that any finished run was evaluated on.
     """
     if figure.of is None or not figure.of.percent:
         return None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import combinations
 from typing import NamedTuple
 
 from cifar_ray import tasks
@@ -16,6 +14,7 @@ from cifar_ray.reporting.effects import effects
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
+from cifar_ray.reporting.ranking import Measured, Ranking
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import Trial
 
@@ -24,13 +23,6 @@ _MOSTLY = 0.5  # of a difference, so that one part accounts for it
 _MOST_NAMED = 3
 _LEAST_POINTS = 0.05  # read as 0.1
 _ONCE = "In one run of each"
-
-
-class _Measured(NamedTuple):
-    """A configuration and one of its figures."""
-
-    config: Configuration
-    value: Statistic
 
 
 class _Question(NamedTuple):
@@ -44,74 +36,6 @@ class _Question(NamedTuple):
 
 _TIME = _Question("Fastest", "Shortest training", "Training time", "speed")
 _GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
-
-
-class _Ranking(NamedTuple):
-    """Configurations by one figure, the best first.
-
-    Attributes:
-        figure: which one.
-        ranked: all of them.
-        ties: those that are not told from the best.
-        untested: those of the ties that have one run, as the best has, so that there is no test.
-        images: how many test images limit how exact the figure is.
-        level: whether the test tells no two apart, nor finds an effect of an axis.
-        single: whether there is no test, for want of a second run.
-    """
-
-    figure: Figure
-    ranked: Sequence[_Measured]
-    ties: Sequence[_Measured]
-    untested: Sequence[_Measured]
-    images: float | None
-    level: bool
-    single: bool
-
-    @classmethod
-    def of(cls, figure: Figure, ranked: Sequence[_Measured], effect: bool = False) -> _Ranking:
-        """Rank by a figure; ``effect``: whether an axis is known to have one."""
-        images = chance.images(figure, [measured.config for measured in ranked])
-        distinct = [chance.distinct(ranked[0].value, other.value, images) for other in ranked[1:]]
-        ties = [other for other, are in zip(ranked[1:], distinct) if not are]
-        untested = [other for other, are in zip(ranked[1:], distinct) if are is None]
-        tested = [chance.distinct(first.value, other.value, images) for first, other in combinations(ranked, 2)]
-        single = 0 < len(untested) == len(distinct)
-        level = not effect and None not in distinct and not any(tested)
-        if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
-            figure = replace(figure, digits=None)
-        return cls(figure, ranked, ties, untested, images, level, single)
-
-    @property
-    def tested(self) -> list[_Measured]:
-        """The ties by the test."""
-        return [tie for tie in self.ties if tie not in self.untested]
-
-    @property
-    def same(self) -> bool:
-        """Whether there is no test, and all figures read alike."""
-        return self.single and self.span == self.figure.text(self.ranked[0].value.mean)
-
-    @property
-    def span(self) -> str:
-        """The lowest figure and the highest."""
-        low, *_, high = sorted(measured.value.mean for measured in self.ranked)
-        least, most = self.figure.number(low), self.figure.text(high)
-        return most if self.figure.text(low) == most else f"{least} to {most}"
-
-    def none_better(self, claim: str) -> str:
-        """A claim that the test tells none from the others."""
-        best, *rest = self.ranked
-        return f"{claim}: {self.span} in {len(rest) + 1} configurations ({self.test(best, rest)})."
-
-    def test(self, best: _Measured, others: Sequence[_Measured]) -> str:
-        """The test that did not tell these apart, and how large a difference it would have seen."""
-        images = self.images is not None and math.isfinite(self.images)
-        against = "the seeds and the size of the test set" if images else "the seeds"
-        least = max((chance.visible(best.value, other.value, self.images) or 0.0 for other in others), default=0.0)
-        counts = sorted({best.value.n, *(other.value.n for other in others)})
-        runs = f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
-        shown = self.figure.difference(least)
-        return f"Student's t-test over {against}, 5 %; with {runs} it sees differences above {shown}"
 
 
 class _Group(NamedTuple):
@@ -140,21 +64,21 @@ class _Group(NamedTuple):
         """Whether that is one of validation images."""
         return self.objective.subset == "val"
 
-    def tested(self, ranking: _Ranking) -> str:
+    def tested(self, ranking: Ranking) -> str:
         """What the first of a ranking by validation images has in the test; empty of another ranking."""
         value = ranking.ranked[0].config.statistic(self.task.primary) if ranking.ranked and self.validated else None
         return "" if value is None else f"{self.task.primary.text(value.mean)} in the test"
 
-    def ranked(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[_Measured]:
+    def ranked(self, figure: Figure, among: Sequence[Configuration] | None = None) -> list[Measured]:
         """Those that have a figure, the best first; of equal ones, in their order."""
         pairs = [(config, config.statistic(figure)) for config in (self.among if among is None else among)]
-        known = [_Measured(config, value) for config, value in pairs if value is not None]
+        known = [Measured(config, value) for config, value in pairs if value is not None]
         return sorted(known, key=lambda measured: measured.value.mean, reverse=figure.better == "high")
 
-    def tied(self, ranking: _Ranking, what: str) -> str:
+    def tied(self, ranking: Ranking, what: str) -> str:
         """Names the configurations that the test does not tell from the best, and those without a test."""
 
-        def listed(ties: Sequence[_Measured]) -> str:
+        def listed(ties: Sequence[Measured]) -> str:
             more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
             return "; ".join(self.name(tie.config) for tie in ties[:_MOST_NAMED]) + more
 
@@ -191,9 +115,9 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     speed, speed_question = (task.throughput, _throughput(task)) if unequal else (TRAINING_TIME, _TIME)
     known = list(effects(group.among, speed))
     moved = {effect.figure.key for effect in known if effect.measurable}
-    speeds = _Ranking.of(speed, group.ranked(speed), speed.key in moved)
+    speeds = Ranking.of(speed, group.ranked(speed), speed.key in moved)
     fastest = speeds.ranked[0].config if speeds.ranked else None
-    learned = _Ranking.of(objective, _leading(group.ranked(objective), fastest), task.primary.key in moved)
+    learned = Ranking.of(objective, _leading(group.ranked(objective), fastest), task.primary.key in moved)
     if not speeds.ranked and not learned.ranked:
         return Finding(title, (), (f"Runs have finished, but recorded neither training times nor {of.plural}.",))
     every = [(config, scaling.ratio(config, group.among)) for config in group.among]
@@ -208,7 +132,7 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
         on = f"on {price.machine}"
         question = _Question(f"Cheapest {on}", f"Lowest cost {on}", f"Cost {on}", "cost")
-        tiles += _tile(group, _Ranking.of(cost, group.ranked(cost)), question)
+        tiles += _tile(group, Ranking.of(cost, group.ranked(cost)), question)
     sentences = []
     if unequal:
         cause = f", and a difference in {of.noun} may come from the amount of training" if apart else ""
@@ -234,26 +158,29 @@ def _learned(group: _Group, of: tasks.Figure, but: str) -> _Question:
     return _Question(best, first, f"Test {group.task.spec.primary.noun}{but}", f"{of.noun}{but}")
 
 
-def _chosen(group: _Group, ranking: _Ranking, tested: str) -> Iterator[str]:
-    """By which images the best was chosen; nothing of runs of versions that did not record it."""
-    name = group.name(ranking.ranked[0].config)
-    if group.validated:
-        yield f"That is by the validation set; {name} has {tested}."
-    elif not ranking.level and not ranking.same and any(trial.chosen_by for trial in group.trials):
-        yield f"That was chosen on the test set, among {len(ranking.ranked)} configurations."
+def _chosen(group: _Group, ranking: Ranking, tested: str) -> Iterator[str]:
+    """By which images the best was chosen; of the test not for runs of versions that did not record it."""
+    most, name = f"The {group.task.spec.primary.most} was chosen on the", group.name(ranking.ranked[0].config)
+    if ranking.level or ranking.same:
+        if group.validated:
+            yield "That is by the validation set."
+    elif group.validated:
+        yield f"{most} validation set: {name} has {tested}."
+    elif any(trial.chosen_by for trial in group.trials):
+        yield f"{most} test set, among {len(ranking.ranked)} configurations."
 
 
-def _leading(ranked: Sequence[_Measured], fastest: Configuration | None) -> list[_Measured]:
+def _leading(ranked: Sequence[Measured], fastest: Configuration | None) -> list[Measured]:
     """From the best on; of several that are equal, the fastest first where it is one of them."""
     top = ranked[0].value.mean if ranked else 0.0
 
-    def after(measured: _Measured) -> tuple[bool, bool]:
+    def after(measured: Measured) -> tuple[bool, bool]:
         return not math.isclose(measured.value.mean, top, rel_tol=1e-9), measured.config is not fastest
 
     return sorted(ranked, key=after)
 
 
-def _tile(group: _Group, ranking: _Ranking, question: _Question, shown: str = "") -> Iterator[Highlight]:
+def _tile(group: _Group, ranking: Ranking, question: _Question, shown: str = "") -> Iterator[Highlight]:
     """The best, called the best only where the test tells it from all others."""
     if not ranking.ranked:
         return
@@ -293,7 +220,7 @@ def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) 
         yield Highlight(title, f"{ratio.speed_up.mean:.2f} times{within}", f"{group.name(config)}, the highest")
     elif gains:
         gains.sort(key=lambda pair: pair[1].efficiency.mean, reverse=True)
-        ranking = _Ranking.of(EFFICIENCY, [_Measured(config, ratio.efficiency) for config, ratio in gains])
+        ranking = Ranking.of(EFFICIENCY, [Measured(config, ratio.efficiency) for config, ratio in gains])
         yield from _tile(group, ranking, _GAIN, f"{gains[0][1].speed_up.mean:.2f} times")
 
 
@@ -304,7 +231,7 @@ def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str
     yield from (f"caution: {caution}" for caution in cautions)
 
 
-def _speed(group: _Group, speeds: _Ranking, question: _Question) -> str:
+def _speed(group: _Group, speeds: Ranking, question: _Question) -> str:
     """The fastest beside a single worker with the same batch, else beside the slowest that is told from it."""
     figure, (best, *rest) = speeds.figure, speeds.ranked
     if speeds.level:
@@ -327,7 +254,7 @@ def _speed(group: _Group, speeds: _Ranking, question: _Question) -> str:
     return f"{sentence} {tied}".rstrip()
 
 
-def _both(figure: Figure, fast: _Measured, other: _Measured) -> str:
+def _both(figure: Figure, fast: Measured, other: Measured) -> str:
     """Two figures, with the counts of their runs where those differ."""
     first, second = figure.number(fast.value.mean), figure.text(other.value.mean)
     if fast.value.n == other.value.n:
@@ -335,13 +262,13 @@ def _both(figure: Figure, fast: _Measured, other: _Measured) -> str:
     return f"{first}, n = {fast.value.n}, against {second}, n = {other.value.n}"
 
 
-def _times(fast: _Measured, slow: _Measured) -> str:
+def _times(fast: Measured, slow: Measured) -> str:
     low, high = sorted((fast.value.mean, slow.value.mean))
     times = f"{high / low:.2f}" if low > 0 else "many"
     return "as fast as" if times == "1.00" else f"{times} times as fast as"
 
 
-def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, ranking: _Ranking) -> str:
+def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, ranking: Ranking) -> str:
     """What the fastest has learned beside the best; without times, what the best is told from."""
     figure, top = ranking.figure, ranking.ranked[0]
     if ranking.same:
@@ -371,7 +298,7 @@ def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, 
     return f"Its run had {much} {less} {of.noun} than {group.name(top.config)}: {both}. {doubt}{sizes}"
 
 
-def _best(group: _Group, of: tasks.Figure, ranking: _Ranking) -> str:
+def _best(group: _Group, of: tasks.Figure, ranking: Ranking) -> str:
     name, value = group.name(ranking.ranked[0].config), ranking.figure.text(ranking.ranked[0].value.mean)
     if ranking.single:
         return f"{_ONCE}, {name} had the {of.extreme} {of.noun}, {value}."
@@ -417,13 +344,13 @@ def _strategies(group: _Group) -> list[str]:
     return sentences
 
 
-def _rivals(group: _Group, times: Sequence[_Measured]) -> str:
+def _rivals(group: _Group, times: Sequence[Measured]) -> str:
     best, after, slowest = times[0], times[1], times[-1]
-    ranking = _Ranking.of(ITERATION_TIME, times)
+    ranking = Ranking.of(ITERATION_TIME, times)
     if ranking.level:
         return ranking.none_better("no strategy is measurably faster")
 
-    def told(measured: _Measured) -> str:
+    def told(measured: Measured) -> str:
         remark = ITERATION_TIME.remarks(measured.config.finished)
         return ITERATION_TIME.text(measured.value.mean) + (f", {remark}" if remark else "")
 

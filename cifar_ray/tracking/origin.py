@@ -23,7 +23,7 @@ from cifar_ray.config import command_line
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import LOSS, SUBSETS, Figure, TaskSpec, choosing
+from cifar_ray.tasks import LOSS, Figure, TaskSpec, choosing
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import CHOSEN_BY_NOTHING, CHOSEN_BY_TAG, EARLIER, TASK_TAG
 from cifar_ray.training import recipe
@@ -86,8 +86,8 @@ def figures(task: TaskSpec, metrics: Mapping[str, float]) -> list[str]:
     primary, *others = task.figures
     test = {figure.result(metrics): after(figure.noun, figure) for figure in (primary, LOSS, *others)}
     chosen = {
-        CHOSEN_EPOCH: f"epoch {{:.0f}} by {SUBSETS[tasks.measured_on(metrics)]} {primary.noun}".format,
-        primary.best: after(f"its best {primary.noun} there", primary),
+        CHOSEN_EPOCH: ("epoch {:.0f}" if primary.best in metrics else "epoch {:.0f} on the test set").format,
+        primary.best: after(f"validation {primary.noun}", primary),
     }
     speed = {task.throughput: task.speed, **_SPEED}
     known = {

@@ -115,6 +115,29 @@ def test_accuracies_are_dots_on_an_axis_of_their_range_in_every_panel() -> None:
     assert "error bars" not in made(study(trial()))["accuracy"].caption
 
 
+def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> None:
+    def of(run: Trial, accuracy: float) -> Trial:
+        history = {f"val/{name.removeprefix('test/')}": run.history[name] for name in ("test/accuracy", "test/loss")}
+        known = {"val/accuracy": accuracy, "best/accuracy": accuracy, "val/loss": 1.0, "chosen/epoch": 1.0}
+        history |= {name: run.history[name] for name in ("epoch_s", "train/epoch_loss")}
+        history["test/loss"] = run.history["test/loss"][-1:]
+        metrics = {**run.metrics, **known, "chosen/test/accuracy": run.metrics["test/accuracy"] - 0.01}
+        return replace(run, history=history, metrics=metrics)
+
+    found = made(study(of(trial(accuracy=0.5), 0.6), of(trial(topology="1x2", accuracy=0.4), 0.8)))
+    assert found["accuracy_by_time"].title == "Validation accuracy against training time"
+    assert "after the chosen epoch" in found["accuracy"].caption
+    assert sorted(heights_or_dots(found["accuracy"])) == [39.0, 49.0]
+    titles = [axes.get_title() for axes in found["loss"].draw("light").axes]
+    assert titles == ["resnet on cifar10: training loss", "resnet on cifar10: validation loss"]
+    assert "bs16 1x2 seed1, the most accurate finished run by validation (39.00 %)" in found["confusion"].caption
+
+
+def heights_or_dots(chart: Chart) -> list[float]:
+    (axes,) = chart.draw("light").axes
+    return [float(dot.lines[0].get_ydata()[0]) for dot in axes.containers]
+
+
 def test_unfinished_runs_and_figures_that_were_not_measured_are_left_out() -> None:
     without = trial(topology="2x2")
     metrics = {name: value for name, value in without.metrics.items() if name != "time/training_s"}

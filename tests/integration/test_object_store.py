@@ -27,7 +27,7 @@ from tests.support.ports import free_port
 DIGITS = ["--dataset", "digits", "--precision", "fp32", "--batch-size", "32"]
 # Long enough for something to happen in its middle.
 LONG = ["train", *DIGITS, "--model", "resnet", "--resnet.blocks", "1", "1", "--epochs", "6", "--topology", "1x2"]
-LONG += ["--checkpoint-every", "7", "--run-name", "victim"]
+LONG += ["--val-share", "0.1", "--checkpoint-every", "7", "--run-name", "victim"]
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,14 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
         resnet=ResNetOptions((1, 1)),
         topology="1x2",
         checkpoint_every=7,
+        val_share=0.1,
     )
     (undisturbed, _), _ = train_on_ranks(config, tmp_path / "undisturbed")
     assert undisturbed is not None
     tags = user.run_named("victim").data.tags
     assert tags["cifar_ray.weights_sha256"] == undisturbed.weights_sha256
+    metrics = user.run_named("victim").data.metrics
+    assert metrics["chosen/test/accuracy"] == undisturbed.metrics["chosen/test/accuracy"]
     final = f"{address}/checkpoints/{Path(undisturbed.checkpoint).name}"
     assert (tags["cifar_ray.folder"], tags["cifar_ray.checkpoint"]) == (address, final)
     assert tags["cifar_ray.best_checkpoint"].startswith(f"{address}/checkpoints/step-")

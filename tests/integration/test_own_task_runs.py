@@ -32,7 +32,7 @@ def mine(person: Person) -> Path:
 def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(
     person: Person, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["train", *INK, "--strategy", "reproducible", "--epochs", "4", "--log-models", "final"]
+    words = ["train", *INK, "--strategy", "reproducible", "--epochs", "4", "--val-share", "0.2"]
     calm = person.succeeds(*words, "--topology", "1x2", "--run-name", "calm").stdout
     assert re.search(r"^test rmse +\d+\.\d{4}$", calm, flags=re.M)
     assert "accuracy" not in calm
@@ -46,8 +46,9 @@ def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(
     runs = [person.run_named(name).data for name in ("calm", "killed")]
     assert len({run.tags["cifar_ray.weights_sha256"] for run in runs}) == 1
     assert len({run.metrics["test/rmse"] for run in runs}) == 1
-    history = person.mlflow.get_metric_history(person.run_named("calm").info.run_id, "test/rmse")
+    history = person.mlflow.get_metric_history(person.run_named("calm").info.run_id, "val/rmse")
     assert runs[0].metrics["best/rmse"] == min(point.value for point in history)
+    assert len({run.metrics["chosen/test/rmse"] for run in runs}) == 1
 
     shown = person.succeeds("compare", "calm", "killed").stdout
     assert "RMSE" in shown
@@ -62,7 +63,7 @@ def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(
         command.until("ready at")
         answer = requests.post(f"http://127.0.0.1:{port}/predict", data=image.read_bytes(), timeout=60).json()
         assert answer["values"] == pytest.approx(values, abs=1e-4)
-        assert "test rmse" in command.output
+        assert "validation rmse" in command.output
     monkeypatch.setenv("MLFLOW_TRACKING_URI", person.uri)
     models = [output.model_id for output in person.run_named("calm").outputs.model_outputs]
     answers = mlflow.pyfunc.load_model(f"models:/{models[-1]}").predict({"image": [image.read_bytes()]})
@@ -85,5 +86,6 @@ def test_a_sweep_stops_the_runs_with_the_highest_error_and_its_report_shows_the_
     page = (person.home / "report" / "report.md").read_text()
     assert "RMSE" in page
     assert "ccura" not in page
-    assert f"{best.data.metrics['test/rmse']:.2f}" in page
+    assert f"{best.data.metrics['chosen/test/rmse']:.2f}" in page
+    assert f"{best.data.metrics['best/rmse']:.2f}" in page
     assert "rmse" in person.succeeds("runs").stdout.splitlines()[0]

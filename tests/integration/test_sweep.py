@@ -213,7 +213,9 @@ def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(per
     assert {run.info.status for run in runs.values()} == {"FINISHED", "KILLED"}
     for run in stopped:
         assert "stopped early by ASHA: it was behind the best runs at epoch" in run.data.tags["cifar_ray.failure"]
-        assert len(person.steps(run.info.run_name, "test/accuracy")) < 20
+        assert 0 < len(person.steps(run.info.run_name, "val/accuracy")) < 20
+        assert run.data.tags["cifar_ray.chosen_by"] == "val"
+        assert run.data.params["val_share"] == "0.1"
 
 
 @pytest.mark.extended

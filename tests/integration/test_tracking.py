@@ -213,7 +213,7 @@ def test_every_figure_of_a_finished_run_is_there_once(
         record.result(outcome, digits)
     assert record.end("FINISHED")
     data = client.get_run(record.run_id).data.metrics
-    assert {"epoch_s", "train/epoch_loss", "train/loss", "time/training_s", "best/accuracy"} <= set(data)
+    assert {"epoch_s", "train/epoch_loss", "train/loss", "time/training_s", "test/accuracy"} <= set(data)
     for name in data:
         points = client.get_metric_history(record.run_id, name)
         assert max(Counter(point.step for point in points).values()) == 1, name
@@ -293,7 +293,7 @@ def test_the_models_that_are_asked_for_are_logged(
 ) -> None:
     asked: list[str] = []
     record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
-    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"best/epoch": float(best)})
+    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)})
     RunSession(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
     assert asked == logged
 

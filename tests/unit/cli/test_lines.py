@@ -85,8 +85,8 @@ def test_the_board_leaves_out_words_that_have_no_room() -> None:
 
 def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskSpec("mine:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
-    metrics = {"test/rmse": 3.21, "test/near": 0.5, "test/loss": 0.25, "test/scans": 1200.0, "best/rmse": 3.0}
-    metrics |= {"best/epoch": 1.0, "train/epoch_loss": 0.5, "epoch_s": 2.0, "epoch_scans_per_s": 1000.0}
+    metrics = {"test/rmse": 3.21, "test/near": 0.5, "test/loss": 0.25, "test/scans": 1200.0}
+    metrics |= {"train/epoch_loss": 0.5, "epoch_s": 2.0, "epoch_scans_per_s": 1000.0}
     times = {"time/training_s": 4.0, "time/wall_s": 9.0, "scans_per_s": 1500.0}
     board, console = Board(["a"], time.time()), Console()
     for view in (RunView(board, 0), console):
@@ -109,4 +109,18 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
         "rmse when written  3.0000",
     ]
     assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
+    measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
+    board, console = Board(["a"], time.time()), Console()
+    for view in (RunView(board, 0), console):
+        view.training(task, 2, 10, 0)
+        view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
+    console.result("a", {**metrics, "chosen/test/rmse": 2.5, "chosen/epoch": 1.0}, times)
+    console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 300, "val")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:3] == [
+        "a: epoch 1/2, rmse 3.0000, 2.0 s, 1,000 scans/s",
+        "epoch 1/2  train loss 0.5000  val loss 0.7500  rmse 3.0000  2.0 s  1,000 scans/s",
+        "run a: test rmse 2.5000, 1,500 scans/s, 9 s",
+    ]
+    assert shown[-1] == "rmse when written  3.0000 on 300 validation scans"
     assert result(task, 3.21, times) == "rmse 3.2100, training 4.0 s, 1,500 scans/s"

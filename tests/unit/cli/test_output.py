@@ -98,7 +98,7 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(results, "evaluate", evaluate)
     out, err = printed("evaluate ./mine --json", capsys)
     scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360}
-    scored |= {"recorded_score": 0.75, "recorded_images": 100, "task": None}
+    scored |= {"recorded_score": 0.75, "recorded_images": 100, "task": None, "recorded_on": "test"}
     assert (json.loads(out), err) == (scored, "downloading\n")
     shown = printed("evaluate ./mine", capsys)[0]
     assert "/there/step8 (step 8)" in shown

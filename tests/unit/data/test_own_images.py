@@ -25,7 +25,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import arrays as of_functions
-from cifar_ray.data import imagefiles, loader, own
+from cifar_ray.data import folders, imagefiles, loader
 from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
@@ -34,7 +34,7 @@ COLOURS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own._listing.cache_clear()
+    folders.listing.cache_clear()
     of_functions.from_function.cache_clear()
     monkeypatch.setenv("CIFAR_RAY_DATA_DIR", str(tmp_path / "decoded"))
 
@@ -463,7 +463,7 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: Path, tmp_path: Path) -> None:
     before = len(data.read(of(root)).train["labels"])
-    own._listing.cache_clear()
+    folders.listing.cache_clear()
     outside = tmp_path / "outside"
     outside.mkdir()
     image = next((root / "train" / "3").iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from cifar_ray import storage
+from cifar_ray import data, storage
 from cifar_ray.config import runfile, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
@@ -20,11 +21,12 @@ from cifar_ray.display import sweep as board
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
-from cifar_ray.orchestration.sweep.goal import goal_of
+from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.training import recipe
+from tests.support.helpers import Recorder, train_here
 from tests.support.images import folder_of_digits
 
 
@@ -33,7 +35,7 @@ def made(**values: object) -> SweepConfig:
 
 
 def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
-    return plans.plan(sweeps.cells(sweep, plans.draw(sweep)))
+    return plans.plan(sweeps.cells(sweep, plans.draw(sweep)), chooser=chooser_of(sweep))
 
 
 def test_a_random_search_draws_each_combination_once() -> None:
@@ -214,12 +216,18 @@ INK = {"dataset": ["examples.own_task:load"], "task": ["examples.own_task:Ink"]}
 
 
 @pytest.mark.parametrize(
-    ("axes", "figure", "mode"), [({"batch_size": [16]}, "test/accuracy", "max"), (INK, "test/rmse", "min")]
+    ("axes", "figure", "mode"),
+    [
+        ({"batch_size": [16]}, "val/accuracy", "max"),
+        ({"choose_by": ["test"]}, "test/accuracy", "max"),
+        (INK, "val/rmse", "min"),
+    ],
 )
 def test_asha_goes_by_the_primary_figure_and_its_direction(
     axes: dict[str, list[object]], figure: str, mode: str
 ) -> None:
-    sweep = made(grid={"epochs": [3, 5], **axes}, train={}, scheduler="asha", asha={"grace": 2, "reduction": 3})
+    train = {} if "dataset" in axes else {"dataset": "digits"}
+    sweep = made(grid={"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha={"grace": 2, "reduction": 3})
     racing = [trial.config for trial in planned(sweep) if trial.config]
     goal = goal_of(sweep, racing)
     assert goal is not None
@@ -242,7 +250,7 @@ def ends(sweep: SweepConfig, figures: dict[str, list[float]]) -> dict[str, int]:
     for trial in waiting:
         scheduler.on_trial_add(controller, trial)
         for epoch, value in enumerate(figures[trial.trial_id], 1):
-            result = {"epoch": epoch, "test/accuracy": value}
+            result = {"epoch": epoch, goal.metric: value}
             decision = scheduler.on_trial_result(controller, trial, result)
             assert decision in (TrialScheduler.CONTINUE, TrialScheduler.STOP)  # a run of ours cannot be paused
             ended[trial.trial_id] = epoch
@@ -269,6 +277,56 @@ def test_a_grace_that_no_run_outlives_is_refused() -> None:
         assert caught.value.as_flag() == f"--{scheduler}.grace must be at most the 5 epochs of a run, got 6"
 
 
+def test_asha_stops_the_same_runs_whatever_the_labels_of_the_test_are(tmp_path: Path) -> None:
+    """With the test labels shuffled, the figures of the test turn round; where the test chooses, so do the decisions."""
+
+    def stopped(choose_by: str, shuffles: bool) -> list[str]:
+        grid = {"lr": [0.05, 0.02, 1e-9], "choose_by": [choose_by]}
+        sweep = made(
+            grid=grid,
+            train={"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epoch": 4, "precision": "fp32"},
+            scheduler="asha",
+        )
+        configs = [trial.config for trial in planned(sweep) if trial.config]
+        goal, ended = goal_of(sweep, configs), []
+        assert goal is not None
+        scheduler = tuning.scheduler_of(sweep, goal, configs)
+        for config in configs:
+            dataset = data.read(config)
+            if shuffles:  # what learns is wrong there, and what does not may be right
+                labels = (dataset.test["labels"] + 1) % 10
+                dataset = replace(
+                    dataset, test=replace(dataset.test, columns={**dataset.test.columns, "labels": labels})
+                )
+            folder = tmp_path / f"{choose_by} {shuffles} {config.lr}"
+            train_here(replace(config, cpus_per_worker=1), dataset, folder, recorder := Recorder())
+            trial = SimpleNamespace(trial_id=str(config.lr))
+            scheduler.on_trial_add(None, trial)
+            results = [{"epoch": each.row.step, **each.row.metrics} for each in recorder.epochs[:-1]]
+            decisions = [scheduler.on_trial_result(None, trial, result) for result in results]
+            if "STOP" in decisions:
+                ended.append(f"{config.lr:g} at {decisions.index('STOP') + 1}")
+        return ended
+
+    assert stopped("val", shuffles=False) == stopped("val", shuffles=True) != []
+    assert stopped("test", shuffles=False) != stopped("test", shuffles=True)
+
+
+def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: Path) -> None:
+    sweep = made(grid={"choose_by": ["val", "test"]}, scheduler="asha")
+    with pytest.raises(ConfigError, match="choose_by must be the same in all runs of a search, here val and test"):
+        plans.refuse(sweep, planned(sweep))
+    sweep = made(grid={"batch_size": [16]}, scheduler="asha")
+    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    earlier = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))  # as versions did that had no validation images
+    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in earlier])
+    ((trial,),) = plans.read(KnownSweep("id", str(tmp_path), 0.0))[1:]
+    assert trial.config is not None
+    goal = goal_of(sweep, [trial.config])
+    assert goal is not None
+    assert goal.metric == "test/accuracy"
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [({"scheduler": "asha"}, "--scheduler must be none"), ({"objective": "test/loss:min"}, "--objective must not be given")],
@@ -285,11 +343,12 @@ def test_what_compares_runs_does_not_compare_tasks(values: dict[str, str], told:
 @pytest.mark.parametrize(
     ("objective", "scheduler", "told"),
     [
-        ("test/f1:max", "asha", None),
+        ("val/f1:max", "asha", None),
         ("epoch_s:min", "median", None),
         ("images_per_s:max", "none", None),
         ("peak_memory_mib:min", "none", None),
-        ("test/accurcy:max", "none", "must be a figure that runs record, such as test/accuracy, got 'test/accurcy'; did you mean 'test/accuracy'?"),
+        ("val/accurcy:max", "none", "must be a figure that runs record, such as val/accuracy, got 'val/accurcy'; did you mean 'val/accuracy'?"),
+        ("test/f1:max", "asha", "must be a figure of every epoch for --scheduler asha, val/accuracy, "),
         ("images_per_s:max", "asha", "must be a figure of every epoch for --scheduler asha, test/accuracy, test/"),
     ],
 )  # fmt: skip

@@ -15,7 +15,17 @@ from cifar_ray.reporting import compare, cost, data, pages, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Point, Study, Trial
-from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, twice, without_run
+from tests.support.studies import (
+    grid,
+    of_strategies,
+    of_strategy,
+    skipped_strategy,
+    study,
+    trial,
+    twice,
+    validated,
+    without_run,
+)
 
 PRICE = cost.find("c7i.xlarge")
 
@@ -197,6 +207,35 @@ def test_what_was_not_measured_is_empty_with_the_reason() -> None:
         note="the run recorded no number"
     )
     assert section(study(pending)).tables == []
+
+
+def test_validation_stands_beside_the_test_and_has_the_mark() -> None:
+    of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
+    main = table(of, "main")
+    assert [title for title in main.columns if "ccuracy" in title] == ["Validation accuracy (%)", "Accuracy (%)"]
+    assert texts(main, "Validation accuracy (%)")["bs64 2x2"] == "90.00 ± 0.00"
+    assert texts(main, "Accuracy (%)")["bs64 2x2"] == "66.00 ± 0.00"  # of the chosen epoch
+    marked = best(main)
+    assert marked["Validation accuracy (%)"] == ["bs64 2x2"]
+    assert "Accuracy (%)" not in marked
+    assert "F1, a macro average, are those of the test after the chosen epoch." in " ".join(main.notes)
+    found = {row["figure"] for row in figures(of)}
+    assert {"validation_accuracy_percent", "accuracy_percent"} <= found
+    mixed = replace(of, trials=[*of.trials[:-1], twice(grid()).trials[-1]])
+    assert best(table(mixed, "main"))["Accuracy (%)"] == ["bs16 1x1"]
+    assert "of the test after the chosen epoch, where a run chose one" in " ".join(table(mixed, "main").notes)
+    assert "Validation accuracy (%)" not in table(grid(), "main").columns
+
+
+def test_the_way_to_a_target_is_that_of_the_validation_images() -> None:
+    of = validated(study(trial(training_s=30.0)), 0.9)
+    found = table(of, "to_90_percent", [0.9])
+    assert found.title == "To 90 % validation accuracy"
+    assert texts(found, "Epochs") == {"1x1": "2.0"}
+    lost = validated(study(trial("1x2"), trial()), 0.9, 0.95)
+    assert column(table(lost, "to_95_percent", [0.95]), "Epochs")["1x2"] == Entry(
+        note="not reached: the best epoch has 90.00%"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from cifar_ray.reporting import cautions, compare, cost, pages, report, scaling,
 from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Study, Trial
-from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, without_run
+from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
 from tests.unit.reporting.test_tables import figures, sections, small
 
 PRICE = cost.find("c7i.xlarge")
@@ -73,6 +73,43 @@ def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> N
         in warnings(of)
     )
     assert not [sentence for sentence in warnings(of) if "alone: " in sentence]
+
+
+def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:
+    """The one with the best test accuracy has the lowest validation accuracy here."""
+    of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
+    assert said(of)[1:3] == [
+        "It is also the most accurate.",
+        "The most accurate was chosen on the validation set: 2x2 with batch 64 has 66.00 % in the test.",
+    ]
+    assert highlights(of)[1] == ("Most accurate by validation", "66.00 % in the test", "2x2 with batch 64")
+    of = twice(validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6))
+    assert said(of)[1].startswith(
+        "It loses 30.0 points of validation accuracy against 1x1 with batch 16: 60.00 against 90.00 %."
+    )
+    assert (
+        said(of)[2] == "The most accurate was chosen on the validation set: 1x1 with batch 16 has 81.00 % in the test."
+    )
+    of = validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6)
+    assert highlights(of)[1] == ("Highest validation accuracy (n = 1)", "81.00 % in the test", "1x1 with batch 16")
+    some = replace(of, trials=[*of.trials[:5], grid().trials[5]])  # not all of them have validation images
+    assert highlights(twice(some))[1] == ("Most accurate", "81.00 %", "1x1 with batch 16")
+
+
+def test_a_choice_on_the_test_set_is_called_one() -> None:
+    def chosen_by(what: str) -> Study:
+        tags = {"cifar_ray.chosen_by": what}
+        return twice(replace(grid(), trials=[replace(run, tags={**run.tags, **tags}) for run in grid().trials]))
+
+    sentence = "The most accurate was chosen on the test set, among 6 configurations."
+    assert said(chosen_by("nothing"))[2] == said(chosen_by("test"))[2] == sentence
+    assert sentence not in said(twice(grid()))  # of versions that did not record it
+    caution = (
+        "All finished runs were chosen on the test set (--choose-by test): their test accuracy is the best of several, "
+        "and so higher than what new images will give."
+    )
+    assert caution in warnings(chosen_by("test"))
+    assert caution not in warnings(chosen_by("nothing"))
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:

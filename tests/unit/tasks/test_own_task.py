@@ -100,11 +100,13 @@ def test_figures_are_those_of_all_workers_together() -> None:
 
 
 def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -> None:
-    asked = config(model="resnet", epochs=4, keep_checkpoints=1, lr=0.1)
+    asked = config(model="resnet", epochs=4, keep_checkpoints=1, lr=0.1, val_share=0.2)
     (outcome, recorder), *_ = train_on_ranks(asked, tmp_path)
     assert outcome is not None
-    errors = [epoch.row.metrics["test/rmse"] for epoch in recorder.epochs]
+    errors = [epoch.row.metrics["val/rmse"] for epoch in recorder.epochs]
     assert outcome.metrics["best/rmse"] == min(errors)
+    assert outcome.metrics["chosen/epoch"] == errors.index(min(errors)) + 1
+    tested = outcome.metrics["chosen/test/rmse"]
     best = checkpoint.best(tmp_path)
     assert best is not None
     assert checkpoint.load(best).score == min(errors)
@@ -114,10 +116,10 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -
     with torch.inference_mode():
         answers = predictor.load(best)(torch.from_numpy(dataset.test.images))
     model = predictor.restore(best, checkpoint.load(best))
-    assert Evaluator(dataset, Worker(), tasks.build(asked))(model).metrics["rmse"] == pytest.approx(min(errors))
+    assert Evaluator(dataset, Worker(), tasks.build(asked))(model).metrics["rmse"] == pytest.approx(tested)
     known = ~torch.from_numpy(dataset.test["ink"]).isnan()
     error = (answers - torch.from_numpy(dataset.test["ink"]))[known].double()
-    assert error.square().mean().sqrt().item() == pytest.approx(min(errors), rel=1e-5)
+    assert error.square().mean().sqrt().item() == pytest.approx(tested, rel=1e-5)
 
 
 def test_a_run_is_written_as_before_where_the_data_set_tells_the_task() -> None:
@@ -207,7 +209,7 @@ class Changing(Ink):
 
 
 def test_figures_may_be_numpys_and_without_a_value_at_first(tmp_path: Path) -> None:
-    asked = config(task=f"{__name__}:Changing", epochs=3, lr=0.001, keep_checkpoints=3)
+    asked = config(task=f"{__name__}:Changing", epochs=3, lr=0.001, keep_checkpoints=3, val_share=0.2)
     outcome = train_here(asked, data.read(asked), tmp_path)
     found = [checkpoint.load(path).score for path in checkpoint.every(tmp_path)]
     assert found[0] is None

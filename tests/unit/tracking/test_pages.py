@@ -72,6 +72,18 @@ def test_the_columns_are_those_of_the_newest_runs_task(client: MlflowClient) -> 
     ]  # fmt: skip
 
 
+def test_runs_with_validation_images_are_sorted_by_their_figure(client: MlflowClient) -> None:
+    home = begun(client, "validated", 1)
+    client.set_tag(client.search_runs([home])[0].info.run_id, "cifar_ray.chosen_by", "val")
+    pages.newest("http://here", client)
+    view = json.loads(client.get_experiment(home).tags[VIEW])
+    assert view["orderByKey"] == "metrics.`val/accuracy`"
+    assert view["selectedColumns"][:2] == ["metrics.`val/accuracy`", "metrics.`test/accuracy`"]
+    assert [one["displayName"] for one in view["compareRunCharts"]][:2] == [
+        "Validation accuracy by epoch", "Validation loss by epoch",
+    ]  # fmt: skip
+
+
 def test_a_store_for_reading_only_is_shown_without_columns(client: MlflowClient) -> None:
     begun(client, "there", 1)
     mlflow_store.refuse(client, "INSERT ON experiment_tags")

@@ -61,7 +61,42 @@ def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
     assert version.source == f"models:/{models[model]}"
     assert version.tags == {
         "run": "mine", "dataset": "digits", "model": "resnet", "test_accuracy": accuracy, "weights_sha256": weights,
+        **({"chosen_by": "test"} if weights == "b" else {}),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "tags", "told"),
+    [
+        (
+            {"best/accuracy": 0.75, "chosen/epoch": 1.0, "chosen/test/accuracy": 0.625},
+            {"chosen_by": "val", "val_accuracy": "0.7500", "test_accuracy": "0.6250"},
+            "test accuracy 62.50%, chosen by a validation accuracy 75.00%, run mine.",
+        ),
+        (
+            {"chosen/epoch": 1.0, "chosen/test/accuracy": 0.625},
+            {"chosen_by": "test", "test_accuracy": "0.6250"},
+            "test accuracy 62.50%, chosen on the test set, run mine.",
+        ),
+    ],
+)
+def test_a_version_says_what_chose_it(
+    values: dict[str, float], tags: dict[str, str], told: str, client: MlflowClient
+) -> None:
+    run_id = finished(client)
+    if "best/accuracy" not in values:
+        client.delete_run(run_id)
+        run = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", "cifar_ray.weights_sha256": "w"}
+        run_id = client.create_run(store.experiment_id(client, "test"), run_name="mine", tags=run).info.run_id
+        client.set_terminated(run_id, "FINISHED")
+    client.set_tag(run_id, "cifar_ray.chosen_by", tags["chosen_by"])
+    for name, value in values.items():
+        client.log_metric(run_id, name, value)
+    log(client, run_id, "best", "b")
+    registry.register("mine", "digits", None, client.tracking_uri)
+    version = client.get_model_version("digits", "1")
+    assert tags.items() <= version.tags.items()
+    assert version.description.endswith(told)
 
 
 def test_the_same_weights_of_a_run_are_registered_once_under_each_name(client: MlflowClient) -> None:

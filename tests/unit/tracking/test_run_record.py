@@ -211,22 +211,61 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     kept = files(client, record.run_id)
     assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "per_class.json"}
     figures, _, rest = found.data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")
-    assert figures == "**Test**: best accuracy 75.00 %\n\n**Speed**: training 30.00 s, wall time 40.50 s"
+    assert figures == "**Chosen**: validation accuracy 75.00 %\n\n**Speed**: training 30.00 s, wall time 40.50 s"
     assert rest.endswith(f"    {recipe.command(CONFIG)}\n")
 
 
 def test_a_run_of_another_task_has_its_figures_and_no_classes(client: MlflowClient, digits: Dataset) -> None:
     task = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
     record = created(client, digits, **{TASK_TAG: json.dumps(task.to_mapping())})
-    metrics = {"test/rmse": 3.5, "best/rmse": 3.21, "best/epoch": 1.0, "test/loss": 0.25, "test/near": 0.5}
+    metrics = {"test/rmse": 3.0, "test/loss": 0.25, "test/near": 0.5, "best/rmse": 3.21, "chosen/epoch": 1.0}
+    metrics["chosen/test/rmse"] = 3.5
     times = {"time/wall_s": 40.5, "time/training_s": 30.0, "scans_per_s": 1500.0}
     record.result(replace(outcome(), metrics=metrics, times=times, per_class={}, confusion=[]), digits)
     record.end("FINISHED")
     assert files(client, record.run_id) == {"config.yaml"}
     assert only_run(client).data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")[0] == (
-        "**Test**: RMSE 3.5000, best RMSE 3.2100, best epoch 1, loss 0.2500, near 50.00 %\n\n"
+        "**Test**: RMSE 3.5000, loss 0.2500, near 50.00 %\n\n**Chosen**: epoch 1, validation RMSE 3.2100\n\n"
         "**Speed**: 1,500 scans/s, training 30.00 s, wall time 40.50 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "tag", "key"),
+    [
+        ({}, "nothing", "accuracy"),
+        ({"val_share": 0.1}, "val", "val/accuracy"),
+        ({"choose_by": "test"}, "test", "accuracy"),
+    ],
+)
+def test_a_run_says_on_what_it_was_chosen(
+    values: dict[str, object], tag: str, key: str, client: MlflowClient, digits: Dataset
+) -> None:
+    config = replace(CONFIG, **values)  # type: ignore[arg-type]
+    record = RunRecord.create(client, config, "mine", "key", "/there/mine", digits, BEGUN)
+    record.checkpoint(replace(saved(11, 1), score=0.5))
+    record.end("KILLED")
+    assert only_run(client).data.tags["cifar_ray.chosen_by"] == tag
+    assert value(client, record.run_id, "checkpoints.json")["checkpoints"][0][key] == 0.5
+
+
+def test_the_test_figures_of_the_chosen_checkpoint_stand_at_its_epoch_too(
+    client: MlflowClient, digits: Dataset
+) -> None:
+    """So MLflow shows them with the model of that epoch; the run's last value is that of the last epoch."""
+    record = created(client, digits)
+    history = [Row("epoch", epoch, 1000 * epoch, {"val/accuracy": 0.1 * epoch}) for epoch in (1, 2)]
+    tested = {"val/accuracy": 0.2, "test/accuracy": 0.25, "chosen/test/accuracy": 0.75, "chosen/epoch": 1.0}
+    record.result(replace(outcome(*history), metrics=tested), digits)
+    record.end("FINISHED")
+    run = only_run(client)
+    found = {(name, step): number for name, step, _, number in points(client, run.info.run_id)}
+    assert (found["test/accuracy", 1], found["test/accuracy", 2], found["chosen/test/accuracy", 2]) == (
+        0.75,
+        0.25,
+        0.75,
+    )
+    assert run.data.metrics["test/accuracy"] == 0.25
 
 
 def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowClient, digits: Dataset) -> None:

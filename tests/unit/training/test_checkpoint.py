@@ -33,7 +33,8 @@ TENSORS = {
 
 
 def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snapshot:
-    config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", **values))  # type: ignore[arg-type]
+    usual = {"dataset": "digits", "model": "simple_cnn", "val_share": 0.1}
+    config = recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
     return Snapshot(
         config=config,
         step=step,
@@ -237,6 +238,15 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
     best = checkpoint.best(tmp_path)
     assert best is not None
     assert best.name == "step-00000020"  # the earlier of equals
+
+
+def test_without_validation_images_the_latest_are_kept_and_none_is_the_best(tmp_path: Path) -> None:
+    for step, accuracy in ((10, 0.3), (20, 0.9), (30, 0.4), (40, 0.5)):
+        assert not checkpoint.save(snapshot(step, accuracy, val_share=None), tmp_path).best
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000030", "step-00000040"]
+    assert checkpoint.best(tmp_path) is None
+    asked = snapshot(50, 0.1, val_share=None, choose_by="test")
+    assert checkpoint.save(asked, tmp_path).best  # of those that the test chooses among
 
 
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""Which training images are kept for validation."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cifar_ray import data
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import Dataset, Split, arrays, folders, validation
+from cifar_ray.training import recipe
+from tests.support.images import folder_of_digits
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders.listing.cache_clear()
+    arrays.from_function.cache_clear()
+    monkeypatch.setenv("CIFAR_RAY_DATA_DIR", str(tmp_path / "decoded"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder_of_digits(tmp_path / "images", 200)
+    return tmp_path / "images"
+
+
+def of(dataset: Path | str, **values: object) -> ResolvedConfig:
+    name = f"folder:{dataset}" if isinstance(dataset, Path) else dataset
+    usual = {"dataset": name, "batch_size": 2, "model": "simple_cnn"}
+    return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
+
+
+def refusal(dataset: Path | str, **values: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        data.read(of(dataset, **values))
+    return refused.value.as_flag()
+
+
+def rows_of(split: Split | None) -> set[bytes]:
+    assert split is not None
+    return {image.tobytes() + label.tobytes() for image, label in zip(split.images, split["labels"], strict=True)}
+
+
+def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Dataset) -> None:
+    config = of("digits", val_share=0.2)
+    found = data.read(config)
+    assert found.val is not None
+    published = np.bincount(digits.train["labels"])
+    kept = np.bincount(found.val["labels"])
+    assert np.abs(kept - 0.2 * published).max() <= 1  # of equal images, one more may be kept
+    assert (np.bincount(found.train["labels"]) == published - kept).all()
+    assert rows_of(found.train) | rows_of(found.val) == rows_of(digits.train)
+    assert (found.spec.train_size, found.spec.val_size) == (len(found.train), len(found.val))
+    assert rows_of(found.test) == rows_of(digits.test)
+    assert found.digest != digits.digest
+    assert abs(data.spec(config).train_size - found.spec.train_size) <= 10
+    assert " training, " in found.contents("classes")
+    assert f" {len(found.val):,} validation and 360 test images" in found.contents("classes")
+
+
+def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
+    first = data.read(of("digits", val_share=0.2))
+    assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.digest
+    moved = replace(digits, test=digits.test.at(slice(None, None, -1)))
+    assert rows_of(validation.published(moved, 0.2).val) == rows_of(first.val)
+
+
+def test_a_larger_share_keeps_more_and_none_keeps_nothing(digits: Dataset) -> None:
+    small, large = (rows_of(data.read(of("digits", val_share=share)).val) for share in (0.1, 0.3))
+    assert small < large
+    without = data.read(of("digits", val_share=0))
+    assert (without.val, without.digest) == (None, digits.digest)
+
+
+KEYS = [f"{row}".encode() for row in range(40)]
+TWO = np.repeat([0, 1], 20)
+
+
+def test_equal_images_are_on_one_side_whatever_their_class() -> None:
+    contents = [row // 4 for row in range(38)] + [0, 1]  # one image of class 1 is also one of class 0
+    kept = validation.rows(KEYS, contents, TWO, ("a", "b"), 0.3)
+    assert 0 < kept.sum() < 40
+    by_content = {content: {bool(kept[row]) for row in range(40) if contents[row] == content} for content in contents}
+    assert all(len(sides) == 1 for sides in by_content.values())
+
+
+def refused(classes: list[int], contents: Sequence[int], share: float, salt: int) -> str:
+    """Why nothing can be kept where the hashes are those of ``salt``; empty when something can."""
+    try:
+        keys = [bytes([salt, row]) for row in range(len(classes))]
+        validation.rows(keys, contents, np.array(classes), ("a", "b"), share)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("classes", "contents", "share", "sentence"),
+    [
+        ([0, 0, 1], range(3), 0.5, "to learn from, got 0.5, and class 'b' has 1"),
+        ([0, 0, 1, 1, 1], range(5), 0.9, "to learn from, got 0.9, and class 'a' has 2"),
+        ([0, 0, 0, 1, 1], [0, 1, 2, 3, 3], 0.1, "to learn from, got 0.1, and class 'b' has 2"),  # which are equal
+        ([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 0.1, "to validate with, got 0.1, and class 'b' has 2"),  # as those of a
+    ],
+)
+def test_a_share_that_leaves_nothing_of_a_class_is_refused(
+    classes: list[int], contents: Sequence[int], share: float, sentence: str
+) -> None:
+    refusals = list(filter(None, (refused(classes, contents, share, salt) for salt in range(20))))
+    assert refusals
+    assert all(text == f"val_share must leave an image of every class {sentence}" for text in refusals)
+
+
+def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path) -> None:
+    config = of(root, val_share=0.2)
+    first = data.read(config)
+    assert first.val is not None
+    assert (config.images.train, config.images.val) == (len(first.train), len(first.val))
+    assert (config.images.train + config.images.val, config.images.test) == (200, 200)
+    held = recipe.with_images(config, first)
+    assert held.images.val == len(first.val)
+    assert runfile.params(held)["images.val"] == str(len(first.val))
+    shutil.copytree(root, tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "elsewhere" / "test" / "0")
+    shutil.copytree(root / "test" / "1", tmp_path / "elsewhere" / "test" / "0")
+    assert rows_of(data.read(of(tmp_path / "elsewhere", val_share=0.2)).val) == rows_of(first.val)
+    pixels = first.train.images.reshape(-1, 3) / 255
+    assert np.allclose(first.spec.mean, pixels.mean(0), atol=1e-4)  # of the images to train on alone
+
+
+def test_equal_files_are_on_one_side(root: Path) -> None:
+    for path in [*(root / "train").glob("*/*.png")]:
+        shutil.copy(path, path.with_name(f"copy-of-{path.name}"))
+    found = data.read(of(root, val_share=0.2))
+    assert found.val is not None
+    assert not rows_of(found.val) & rows_of(found.train)
+    assert len(found.train) + len(found.val) == 400
+
+
+def test_streamed_images_stay_on_disk(root: Path) -> None:
+    found, memory = (data.read(of(root, val_share=0.2, stream=stream)) for stream in (True, False))
+    assert found.val is not None
+    assert found.val.file is not None
+    assert (found.digest, found.spec) == (memory.digest, memory.spec)
+    again: Dataset = pickle.loads(pickle.dumps(found))
+    assert rows_of(again.val) == rows_of(memory.val)
+
+
+def test_val_beside_test_needs_no_share(root: Path) -> None:
+    folder_of_digits(root, 300, ("valid",))
+    config = of(root)
+    found = data.read(config)
+    assert (config.val_share, config.images.val, config.validated) == (None, 300, True)
+    assert found.val is not None
+    assert (len(found.train), len(found.val), len(found.test)) == (200, 300, 200)
+    assert "not used" not in found.left_out
+    assert recipe.resolve(runfile.from_mapping(runfile.to_mapping(recipe.with_images(config, found)))).validated
+    assert refusal(root, val_share=0.1) == (
+        f"--val-share is for folders without validation images, and there is {root}/valid"
+    )
+    assert refusal(root, choose_by="test").startswith("--choose-by must be val where there are validation images")
+    shutil.rmtree(root / "valid" / "3")
+    folders.listing.cache_clear()
+    assert refusal(root).startswith("--dataset must have the same classes in train/ and valid/ of ")
+
+
+def test_val_alone_is_the_test_set_and_that_is_said(root: Path) -> None:
+    before = data.read(of(root))
+    (root / "test").rename(root / "val")
+    found = data.read(of(root))
+    assert (found.val, found.digest, before.left_out) == (None, before.digest, "")
+    assert found.contents("classes").endswith(" test images; val/ is the test set, since there is no other")
+    assert data.read(of(root, val_share=0.1)).val is not None
+
+
+def test_a_run_that_began_before_val_had_a_use_goes_on_without(root: Path) -> None:
+    begun = of(root)
+    begun = recipe.with_images(begun, data.read(begun))
+    folder_of_digits(root, 300, ("val",))
+    folders.listing.cache_clear()
+    found = data.read(begun)
+    assert (found.val, recipe.with_images(begun, found)) == (None, begun)
+    assert found.left_out == "val/ not used"
+
+
+def some() -> object:
+    digits = data.load("digits")
+    return tuple((split.images[:150], split["labels"][:150]) for split in (digits.train, digits.test))
+
+
+def test_a_function_of_ones_own_has_them_too() -> None:
+    config = of(f"{__name__}:some", val_share=0.2)
+    found = data.read(config)
+    assert found.val is not None
+    assert (config.images.train, config.images.val) == (len(found.train), len(found.val))
+    assert config.images.digest == found.digest
+    assert np.bincount(found.val["labels"], minlength=10).min() >= 1
+    assert data.read(of(f"{__name__}:some")).digest != found.digest
+    assert recipe.with_images(config, found) == config
+
+
+def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
+    ink = digits.train.images.reshape(len(digits.train), -1).mean(1, dtype=np.float32)
+    train = Split({"images": digits.train.images, "ink": ink})
+    learned, val = validation.cut(train, ("ink",), 0.1)
+    assert abs(len(val) - 0.1 * len(train)) <= 2
+    assert len(learned) + len(val) == len(train)
+    ordered = Split({**train.columns, "labels": digits.train["labels"] + 100})  # numbers of nothing that has a name
+    assert np.array_equal(validation.cut(ordered, ("a", "b"), 0.1)[1].images, val.images)
+    with pytest.raises(ConfigError, match=r"to learn from, got 0\.5, and there are 1$"):
+        validation.cut(train.at(slice(1)), ("ink",), 0.5)
+
+
+def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) -> None:
+    assert refusal("digits", val_share=0.98, batch_size=64).startswith("--batch-size must leave at least one step")
+    config = of("digits", val_share=0.1)
+    few = replace(digits, spec=replace(digits.spec, train_size=1))
+    with pytest.raises(ConfigError, match="global_batch_size must leave at least one step"):
+        recipe.with_images(config, few)
+    few = replace(digits, spec=replace(digits.spec, val_size=1))
+    with pytest.raises(ConfigError, match=r"topology must have at most one worker per validation image \(1\)"):
+        recipe.with_images(replace(config, topology="1x2"), few)

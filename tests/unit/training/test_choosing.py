@@ -1,0 +1,220 @@
+"""What chooses a run's best checkpoint: the validation images, and never the test images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cifar_ray import data, tasks
+from cifar_ray.config import command_line, runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import Dataset
+from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import USUAL, choosing
+from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.observer import Outcome
+from tests.support.helpers import Recorder, digest, small_config, train_here, train_on_ranks
+from tests.unit.tasks.test_own_task import config as ink
+
+validated = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=3, lr=0.2)
+
+
+def of(**values: object) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", **values))  # type: ignore[arg-type]
+
+
+def shuffled(dataset: Dataset) -> Dataset:
+    """The same with other labels in the test."""
+    labels = np.roll(dataset.test["labels"], 7) * 3 % 10
+    return replace(dataset, test=replace(dataset.test, columns={**dataset.test.columns, "labels": labels}))
+
+
+def best(folder: Path) -> Path:
+    path = checkpoint.best(folder)
+    assert path is not None
+    return path
+
+
+def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Path) -> None:
+    config = replace(validated("1x1"), epochs=5)
+    dataset = data.read(config)
+    outcome = train_here(config, dataset, tmp_path, recorder := Recorder())
+    assert dataset.val is not None
+    measured = [record.row.metrics for record in recorder.epochs]
+    assert all("val/accuracy" in row and not any(name.startswith("test/") for name in row) for row in measured)
+    assert all(sum(map(sum, record.confusion)) == len(dataset.val) for record in recorder.epochs)
+    accuracies = [row["val/accuracy"] for row in measured]
+    epoch = accuracies.index(max(accuracies)) + 1
+    metrics = outcome.metrics
+    assert (metrics["best/accuracy"], metrics["chosen/epoch"]) == (max(accuracies), epoch)
+    assert (metrics["val/images"], metrics["test/images"]) == (len(dataset.val), 360)
+    assert [saved.score for saved in recorder.checkpoints] == accuracies
+    assert best(tmp_path).name == f"step-{4 * epoch:08d}"
+    for prefix, path in (("test/", Path(outcome.checkpoint)), ("chosen/test/", best(tmp_path))):
+        model = predictor.restore(path, checkpoint.load(path))
+        alone = Evaluator(dataset, Worker(), tasks.build(config))(model)
+        assert {name: metrics[f"{prefix}{name}"] for name in alone.metrics} == alone.metrics
+        if prefix == "chosen/test/":
+            assert (outcome.confusion, outcome.per_class) == (alone.confusion, alone.per_class)
+
+
+def test_no_choice_reads_the_test_images(tmp_path: Path) -> None:
+    """With other labels in the test, the weights, the checkpoints kept and the chosen epoch are the same."""
+    config = replace(validated("1x1"), epochs=4, keep_checkpoints=1)
+    dataset = data.read(config)
+    outcomes: list[Outcome] = []
+    for name, given in (("as they are", dataset), ("shuffled", shuffled(dataset))):
+        outcomes.append(train_here(config, given, tmp_path / name))
+    first, other = (outcome.metrics for outcome in outcomes)
+    names = [[path.name for path in checkpoint.every(folder)] for folder in sorted(tmp_path.iterdir())]
+    assert names[0] == names[1]
+    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256
+    for name in ("chosen/epoch", "best/accuracy", "val/accuracy", "val/loss"):
+        assert first[name] == other[name]
+    for name in ("test/accuracy", "chosen/test/accuracy"):
+        assert first[name] != other[name]
+
+
+def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    outcomes = {}
+    for topology in ("1x1", "1x2", "2x2"):
+        outcomes[topology] = [outcome for outcome, _ in train_on_ranks(validated(topology), tmp_path / topology)]
+    stopped = replace(validated("1x2"), checkpoint_every=3)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=7)
+    outcomes["resumed"] = [outcome for outcome, _ in train_on_ranks(replace(stopped, topology="1x1"), tmp_path / "resumed")]  # fmt: skip
+    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
+    assert len(snapshots) == 4
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
+    results = [outcome.metrics for of_ranks in outcomes.values() for outcome in of_ranks if outcome is not None]
+    assert len(results) == 1 + 2 + 4 + 1
+    for name in ("test/accuracy", "chosen/test/accuracy", "best/accuracy", "val/accuracy", "chosen/epoch"):
+        assert len({metrics[name] for metrics in results}) == 1
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "local_sgd", "gpipe"])
+def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, tmp_path: Path) -> None:
+    config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=4, epochs=3)
+    ranks = train_on_ranks(config, tmp_path)
+    model = predictor.restore(best(tmp_path), checkpoint.load(best(tmp_path)))
+    alone = Evaluator(data.read(config), Worker(), tasks.build(config))(model)
+    for outcome, _ in ranks:
+        assert outcome is not None
+        assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["accuracy"]
+
+
+def test_a_run_whose_epochs_are_all_done_is_tested_when_it_is_resumed(tmp_path: Path) -> None:
+    config = validated("1x1")
+    dataset = data.read(config)
+    outcome, again = (train_here(config, dataset, tmp_path) for _ in range(2))
+    known = {name: value for name, value in outcome.metrics.items() if not name.startswith("peak_memory")}
+    assert known.items() <= again.metrics.items()
+    assert again.confusion == outcome.confusion
+
+
+def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
+    config = replace(small, epochs=3, keep_checkpoints=1)
+    outcome = train_here(config, digits, tmp_path, recorder := Recorder())
+    assert not any(name.startswith(("val/", "best/", "chosen/")) for name in outcome.metrics)
+    assert not any(saved.best for saved in recorder.checkpoints)
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000033"]
+    with pytest.raises(CheckpointError, match=r"is the best: the run has no validation images \(--val-share\)"):
+        checkpoint.chosen(tmp_path)
+
+
+def test_the_test_chooses_where_that_is_asked_for(digits: Dataset, tmp_path: Path) -> None:
+    config = replace(validated("1x1", val_share=None, choose_by="test", log_models="best"), epochs=4)
+    outcome = train_here(config, digits, tmp_path, recorder := Recorder())
+    accuracies = [record.row.metrics["test/accuracy"] for record in recorder.epochs]
+    assert outcome.metrics["chosen/test/accuracy"] == max(accuracies)
+    assert outcome.metrics["chosen/epoch"] == accuracies.index(max(accuracies)) + 1
+    assert not any(name.startswith(("val/", "best/")) for name in outcome.metrics)
+
+
+def test_the_objective_of_ones_own_task_has_its_direction() -> None:
+    config = ink(val_share=0.2)
+    objective = choosing.objective(config, tasks.spec(config))
+    assert objective is not None
+    assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
+
+
+def test_every_ranks_replica_is_tested_on_the_test(tmp_path: Path) -> None:
+    config = small_config("ddp", "1x2", val_share=0.2, steps_per_epoch=4, per_rank_test=True)
+    for outcome, recorder in train_on_ranks(config, tmp_path):
+        assert outcome is not None
+        assert outcome.metrics["test/accuracy_rank0"] == outcome.metrics["test/accuracy"]  # it has no statistics
+        assert "test/accuracy_rank1" in recorder.epochs[-1].row.metrics
+
+
+def test_another_share_is_another_run(tmp_path: Path) -> None:
+    config = validated("1x1")
+    train_here(replace(config, epochs=1), data.read(config), tmp_path)
+    other = validated("1x1", val_share=0.3)
+    with pytest.raises(CheckpointError, match=r"was made with val_share 0\.2, and this run has 0\.3"):
+        train_here(replace(other, epochs=1), data.read(other), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "chooser", "share"),
+    [
+        ({}, "", None),
+        ({"val_share": 0.0}, "", None),
+        ({"val_share": 0.3}, "", 0.3),
+        ({"log_models": "best"}, "", 0.1),
+        ({"log_models": "all"}, "", 0.1),
+        ({"log_models": "best", "val_share": 0.3}, "", 0.3),
+        ({"log_models": "best", "choose_by": "test"}, "", None),
+        ({}, "--scheduler asha", 0.1),
+        ({"choose_by": "test"}, "--scheduler asha", None),
+    ],
+)
+def test_a_share_is_taken_where_something_is_to_choose(
+    values: dict[str, object], chooser: str, share: float | None
+) -> None:
+    asked = TrainConfig(dataset="digits", **values)  # type: ignore[arg-type]
+    config = recipe.resolve(asked, chooser)
+    assert config.val_share == share
+    assert bool(recipe.share_note(config, asked)) == (share == 0.1)
+    assert recipe.resolve(config) == config
+    assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
+    again = command_line.train(recipe.command(config).split()[2:]).config
+    assert recipe.resolve(again) == replace(config, log_models=again.log_models)
+    objective = choosing.objective(config, USUAL)
+    expected = "test/accuracy" if config.choose_by == "test" else "val/accuracy" if share else None
+    assert (objective and objective.metric) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"val_share": 0.0, "log_models": "best"}, "--val-share must be above 0 for --log-models best, which chooses by "),
+        ({"val_share": 0.1, "choose_by": "test"}, "--choose-by must be val where there are validation images"),
+        ({"val_share": 1.0}, "--val-share must be "),
+    ],
+)  # fmt: skip
+def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of(**values)
+    assert refused.value.as_flag().startswith(sentence)
+
+
+def test_a_run_without_validation_images_is_written_as_before_there_were_any() -> None:
+    plain = runfile.to_mapping(of())
+    assert not {"val_share", "choose_by"} & plain.keys()
+    assert "val" not in plain["images"]
+    assert not {"val_share", "choose_by", "images.val"} & runfile.params(of()).keys()
+    assert runfile.to_mapping(of(val_share=0.1))["val_share"] == 0.1
+
+
+def test_a_run_of_an_earlier_version_goes_on_choosing_as_it_did() -> None:
+    earlier = {**runfile.to_mapping(of()), "log_models": "best"}
+    config = runfile.resolved_from_mapping(earlier)
+    assert (config.choose_by, config.val_share) == ("test", None)
+    assert recipe.resolve(config) == config
