@@ -125,6 +125,7 @@ def _contents(paths: Sequence[str]) -> list[tuple[int, str]]:
 
 @functools.cache
 def _digest(path: str, changed_ns: int) -> str:
+    """A file's SHA-256, once in a process for as long as ``changed_ns`` stays."""
     return files.digest(Path(path), "sha256")
 
 

@@ -64,8 +64,8 @@ def look(config: TrainConfig) -> Images:
         root = _path(config.dataset)
         with _reading(root):
             listing = folders.listing(root, config.test_share, config.val_share or 0.0, True, folders.stamp(root))
-        counts = {part: len(listed) for part, listed in listing.parts.items()}
-        return Images(len(listing.classes), side=config.image_size, **counts)
+        counts = (len(listing.classes), len(listing.train), len(listing.test))
+        return Images(*counts, config.image_size, val=len(listing.val))
     return described(_from_function(config))
 
 
@@ -202,7 +202,8 @@ def _decode(listing: Listing, root: Path, config: TrainConfig, kept: Path, progr
             images.flush()
             np.save(partial / f"{half}_labels.npy", np.array([label for _, label in listed], dtype=np.int64))
         splits = {half: _kept(partial, half, True) for half in listing.parts}
-        facts = dataclasses.asdict(arrays.facts_of(classes=len(listing.classes), **splits))
+        of = arrays.facts_of(splits["train"], splits["test"], len(listing.classes), splits.get("val"))
+        facts = dataclasses.asdict(of)
         (partial / "facts.json").write_text(json.dumps(facts))
         partial.rename(kept)
     except BaseException:

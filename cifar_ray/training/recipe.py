@@ -326,8 +326,8 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     Raises:
         ConfigError: when these are not the images that the run began with, or validation has left too few.
     """
-    _check_sizes(config, dataset.spec)
     if not is_own(config.dataset):
+        _check_sizes(config, dataset.spec)
         return config
     images = data.own.described(dataset)
     if config.images.digest not in (None, images.digest):
@@ -336,6 +336,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
             f"must have the images that the run began with, and those of {config.dataset} have changed since; undo "
             "that, or begin a new run",
         )
+    _check_sizes(config, dataset.spec)
     return dataclasses.replace(config, images=images)
 
 

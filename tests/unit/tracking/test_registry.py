@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,12 +20,15 @@ from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 
 
-def finished(client: MlflowClient, name: str = "mine") -> str:
-    """The id of a finished run, which has no model yet."""
+EARLIER = {"test/accuracy": 0.5, "best/accuracy": 0.75}
+
+
+def finished(client: MlflowClient, name: str = "mine", metrics: Mapping[str, float] = EARLIER) -> str:
+    """The id of a finished run, which has no model yet; by default one of an earlier version."""
     tags = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", "cifar_ray.weights_sha256": "of the run"}
     run_id = client.create_run(store.experiment_id(client, "test"), run_name=name, tags=tags).info.run_id
-    client.log_metric(run_id, "test/accuracy", 0.5)
-    client.log_metric(run_id, "best/accuracy", 0.75)
+    for metric, value in metrics.items():
+        client.log_metric(run_id, metric, value)
     client.set_terminated(run_id, "FINISHED")
     return run_id
 
@@ -83,15 +87,8 @@ def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
 def test_a_version_says_what_chose_it(
     values: dict[str, float], tags: dict[str, str], told: str, client: MlflowClient
 ) -> None:
-    run_id = finished(client)
-    if "best/accuracy" not in values:
-        client.delete_run(run_id)
-        run = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", "cifar_ray.weights_sha256": "w"}
-        run_id = client.create_run(store.experiment_id(client, "test"), run_name="mine", tags=run).info.run_id
-        client.set_terminated(run_id, "FINISHED")
+    run_id = finished(client, metrics={"test/accuracy": 0.5, **values})
     client.set_tag(run_id, "cifar_ray.chosen_by", tags["chosen_by"])
-    for name, value in values.items():
-        client.log_metric(run_id, name, value)
     log(client, run_id, "best", "b")
     registry.register("mine", "digits", None, client.tracking_uri)
     version = client.get_model_version("digits", "1")
