@@ -69,7 +69,8 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
         raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
     train, test, val, unused = halves(root)
     if val is not None and not with_val:
-        val, unused = None, [*unused, val.name]
+        unused = [*unused, val.name]
+        val = None
     left_out: Counter[str] = Counter()
     classes, every = _classes(train, left_out)
     if len(classes) < 2:
@@ -88,7 +89,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
         raise ConfigError("test_share", f"is for folders without test images, and there is {test}")
     if val is not None and val_share:
         raise ConfigError("val_share", f"is for folders without validation images, and there is {val}")
-    held = {half: _classes(half, left_out) for half in (test, val) if half is not None}
+    held = {half: _classes(half, left_out) for half in filter(None, (test, val))}
     for half, (others, _) in held.items():
         if others != classes:
             odd = sorted(set(others) ^ set(classes))[0]
@@ -163,7 +164,7 @@ def halves(root: Path) -> Halves:
     if not count or (count < len(names) and not _HALVES.keys() & set(names)):
         return Halves(root, None, None, [])
     train, test = matches["train"], matches["test"] or matches["val"]
-    val = matches["val"] if matches["test"] else []
+    val = [name for name in matches["val"] if matches["test"] and _folders(root / name)]
     for several in (train, test, val):
         if len(several) > 1:
             raise ConfigError(

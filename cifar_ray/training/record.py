@@ -134,7 +134,7 @@ def finish_epoch(
     loss = _sum_losses(state) / (steps * state.worker.world_size)
     state.epoch_loss.zero_()
     measured = choosing.measured(state.config)
-    metrics = {f"{measured}/{name}": value for name, value in evaluation.metrics.items()} | by_rank
+    metrics = {**{f"{measured}/{name}": value for name, value in evaluation.metrics.items()}, **by_rank}
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
     metrics[state.task.spec.epoch_throughput] = steps * state.config.global_batch_size / epoch_s

@@ -129,7 +129,7 @@ def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> 
     assert "after the chosen epoch" in found["accuracy"].caption
     assert sorted(heights_or_dots(found["accuracy"])) == [39.0, 49.0]
     titles = [axes.get_title() for axes in found["loss"].draw("light").axes]
-    assert titles == ["resnet on cifar10: training loss", "resnet on cifar10: validation loss"]
+    assert titles == ["resnet: training loss", "resnet: validation loss"]
     assert "bs16 1x2 seed1, the most accurate finished run by validation (39.00 %)" in found["confusion"].caption
 
 

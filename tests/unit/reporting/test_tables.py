@@ -213,16 +213,16 @@ def test_validation_stands_beside_the_test_and_has_the_mark() -> None:
     of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
     main = table(of, "main")
     assert [title for title in main.columns if "ccuracy" in title] == ["Validation accuracy (%)", "Accuracy (%)"]
-    assert texts(main, "Validation accuracy (%)")["bs64 2x2"] == "90.00 ± 0.00"
-    assert texts(main, "Accuracy (%)")["bs64 2x2"] == "66.00 ± 0.00"  # of the chosen epoch
+    assert texts(main, "Validation accuracy (%)")["2x2, batch 64"] == "90.00 ± 0.00"
+    assert texts(main, "Accuracy (%)")["2x2, batch 64"] == "66.00 ± 0.00"  # of the chosen epoch
     marked = best(main)
-    assert marked["Validation accuracy (%)"] == ["bs64 2x2"]
+    assert marked["Validation accuracy (%)"] == ["2x2, batch 64"]
     assert "Accuracy (%)" not in marked
     assert "F1, a macro average, are those of the test after the chosen epoch." in " ".join(main.notes)
     found = {row["figure"] for row in figures(of)}
     assert {"validation_accuracy_percent", "accuracy_percent"} <= found
     mixed = replace(of, trials=[*of.trials[:-1], twice(grid()).trials[-1]])
-    assert best(table(mixed, "main"))["Accuracy (%)"] == ["bs16 1x1"]
+    assert best(table(mixed, "main"))["Accuracy (%)"] == ["1x1, batch 16"]
     assert "of the test after the chosen epoch, where a run chose one" in " ".join(table(mixed, "main").notes)
     assert "Validation accuracy (%)" not in table(grid(), "main").columns
 

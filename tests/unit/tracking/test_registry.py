@@ -191,4 +191,4 @@ def test_a_version_of_another_task_says_its_primary_figure(client: MlflowClient)
     registry.register("mine", "depth", None, client.tracking_uri)
     version = client.get_model_version("depth", "1")
     assert (version.tags["test_rmse"], "test_accuracy" in version.tags) == ("3.2100", False)
-    assert version.description == "resnet on digits: test rmse 3.2100, run mine."
+    assert version.description == "resnet on digits: test rmse 3.2100, chosen on the test set, run mine."
