@@ -19,7 +19,6 @@ from cifar_ray.tracking import origin, quieten, registry, store
 from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 
-
 EARLIER = {"test/accuracy": 0.5, "best/accuracy": 0.75}
 
 
