@@ -36,9 +36,9 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
             assert float(runs[name].data.params["lr"]) == cell["proposal"]["lr"]
         else:
             assert f"{name}: skipped, global_batch_size must leave at least one step per epoch" in output
-    values = sorted((run.data.metrics["test/accuracy"], name) for name, run in runs.items())
+    values = sorted((run.data.metrics["val/accuracy"], name) for name, run in runs.items())
     best, longer = output.splitlines()[-2:]
-    assert re.match(rf"best run +{re.escape(values[-1][1])}: test accuracy {values[-1][0]:.2%}, ", best)
+    assert re.match(rf"best run +{re.escape(values[-1][1])}: validation accuracy {values[-1][0]:.2%}, ", best)
     command = re.sub("^train it longer +cifar-ray train ", "", longer)
     config = command_line.train(command.split()).config
     assert (config.epochs, config.lr) == (4, float(runs[values[-1][1]].data.params["lr"]))
@@ -80,7 +80,7 @@ def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person
     assert set(runs) == set(planned)
     for name, run in runs.items():
         assert run.info.status == "FINISHED"
-        assert person.steps(name, "test/accuracy") == [1, 2]
+        assert person.steps(name, "val/accuracy") == [1, 2]
     assert {name: runs[name].info.end_time for name in ended} == ended
 
 

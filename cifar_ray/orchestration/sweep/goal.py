@@ -42,8 +42,9 @@ class Goal:
         return value if self.better == "max" else -value
 
     def named(self, value: float) -> str:
-        """A value with its name, as people read it: ``test accuracy 91.23%``."""
-        return f"{self.metric.replace('/', ' ')} {self.text(value)}"
+        """A value with its name, as people read it: ``validation accuracy 91.23%``."""
+        name = self.metric.replace("val/", "validation ").replace("/", " ")
+        return f"{name} {self.text(value)}"
 
     def apart(self, value: float, other: float) -> str:
         """How far two values are apart, as people read it: ``0.83 points`` between shares."""
