@@ -312,7 +312,7 @@ class Console(Display):
             self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
     def _metric_rows(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        figures = (*self._learned.figures, LOSS)
+        figures = [one for one in (*self._learned.figures, LOSS) if one.name in metrics]
         return [(f"test {one.name}{' (macro)' * one.macro}", one.text(metrics[one.name])) for one in figures]
 
 

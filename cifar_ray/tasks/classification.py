@@ -28,13 +28,18 @@ SPEC = TaskSpec(
         Figure("recall", "Recall", percent=True, macro=True, binomial=True),
         Figure("f1", "F1", percent=True, macro=True, binomial=True, beside=True),
         Figure("specificity", "Specificity", percent=True, macro=True),
+        Figure("top5_accuracy", "Top-5 accuracy", percent=True, binomial=True, optional=True),
     ),
     loss="cross-entropy loss",
 )
 
+_TOP = 5
+_MANY = 20
+"""Classes above which the likeliest few are looked at, too."""
+
 
 class Classification:
-    """Cross-entropy over classes; figures of the confusion matrix.
+    """Cross-entropy over classes; figures of the confusion matrix, and of many classes top-5 accuracy.
 
     The loss of an evaluation is without label smoothing.
     """
@@ -75,13 +80,23 @@ class Classification:
         return F.cross_entropy(outputs, targets, label_smoothing=self._smoothing)
 
     def tally(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The sum of the cross-entropy, and images by true class (row) and predicted class (column)."""
+        """The sum of the cross-entropy, and images by true class (row) and predicted class (column).
+
+        Of many classes also the images whose class is among the five likeliest, of equals the first ones.
+        """
+        import torch
         from torch.nn import functional as F
 
         from cifar_ray.tasks.confusion import multiclass_confusion_matrix
 
         predicted, classes = outputs.argmax(1), outputs.shape[1]
+        right = {}
+        if classes > _MANY:
+            own, numbers = outputs.gather(1, targets[:, None]), torch.arange(classes, device=outputs.device)
+            before = ~(outputs <= own) | ((outputs == own) & (numbers < targets[:, None]))  # NaN is never right
+            right["top5"] = (before.sum(1) < _TOP).sum()
         return {
+            **right,
             "loss": F.cross_entropy(outputs.double(), targets, reduction="sum"),  # float32 would lose digits
             "confusion": multiclass_confusion_matrix(predicted, targets, classes, validate_args=False),
         }
@@ -103,9 +118,11 @@ class Classification:
             "specificity": share(images - true - predicted + right, images - true),
         }
         present = true + predicted > 0  # a class that no image has or seems to have is left out of macro averages
-        macro = {name: rate[present].mean().item() for name, rate in rates.items()}
+        others = {name: rate[present].mean().item() for name, rate in rates.items()}
+        if "top5" in tally:
+            others["top5_accuracy"] = tally["top5"].item() / images
         return Evaluation(
-            metrics={"loss": tally["loss"].item() / images, "accuracy": right.sum().item() / images, **macro},
+            metrics={"loss": tally["loss"].item() / images, "accuracy": right.sum().item() / images, **others},
             images=images,
             per_class={name: rate.tolist() for name, rate in rates.items()},
             confusion=confusion.tolist(),

@@ -41,6 +41,7 @@ class Figure:
         beside: whether the main table of a report has it beside the primary figure.
         adjective: what a run with a better value is more of, such as ``accurate``.
         meaning: what it is, as a sentence begins; by default its title.
+        optional: whether an evaluation may lack it, as one of few classes does.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Figure:
     beside: bool = False
     adjective: str = ""
     meaning: str = ""
+    optional: bool = False
 
     def on(self, subset: Subset) -> str:
         """Its name among a run's metrics, of the validation images or of the test."""

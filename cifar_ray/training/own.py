@@ -134,7 +134,7 @@ def _check_task(config: ResolvedConfig) -> None:
         tally = task.tally(outputs.detach(), targets)
         metrics = {name: float(value) for name, value in task.evaluation(tally, size).metrics.items()}
         answers = task.predictions(outputs.detach())
-    figures = {LOSS.name, *(figure.name for figure in task.spec.figures)}
+    figures = {LOSS.name, *(each.name for each in task.spec.figures if not each.optional or each.name in metrics)}
     is_loss = isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad
     is_count = counts is None or (counts.shape == (size,) and not counts.is_floating_point())
     for holds, rule in (

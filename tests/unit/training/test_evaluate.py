@@ -172,3 +172,23 @@ def test_an_evaluation_without_room_takes_fewer_images_with_the_same_figures(dig
     small.room = 0
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(small)
+
+
+@pytest.mark.parametrize("classes", [21, 100])
+def test_top_5_accuracy_is_counted_where_there_are_many_classes(classes: int) -> None:
+    task, generator = Classification(TrainConfig()), torch.Generator().manual_seed(0)
+    targets = torch.randint(classes, (500,), generator=generator)
+    logits = torch.randn(500, classes, generator=generator) + 2 * nn.functional.one_hot(targets, classes)
+    whole = task.tally(logits, targets)
+    parts = [task.tally(logits[rows], targets[rows]) for rows in (slice(123), slice(123, None))]
+    assert whole["top5"] == parts[0]["top5"] + parts[1]["top5"]
+    found = task.evaluation(whole, 500).metrics
+    assert found["top5_accuracy"] == metrics.top_k_accuracy_score(targets, logits, k=5, labels=range(classes))
+    assert found["accuracy"] < found["top5_accuracy"] < 1
+    assert "top5" not in task.tally(logits[:, :20], targets % 20)
+
+
+def test_of_equally_likely_classes_the_first_five_are_right() -> None:
+    task, targets = Classification(TrainConfig()), torch.arange(30)
+    assert task.tally(torch.zeros(30, 30), targets)["top5"] == 5
+    assert task.tally(torch.full((30, 30), torch.nan), targets)["top5"] == 0
