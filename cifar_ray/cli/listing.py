@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cifar_ray import tasks
-from cifar_ray.display.run import Console
+from cifar_ray.display.run import Console, dollars
 from cifar_ray.tracking.listing import Listed
 
 
@@ -19,12 +19,14 @@ def show(listed: Sequence[Listed], store: str) -> None:
     learned = {tasks.recorded(run.task) for run in listed}
     shared = learned.pop() if len(learned) == 1 else None
     figures = (shared.primary.name, f"{shared.unit}/s") if shared else ("result", "throughput")
-    header = ("started", "state", "data set", "model", "topology", *figures, "name")
-    Console().columns(header, (_cells(run, is_named=shared is None) for run in listed))
+    costs = ("cost",) if any(run.cost_usd is not None for run in listed) else ()
+    header = ("started", "state", "data set", "model", "topology", *figures, *costs, "name")
+    Console().columns(header, (_cells(run, shared is None, bool(costs)) for run in listed))
 
 
-def _cells(run: Listed, is_named: bool) -> tuple[str, ...]:
+def _cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
     """A run's cells; its figures are with their names and units where the header has none."""
+    cost = (f"{'' if run.cost_usd is None else dollars(run.cost_usd):>10}",) if has_cost else ()
     task = tasks.recorded(run.task)
     local = datetime.fromisoformat(run.started).astimezone()
     named, rate = (task.primary.named, task.speed) if is_named else (task.primary.text, "{:,.0f}".format)
@@ -38,4 +40,4 @@ def _cells(run: Listed, is_named: bool) -> tuple[str, ...]:
     # The name of a folder of images is its whole path.
     dataset = ", ".join(re.sub(r"^folder:.*/", "folder:", each) for each in run.dataset.split(", "))
     started = f"{local:%Y-%m-%d %H:%M}"
-    return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", name
+    return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", *cost, name

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
 from cifar_ray.cli import cluster, early, models, output, predictions
-from cifar_ray.config import command_line, errors, files, flags, ports, servers
+from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
@@ -45,6 +45,7 @@ def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
     asked = command_line.train(words)
     config = asked.config
+    cost.checked(config.price)
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
@@ -61,13 +62,23 @@ def train(words: Sequence[str]) -> int:
         result = run(config, begun=IMPORTED_AT)
     if asked.quiet or asked.json:
         console = Console(tasks.recorded(result.task))
-        output.show(result, asked.json, lambda: console.result(result.name, result.metrics, result.times))
+        stopped = f"run {result.name}: stopped by {limits.named(result.stopped_by)}"
+        output.show(
+            result,
+            asked.json,
+            lambda: (
+                console.line(stopped)
+                if result.stopped_by
+                else console.result(result.name, result.metrics, result.times)
+            ),
+        )
     return 0
 
 
 def resume(words: Sequence[str]) -> int:
     """``cifar-ray resume``."""
     run, changes = command_line.resume(words)
+    cost.checked(changes.get("price"))
     early.check_runs([run], changes.get("tracking_uri"))
     servers.reach_chosen(changes.get("address"))
     before = early.known_config(run)
@@ -88,6 +99,7 @@ def sweep(words: Sequence[str]) -> int:
     if asked.config is None:
         early.check_sweep(asked.name, asked.tracking_uri)
     else:
+        cost.checked(asked.config.base.price)
         servers.reach_chosen(asked.config.base.address)
     with output.progress(as_json=False, quiet=asked.quiet):
         base = early.known_config(asked.name) if asked.config is None else asked.config.base
@@ -96,7 +108,7 @@ def sweep(words: Sequence[str]) -> int:
             from cifar_ray.orchestration.sweep.runner import sweep as run
 
         if asked.config is None:
-            result = sweep_on(asked.name, asked.tracking_uri, IMPORTED_AT, asked.retry_failed)
+            result = sweep_on(asked.name, asked.tracking_uri, IMPORTED_AT, asked.retry_failed, asked.limits)
         else:
             result = run(asked.config, " ".join(["cifar-ray sweep", *map(shlex.quote, words)]), begun=IMPORTED_AT)
     if result is None:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
+
+_NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
 SUBMITTED_WITH = "CIFAR_RAY_SUBMITTED_WITH"
 """Variable that tells the command of a job which cifar_ray has read and submitted it."""
@@ -51,6 +53,7 @@ class SweepRequest:
         is_named: whether the name was given, and not made from the time.
         quiet: whether its result alone is printed.
         retry_failed: whether its failed runs go on, too, when it is to be continued.
+        limits: its new ``max_time`` and ``max_cost``, when it is to be continued.
     """
 
     config: SweepConfig | None
@@ -60,6 +63,7 @@ class SweepRequest:
     is_named: bool = True
     quiet: bool = False
     retry_failed: bool = False
+    limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def greet() -> None:
@@ -132,14 +136,14 @@ def sweep(words: Sequence[str]) -> SweepRequest:
     given = flags.given(SweepCommand, words, "cifar-ray sweep")
     file, quiet, again = given.pop("file", None), given.pop("quiet", False), given.pop("retry_failed", False)
     if "resume" in given:
-        alone = ("resume", "tracking_uri")
-        other = next((key for key in schema.flatten(given) if key not in alone), None)
+        known = ("resume", "tracking_uri", *_NEW_LIMITS)
+        other = next((key for key in schema.flatten(given) if key not in known), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
         addresses.check("tracking_uri", given.get("tracking_uri"))
-        return SweepRequest(
-            None, given["resume"], tracking_uri=given.get("tracking_uri"), quiet=quiet, retry_failed=again
-        )
+        new = {key: schema.field(SweepConfig, key, given[key]) for key in _NEW_LIMITS if key in given}
+        uri = given.get("tracking_uri")
+        return SweepRequest(None, given["resume"], None, uri, quiet=quiet, retry_failed=again, limits=new)
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
     base = sweepfile.load(file) if file else {}

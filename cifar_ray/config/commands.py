@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar, cast
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
-from cifar_ray.config.schema import Count, Numbers, Part, Whole
+from cifar_ray.config.limits import DurationText, PriceText
+from cifar_ray.config.schema import Count, Numbers, Part, Positive, Whole
 from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
@@ -88,6 +89,13 @@ class ResumeCommand:
     oversubscribe: bool = False
     """Let the Ray started here count more CPUs than the machine has; also if the run was started with it."""
 
+    price: PriceText | None = None
+    max_time: DurationText | None = None
+    """Larger than what the run has taken, to go on after a stop by --max-time."""
+
+    max_cost: Positive | None = None
+    """Larger than what the run has cost, to go on after a stop by --max-cost."""
+
     max_failures: int | None = None
     start_timeout_s: float | None = None
     hang_timeout_s: float | None = None
@@ -119,7 +127,8 @@ class SweepCommand(TrainConfig):
     """Name of the sweep. Default: that of the file, or one made from the time."""
 
     resume: str | None = None
-    """Name of a sweep to continue: finished runs stay, the rest is trained under the same parent."""
+    """Name of a sweep to continue: finished runs stay, the rest is trained under the same parent. Only --max-time and
+    --max-cost may be given anew."""
 
     retry_failed: Switch = False
     """With --resume: runs that have failed go on, too, from their newest checkpoints."""
@@ -162,8 +171,9 @@ class ReportCommand:
     baseline: str | None = None
     """Published study to show beside the results, such as rangoju_katneni_2025."""
 
-    price: str | None = None
-    """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+    price: PriceText | None = None
+    """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray
+    cluster file."""
 
     title: str | None = None
     """Heading of the report; when not given, the names of one or two sweeps, or the models and data sets of more."""
@@ -234,8 +244,9 @@ class CompareCommand(ResultAsJson):
     runs: Positional[tuple[str, ...]]
     """Names or MLflow ids of runs."""
 
-    price: str | None = None
-    """Price of a node, as a machine type such as g4dn.xlarge, TYPE:spot, or a Ray cluster file."""
+    price: PriceText | None = None
+    """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray
+    cluster file."""
 
     target: Numbers = ()
     """Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them. Default: a

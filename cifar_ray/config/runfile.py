@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cifar_ray.config import errors, schema
+from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, default_of, left_out
 from cifar_ray.config.topology import parse as parse_topology
@@ -22,7 +22,7 @@ VERSION = 2
 WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose")
 """Where a run is, and not what it is."""
 
-UPKEEP = ("version", *WHERE, "start_timeout_s", "hang_timeout_s")
+UPKEEP = ("version", *WHERE, *limits.KEYS, "start_timeout_s", "hang_timeout_s")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it."""
 
 

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import cell_names, errors, runfile, schema
+from cifar_ray.config import cell_names, errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.limits import DurationText
 from cifar_ray.config.option import check_choices, choices, left_out, option
-from cifar_ray.config.schema import STRICT, Count, Part, Whole, plainly
+from cifar_ray.config.schema import STRICT, Count, Part, Positive, Whole, plainly
 from cifar_ray.config.search import (
     Asha,
     Median,
@@ -36,7 +37,10 @@ from cifar_ray.config.search import (
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
-OWN = ("address", "local_nodes", "oversubscribe", "data_dir", "experiment", "tracking_uri", "storage", "verbose")
+OWN = (
+    *("address", "local_nodes", "oversubscribe", "price"),
+    *("data_dir", "experiment", "tracking_uri", "storage", "verbose"),
+)
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
 MOST_RUNS = 10_000
@@ -222,6 +226,14 @@ class SweepConfig:
     """Part of a GPU for each run of topology 1x1, such as 0.25 for four runs on one GPU, each with at most a quarter of
     its memory. Reports ignore their times."""
 
+    max_time: DurationText | None = None
+    """Time that the whole sweep may take on the nodes: 90s, 10m, 2h or 1h30m. It starts no run that it cannot expect to
+    finish, and stops those that run at the limit, with a checkpoint; --resume with a larger one goes on. Default: no
+    limit."""
+
+    max_cost: Positive | None = None
+    """USD that all runs together may cost, at --price; kept as --max-time is. Default: no limit."""
+
     def __post_init__(self) -> None:
         check_choices(self)
         _check(self)
@@ -382,7 +394,7 @@ def _check(sweep: SweepConfig) -> None:
         )
     if sweep.gpus_per_worker < 1:
         _check_parts(sweep)
-    _ = sweep.base  # what all runs share is checked even where no cell can be made
+    limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
 def _check_parts(sweep: SweepConfig) -> None:

@@ -11,8 +11,9 @@ from dataclasses import fields
 
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import addresses
+from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.limits import Limits
 from cifar_ray.config.option import FOLDER, check_choices
 from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
@@ -26,7 +27,7 @@ from cifar_ray.training.options import Batch, Optimisation, OptimizerText, Sched
 
 @plainly
 @dataclass(frozen=True, config=STRICT)
-class TrainConfig(Tracking, Strategy, Placement, Batch, Optimisation, Model, Task, Data):
+class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Model, Task, Data):
     """Train one image classifier on one topology."""
 
     # What a person may choose is declared by its owners, which are listed from the last section to the first.
@@ -149,6 +150,7 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     if config.oversubscribe and config.address is not None:
         raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
+    limits.check(config)
     _check_batch(config)
     check_choices(config)
 

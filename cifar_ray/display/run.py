@@ -62,6 +62,9 @@ class View(Protocol):
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """An epoch has ended."""
 
+    def cost(self, usd: float) -> None:
+        """What the run has cost so far."""
+
 
 class _Figures(TextColumn):
     """The figures, or as long as there are none, how long the command has run."""
@@ -89,6 +92,7 @@ class Console(Display):
         self._epochs = 0
         self._steps_per_epoch = 0
         self._loss: float | None = None
+        self._cost = ""
         self._begun = (time.perf_counter(), 0)
 
     def show_doing(self, text: str) -> None:
@@ -141,8 +145,12 @@ class Console(Display):
             self._task,
             completed=step,
             description=f"epoch {epoch + 1}/{self._epochs}",
-            figures=f"{loss}{self._learned.speed(images_per_s)}  {left} left",
+            figures=f"{loss}{self._learned.speed(images_per_s)}  {self._cost}{left} left",
         )
+
+    def cost(self, usd: float) -> None:
+        """What the run has cost so far."""
+        self._cost = f"{dollars(usd)}  "
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """One line for an epoch that has ended."""
@@ -192,6 +200,11 @@ class Console(Display):
         rows.append(("", ""))
         self.end_live()
         self._table([*rows, *places])
+
+    def places(self, rows: Iterable[tuple[str, str]]) -> None:
+        """The final table of a run that was stopped: what it has used, and where everything is."""
+        self.end_live()
+        self._table(rows)
 
     def result(self, name: str, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """A finished run in one line."""
@@ -276,6 +289,8 @@ class Console(Display):
         counts = Counter(states.values())
         rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
         rows.append(("wall time", duration(figures["sweep/wall_s"])))
+        if "cost/usd" in figures:
+            rows.append(("cost, all runs", dollars(figures["cost/usd"])))
         rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
         rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
         failed = [run for run, state in states.items() if state == "failed"]
@@ -336,6 +351,11 @@ def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
 def shared_note(share: float) -> str:
     """A note on a sweep whose runs have a part of a GPU each."""
     return f"note: runs share GPUs, each with at most {100 * share:g} % of one's memory; reports ignore their times"
+
+
+def dollars(usd: float) -> str:
+    """``3.07 USD``; below one, ``0.0412 USD``."""
+    return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cifar_ray.display.run import duration, waiting_note
+from cifar_ray.display.run import dollars, duration, waiting_note
 from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec, measured_on
 
@@ -27,7 +27,8 @@ class RowState:
     """A row of the table: one run.
 
     Attributes:
-        state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler), or ``skipped``.
+        state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler or a limit),
+            or ``skipped``.
         note: what it is doing, or its result.
         share: fraction that is done, from 0 to 1.
         begun: ``time.monotonic()`` when it began.
@@ -50,13 +51,17 @@ class Board(Display):
     """Displays a sweep on standard output."""
 
     def __init__(self, names: Sequence[str], begun: float) -> None:
-        """Show the runs of these names; the clock counts from ``begun``, a ``time.time()``, through all drivers."""
+        """Show the runs of these names; the clock counts from ``begun``, a ``time.time()``, through all drivers.
+
+        ``usd`` is what all runs have cost so far; None without a price.
+        """
         super().__init__()
         self.rows = [RowState(name) for name in names]
         self._at_once = 1
         self._begun = begun
         self._doing = ""
         self._said: set[str] = set()
+        self.usd: float | None = None
         self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
     def show_doing(self, text: str) -> None:
@@ -150,6 +155,7 @@ class Board(Display):
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
         parts.append(f"about {duration(left)} left" if left else "")
+        parts.append("" if self.usd is None else dollars(self.usd))
         return Group(table, Text(self._doing or ", ".join(filter(None, parts))))
 
     def _shown(self) -> Sequence[RowState]:
@@ -221,6 +227,9 @@ class RunView:
     def progress(self, epoch: int, step: int, images_per_s: float) -> None:
         self._row.share = step / self._total
         self._row.note = f"epoch {epoch + 1}/{self._epochs}, {self._loss}{self._task.speed(images_per_s)}"
+
+    def cost(self, usd: float) -> None:
+        pass  # the last line has that of all runs
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         if not self._board.is_live:

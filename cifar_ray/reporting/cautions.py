@@ -27,7 +27,13 @@ _LEAST_SHARE = 0.05
 percentage points; of other figures, a share of the median."""
 _ONE_RUN = 0.05
 """What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
-_BAD_ENDS = {"FAILED": "failed", "KILLED": "{} ended early", "SKIPPED": "{} skipped", "PENDING": "{} deleted or lost"}
+_BAD_ENDS = {
+    "FAILED": "failed",
+    "KILLED": "{} ended early",
+    "STOPPED": "{} stopped by a limit and left out",
+    "SKIPPED": "{} skipped",
+    "PENDING": "{} deleted or lost",
+}
 _SIDE_BY_SIDE = {
     ORIGIN["commit"]: "commits of the program",
     ORIGIN["machine"]: "machines",
@@ -105,7 +111,8 @@ def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:
 
 def _of_another_machine(finished: list[Trial], price: Price) -> Iterator[str]:
     """A price of a GPU machine on seconds of CPUs, or the other way round."""
-    if others := sum(trial.params.get("device") not in (price.device, None) for trial in finished):
+    devices = [trial.params["device"] for trial in finished if "device" in trial.params]
+    if others := sum(not price.suits(device) for device in devices):
         has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
         yield (
             f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "

@@ -1,7 +1,8 @@
-"""What runs cost on rented machines, at prices that are looked up in ``prices.yaml`` and never guessed."""
+"""What runs cost, at a price of one's own or at those of rented machines in ``prices.yaml``; none is guessed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,23 +21,33 @@ _MARKETS = {"spot": True, "on-demand": False}
 class Price:
     """What one machine costs.
 
-    ``date`` is the month in which it was noted, ``source`` the provider's pages, ``gpu`` its GPUs, such as ``4 T4``;
-    with ``spot`` the machine may be taken away at any time.
+    ``machine`` is its type, or empty for a price of one's own, of which nothing else is known. ``date`` is the month in
+    which it was noted, ``source`` the provider's pages, ``gpu`` its GPUs, such as ``4 T4``; with ``spot`` the machine
+    may be taken away at any time.
     """
 
     machine: str
     usd_per_hour: float
-    spot: bool
-    provider: str
-    region: str
-    date: str
-    source: str
+    spot: bool = False
+    provider: str = ""
+    region: str = ""
+    date: str = ""
+    source: str = ""
     gpu: str = ""
 
+    def suits(self, device: str) -> bool:
+        """Whether it is a price for runs on ``cpu`` or ``cuda``; one's own is for all."""
+        return not self.machine or device == ("cuda" if self.gpu else "cpu")
+
     @property
-    def device(self) -> str:
-        """What runs on it are computed on, ``cpu`` or ``cuda``."""
-        return "cuda" if self.gpu else "cpu"
+    def word(self) -> str:
+        """What :func:`find` finds it by, wherever a cluster file is."""
+        return f"{self.machine}{':spot' * self.spot}" if self.machine else repr(self.usd_per_hour)
+
+    @property
+    def at(self) -> str:
+        """``on g4dn.xlarge``, or ``at your price``."""
+        return f"on {self.machine}" if self.machine else "at your price"
 
     @property
     def gpus(self) -> int:
@@ -46,11 +57,17 @@ class Price:
 
     def paid(self, nodes: int, seconds: float | None, images: float | None = 1000.0) -> float | None:
         """US dollars for so many machines, for 1,000 of so many images; None where either is not known."""
-        return nodes * seconds / 3600 * self.usd_per_hour / images * 1000 if seconds is not None and images else None
+        return self.paid_for(nodes * seconds) / images * 1000 if seconds is not None and images else None
+
+    def paid_for(self, node_seconds: float) -> float:
+        """US dollars for so many seconds, times machines."""
+        return node_seconds / 3600 * self.usd_per_hour
 
     @property
     def words(self) -> str:
         """The price and where it comes from, in one sentence."""
+        if not self.machine:
+            return f"your price, {self.usd_per_hour:g} USD per node and hour"
         market = "spot, a typical value that moves" if self.spot else "on demand"
         return (
             f"{self.machine} at {self.usd_per_hour:g} USD per hour ({self.provider} {self.region}, {market}, "
@@ -68,11 +85,23 @@ def checked(price: str | None) -> Price | None:
 
 
 def find(word: str) -> Price:
-    """The price that ``--price`` names: a type, ``TYPE:spot``, or a Ray cluster file, whose worker nodes count.
+    """The price that ``--price`` gives or names.
+
+    USD per hour, a type, ``TYPE:spot``, or a Ray cluster file, whose worker nodes count.
 
     Raises:
-        ConfigError: when it has no price here.
+        ConfigError: when it has no price here, or is not more than zero.
     """
+    try:
+        usd = float(word)
+    except ValueError:  # a name
+        return _named(word)
+    if not 0 < usd < math.inf:
+        raise ConfigError("price", f"must be more than 0 USD per node and hour, got {word}")
+    return Price("", usd)
+
+
+def _named(word: str) -> Price:
     name, _, market = word.partition(":")
     if name.endswith((".yaml", ".yml")):
         name, spot = _machine_of(Path(name).expanduser())
@@ -92,8 +121,22 @@ def of_node_type(kind: Mapping[str, Any]) -> Price:
     return _look_up(*_described(kind))
 
 
+def check_device(price: Price | None, device: str) -> None:
+    """Refuse the price of a machine with another kind of device than a run uses.
+
+    Raises:
+        ConfigError: saying which.
+    """
+    if price is not None and not price.suits(device):
+        used, has = ("GPUs", "no GPU") if device == "cuda" else ("CPUs", "a GPU")
+        problem = f"must be of a machine for runs on {used}, and {price.machine} has {has}"
+        raise ConfigError("price", f"{problem}; your own price per node and hour is a number, such as 2.49")
+
+
 def assumption(price: Price) -> str:
     """What a figure in dollars rests on."""
+    if not price.machine:
+        return f"Cost: {price.words}, paid by the second."
     return (
         f"Cost: one such machine per node, paid by the second: {price.words}. "
         "The times are those of the hardware above, which may be slower or faster than that machine."
@@ -110,7 +153,9 @@ def _look_up(machine: str, spot: bool) -> Price:
     types = listed["types"]
     if machine not in types:
         near = errors.suggestion(machine, types)
-        raise ConfigError("price", f"must be {errors.one_of(types)}, or a Ray cluster file, got {machine!r}{near}")
+        raise ConfigError(
+            "price", f"must be USD per hour, {errors.one_of(types)}, or a Ray cluster file, got {machine!r}{near}"
+        )
     entry, kind = types[machine], "spot" if spot else "on_demand"
     provider, gpu = entry["provider"], str(entry.get("gpu", ""))
     pages = [listed["sources"][provider][page] for page in ([kind, "gpus"] if "+" in machine else [kind])]

@@ -217,7 +217,7 @@ def _costs(part: Part, goal: float | None = None) -> list[Figure]:
     if part.price is None:
         return []
     cost = figures.cost_of_run(part.price) if goal is None else part.task.cost_to_target(part.price, goal)
-    alike = all(config.device == part.price.device for config in part.group.among if config.finished)
+    alike = all(part.price.suits(config.device) for config in part.group.among if config.finished)
     return [cost if alike else replace(cost, better="")]
 
 

@@ -128,10 +128,10 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     tested = group.tested(learned)
     tiles += _tile(group, learned, _learned(group, of, ", unequal training" if apart else ""), tested)
     tiles += _gain(group, ratios)
-    if price is not None and all(config.device == price.device for config in group.among):
+    if price is not None and all(price.suits(config.device) for config in group.among):
         cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
-        on = f"on {price.machine}"
-        question = _Question(f"Cheapest {on}", f"Lowest cost {on}", f"Cost {on}", "cost")
+        at = price.at
+        question = _Question(f"Cheapest {at}", f"Lowest cost {at}", f"Cost {at}", "cost")
         tiles += _tile(group, Ranking.of(cost, group.ranked(cost)), question)
     sentences = []
     if unequal:

@@ -27,8 +27,8 @@ class Listed:
         name: its name.
         run_id: MLflow's id of it.
         kind: ``run`` or ``sweep``.
-        state: ``finished``, ``failed``, ``stopped`` (interrupted, or by a sweep's scheduler), ``running`` or
-            ``waiting``. A sweep that has ended with failed runs is ``failed``.
+        state: ``finished``, ``failed``, ``stopped`` (interrupted, by a limit, or by a sweep's scheduler), ``running``
+            or ``waiting``. A sweep that has ended with failed runs is ``failed``.
         dataset: data set; those of all runs, in a sweep.
         model: architecture; those of all runs, in a sweep.
         topology: NODESxWORKERS; those of all runs, in a sweep.
@@ -40,6 +40,7 @@ class Listed:
         planned: runs that the sweep is to have; None for a run.
         failed: runs of the sweep that have failed; None for a run.
         task: facts of a task of the user's own, of a sweep's newest run; None for image classification.
+        cost_usd: what it has cost so far, in a sweep all runs together; None without a price.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Listed:
     planned: int | None = None
     failed: int | None = None
     task: dict[str, Any] | None = None
+    cost_usd: float | None = None
 
 
 def everything(uri: str) -> list[Listed]:
@@ -92,6 +94,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
     is_sweep = parent.KIND_TAG in run.data.tags
     members = children if is_sweep else [run]
     tags, state = run.data.tags, _STATES.get(run.info.status, run.info.status.lower())
+    state = "stopped" if store.STOPPED_BY_TAG in tags and state == "finished" else state
     task = task_of(members[0].data.tags if members else {})
     failed = sum(run.info.status == "FAILED" for run in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
     return Listed(
@@ -109,6 +112,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
         planned=int(tags.get(parent.PLANNED_TAG, len(children))) if is_sweep else None,
         failed=failed if is_sweep else None,
         task=tasks.to_record(task),
+        cost_usd=run.data.metrics.get("cost/usd"),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.config import runfile, sweepfile
+from cifar_ray.config import limits, runfile, sweepfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
@@ -44,11 +44,13 @@ class KnownSweep:
         run_id: MLflow's id of its own run.
         folder: address of its folder, with its config and the runs' folders.
         wall_s: seconds that its earlier drivers have worked on it.
+        placed_s: seconds of them in which runs were on their nodes.
     """
 
     run_id: str
     folder: str
     wall_s: float
+    placed_s: float = 0.0
 
 
 class SweepRecord(Record):
@@ -163,8 +165,9 @@ def find(client: MlflowClient, name: str) -> KnownSweep | None:
         for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
             condition = f"tags.`{KIND_TAG}` = '{KIND}' and {key} = '{store.escaped(name)}'"
             if runs := store.search(client, store.all_experiments(client), condition):
-                folder = runs[0].data.tags.get(store.FOLDER_TAG, "")
-                return KnownSweep(runs[0].info.run_id, folder, runs[0].data.metrics.get("sweep/wall_s", 0.0))
+                folder, metrics = runs[0].data.tags.get(store.FOLDER_TAG, ""), runs[0].data.metrics
+                seconds = (metrics.get(f"sweep/{name}_s", 0.0) for name in ("wall", "placed"))
+                return KnownSweep(runs[0].info.run_id, folder, *seconds)
     return None
 
 
@@ -175,11 +178,12 @@ class KnownTrial:
     Attributes:
         run_id: its id.
         status: FINISHED, FAILED, KILLED or RUNNING.
-        stopped: whether the sweep's scheduler has stopped it.
+        stopped: whether the sweep's scheduler has stopped it, or a limit of its own.
         times: seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded.
         score: the task's primary figure on the test, of the chosen checkpoint or after the last epoch recorded.
         reason: why it has failed or was stopped; empty otherwise.
         figures: the latest value of each of its metrics.
+        left: whether a limit of the sweep has stopped it, so that it goes on when the sweep does.
     """
 
     run_id: str
@@ -189,6 +193,7 @@ class KnownTrial:
     score: float | None = None
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    left: bool = False
 
 
 def children(client: MlflowClient, parent: Run) -> list[Run]:
@@ -214,14 +219,17 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
 
 def _known(run: Run) -> KnownTrial:
     task, metrics = task_of(run.data.tags), run.data.metrics
+    stopped_by = run.data.tags.get(store.STOPPED_BY_TAG, "")
+    left = limits.is_of_sweep(stopped_by)
     return KnownTrial(
         run.info.run_id,
         run.info.status,
-        STOPPED_TAG in run.data.tags,
+        STOPPED_TAG in run.data.tags or (stopped_by != "" and not left),
         {name: value for name, value in metrics.items() if name.startswith(("time/", task.throughput))},
         metrics.get(task.primary.result(metrics)),
-        run.data.tags.get(store.FAILURE_TAG, ""),
+        run.data.tags.get(store.FAILURE_TAG, limits.named(stopped_by) if stopped_by else ""),
         metrics,
+        left,
     )
 
 

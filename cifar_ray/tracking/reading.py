@@ -11,6 +11,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
+from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
@@ -186,11 +187,13 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
     """Read one run; ``params`` and ``reason`` are used where it ended before logging its own."""
     info, data = run.info, run.data
     status = "PENDING" if info.status == "SCHEDULED" else info.status
+    if status == "FINISHED" and (stopped_by := data.tags.get(store.STOPPED_BY_TAG)):
+        status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
     return Trial(
         name=info.run_name,
         run_id=info.run_id,
         status=status,
-        reason=data.tags.get(store.FAILURE_TAG, reason) if status in ("FAILED", "KILLED") else "",
+        reason=data.tags.get(store.FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
         page=pages.run(client.tracking_uri, run),
         params={**params, **data.params},
         tags=dict(data.tags),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mlflow import MlflowClient
@@ -81,5 +82,5 @@ class Record:
             for some minutes, and never as FINISHED, since its record is not complete.
         """
         if status == "FINISHED":
-            self._sink.call(store.forget_failure)
+            self._sink.call(partial(store.forget, tag=store.FAILURE_TAG))
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S, ended), status)

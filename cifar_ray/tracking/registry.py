@@ -12,6 +12,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
+from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import Figure
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
@@ -48,6 +49,10 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         raise ConfigError("name", f"must be a name without / and :, got {name!r}")
     tracking.quieten(verbose=False)
     client, known = store.open_run(store.resolve_uri(tracking_uri), run)
+    if known.stopped_by:
+        raise ConfigError(
+            "", f"run {known.name!r} was stopped by {limits.named(known.stopped_by)}, and only a whole run has a model"
+        )
     if known.status != "FINISHED":
         raise ConfigError(
             "", f"run {known.name!r} is {known.status}, and only a FINISHED run has a model that can be registered"

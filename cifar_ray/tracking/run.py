@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -54,6 +55,7 @@ class RunRecord(Record):
         self._started_ms = run.info.start_time
         self._ended: float | None = None
         self._held: list[Row] = []
+        self._spent_at = 0
         self._covered = {"iteration": 0, "epoch": 0}
 
     @classmethod
@@ -106,6 +108,7 @@ class RunRecord(Record):
         """
         record = store.take_over(client, run_id, partial(cls, client))
         record.tags(origin.changed_tags(record.tags_before, origin.run_tags(config)))
+        record._sink.call(partial(store.forget, tag=store.STOPPED_BY_TAG))
         return record
 
     def config_file(self, config: ResolvedConfig) -> None:
@@ -192,8 +195,24 @@ class RunRecord(Record):
 
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
         """Record the load of one node; MLflow shows names with ``system/`` on a page of their own."""
-        step = max((timestamp_ms - self._started_ms) // 1000, 0)
-        self._sink.metrics(step, timestamp_ms, {f"system/{name}": value for name, value in metrics.items()})
+        self._sink.metrics(self._second(timestamp_ms), timestamp_ms, {f"system/{n}": v for n, v in metrics.items()})
+
+    def spent(self, metrics: Mapping[str, float]) -> None:
+        """Record what the run has used so far, by the seconds since its start; each record has a step of its own."""
+        now_ms = time.time_ns() // 1_000_000
+        self._spent_at = max(self._second(now_ms), self._spent_at + 1)
+        self._sink.metrics(self._spent_at, now_ms, dict(metrics))
+
+    def _second(self, timestamp_ms: int) -> int:
+        return max((timestamp_ms - self._started_ms) // 1000, 0)
+
+    def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
+        """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
+        tags = {store.STOPPED_BY_TAG: by}
+        if saved is not None:
+            tags["cifar_ray.weights_sha256"] = saved.weights_sha256
+            tags["cifar_ray.checkpoint"] = self._address(saved.path)
+        self._sink.tags(tags)
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
         """Record the outcome: final metrics, and of a task with classes the confusion matrix and per-class table."""
@@ -238,7 +257,7 @@ class RunRecord(Record):
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
-        if status != "FINISHED" and self._held:
+        if self._held:
             rows = {"rows": [asdict(row) for row in self._held]}
             self._sink.call(lambda client, run_id: client.log_dict(run_id, rows, _UNKEPT_FILE))
         return super().end(status, ended or self._ended)

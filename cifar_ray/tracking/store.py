@@ -44,6 +44,9 @@ FOLDER_TAG = "cifar_ray.folder"
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
 
+STOPPED_BY_TAG = "cifar_ray.stopped_by"
+"""Tag of a FINISHED run that was stopped by a limit, such as ``max_time``: it is not whole, and can go on."""
+
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
@@ -58,13 +61,17 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run found in the tracking store, or by its folder: then it has neither id nor status."""
+    """A run found in the tracking store, or by its folder: then it has neither id nor status.
+
+    ``stopped_by`` is the limit that has stopped it, or empty.
+    """
 
     run_id: str
     name: str
     key: str
     folder: str
     status: str
+    stopped_by: str = ""
 
 
 class AmbiguousRunError(ConfigError):
@@ -175,10 +182,10 @@ def take_over(client: MlflowClient, run_id: str, open_record: Callable[[Run, str
     return record
 
 
-def forget_failure(client: MlflowClient, run_id: str) -> None:
-    """Remove the failure reason of an earlier attempt."""
-    if FAILURE_TAG in client.get_run(run_id).data.tags:
-        client.delete_tag(run_id, FAILURE_TAG)
+def forget(client: MlflowClient, run_id: str, tag: str) -> None:
+    """Remove a tag of an earlier attempt, such as the reason of its failure."""
+    if tag in client.get_run(run_id).data.tags:
+        client.delete_tag(run_id, tag)
 
 
 def find_key(client: MlflowClient, key: str) -> Run | None:
@@ -270,7 +277,8 @@ def shown(uri: str) -> str:
 
 def _known(run: Run) -> KnownRun:
     tags = run.data.tags
-    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], tags.get(FOLDER_TAG, ""), run.info.status)
+    folder, stopped_by = tags.get(FOLDER_TAG, ""), tags.get(STOPPED_BY_TAG, "")
+    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], folder, run.info.status, stopped_by)
 
 
 @contextmanager

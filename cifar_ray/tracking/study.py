@@ -76,8 +76,9 @@ class Trial:
     Attributes:
         name: its name, such as ``bs16 2x2 seed1``.
         run_id: its id in the store; empty for a cell that was skipped and has no run.
-        status: FINISHED, FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED (infeasible here).
-        reason: why it is FAILED or SKIPPED, else empty.
+        status: FINISHED, STOPPED (by a limit), FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED (infeasible
+            here, or left out by the sweep's limits).
+        reason: why it is STOPPED, FAILED or SKIPPED, else empty.
         page: address of its page in MLflow, when the store is a server that has pages.
         params: its parameters.
         tags: its tags.

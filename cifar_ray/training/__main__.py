@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from cifar_ray import IMPORTED_AT, data, strategies
-from cifar_ray.config import errors, files, flags, runfile
+from cifar_ray.config import errors, files, flags, limits, runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import gpus, recipe
@@ -32,6 +32,7 @@ _NOT_HERE = (
     "local_nodes",
     "oversubscribe",
     "max_failures",
+    *limits.KEYS,
     "start_timeout_s",
     "hang_timeout_s",
     "experiment",

@@ -24,6 +24,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import events
 from cifar_ray.orchestration.run.events import Joined, NoRoom, Placed, WorkersFailed
+from cifar_ray.orchestration.run.limits import Meter
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
@@ -63,7 +64,8 @@ def train(
     folder.mkdir()
     (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.allocator(lambda *_: None, lambda: None) as allocator:
-        run = Run(storage.at(str(folder)), dataset, handle, lambda *_: False, allocator, events.open_mailbox())
+        home, inbox = storage.at(str(folder)), events.open_mailbox()
+        run = Run(home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
         run.train(allocation.at_topology(config), Launch(time.time(), 0.0))
 
 

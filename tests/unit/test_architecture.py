@@ -27,7 +27,7 @@ BELOW = {
     "reporting": {"config", "tasks", "tracking"},
     "display": {"config", "strategies", "tasks"},
     "orchestration.cluster": {*DOMAIN, "storage"},
-    "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "storage", "tracking"},
+    "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "storage", "tracking"},
     "orchestration.sweep": {
         *DOMAIN,
         "display",

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,18 +21,31 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, given_weights, results, run_folder
+from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder
 from cifar_ray.orchestration.run.interrupts import connected, signals
+from cifar_ray.orchestration.run.limits import Meter
 from cifar_ray.orchestration.run.listeners import Callback, checked
-from cifar_ray.orchestration.run.restarts import Run
+from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.reporting import cost
 from cifar_ray.storage import Lock
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.observer import Launch, SavedCheckpoint
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a run needs of the cluster: its nodes, the check for what ends it, and who counts its time."""
+
+    chosen: Allocation
+    check: Callable[..., bool]
+    allocator: NodeAllocator
+    meter: Meter
+
 
 __all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
@@ -63,7 +76,7 @@ def train(
     if model is not None:
         config = replace(config, model=imports.path_of(model))
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
-    asked, config = config, recipe.resolve(allocation.with_largest_topology(config))
+    asked, config = config, recipe.resolve(allocation.with_largest_topology(limits.with_price(config)))
     with signals(), Console() as console:
         if note := recipe.share_note(config, asked):
             console.line(note)
@@ -81,12 +94,13 @@ def train(
                 if weights is not None:
                     checkpoints.keep_initial(folder.folder, weights)
                 config, dataset, data_s = _read(config, console)
-                with _allocated(config, folder, held, console) as (chosen, check, allocator):
+                with _allocated(config, folder, held, console) as ready:
+                    chosen = ready.chosen
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
                     session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
-                    return _run(session, chosen, Launch(begun, data_s), check, allocator, console)
+                    return _run(session, ready, Launch(begun, data_s), console)
         except RunFailedError:
             if session is not None and session.is_void:
                 session = None
@@ -114,11 +128,12 @@ def resume(
         callbacks: as for :func:`train`.
 
     Returns:
-        None when it was finished already.
+        None when it was finished already, and was not stopped by a limit.
 
     Raises:
         CheckpointError: when the run has checkpoints and none can be used.
-        ConfigError: when there is no such run, its folder is gone, or the changes do not fit it.
+        ConfigError: when there is no such run, its folder is gone, it has reached its limits, or the changes do not
+            fit it.
         RunFailedError: as for :func:`train`.
         InterruptedRunError: as for :func:`train`.
     """
@@ -134,7 +149,7 @@ def resume(
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
         uri = given or run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
         known = store.with_key(uri, known.key) or known
-    if known.status == "FINISHED":
+    if known.status == "FINISHED" and not known.stopped_by:
         return None
     client = store.connect(uri)
     folder = run_folder.open_existing(known.folder, known.key)
@@ -143,8 +158,10 @@ def resume(
             console.line(note)
         before, kept = _existing(folder)
         config = _moved(before, changes)
+        limits.refuse_reached(config, folder.folder)
         config, dataset, data_s = _read(config, console)
-        with _allocated(config, folder, held, console) as (chosen, check, allocator):
+        with _allocated(config, folder, held, console) as ready:
+            chosen = ready.chosen
             if known.run_id:
                 record = RunRecord.reopen(client, chosen.config, known.run_id)
             else:  # the store was lost
@@ -154,43 +171,47 @@ def resume(
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
             session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
-            return _run(session, chosen, Launch(begun, data_s), check, allocator, console, is_resumed=True)
+            return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
 
 
 @contextmanager
-def _allocated(
-    config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console
-) -> Iterator[tuple[Allocation, Callable[..., bool], NodeAllocator]]:
+def _allocated(config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console) -> Iterator[_Ready]:
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
         connected(config, console, [held], imports.functions(config)) as check,
         allocation.allocator(console.waiting, check, console.line) as allocator,
     ):
+        meter = Meter(folder.folder)  # which counts the wait for nodes
         chosen = allocator.allocate(config)
+        cost.check_device(cost.checked(chosen.config.price), chosen.config.device)
         preflight.check_storage(folder.folder, chosen.config)
-        yield chosen, check, allocator
+        yield _Ready(chosen, check, allocator, meter)
 
 
-def _run(
-    session: RunSession,
-    chosen: Allocation,
-    launch: Launch,
-    check: Callable[..., bool],
-    allocator: NodeAllocator,
-    console: Console,
-    is_resumed: bool = False,
-) -> TrainResult:
-    """Train to the end, set the run's final status whatever happens, and display the result."""
+def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, is_resumed: bool = False) -> TrainResult:
+    """Train to the end or to a limit, set the run's final status whatever happens, and display the result."""
     status, reason = "FAILED", ""
     try:
         session.announce()
         sharing = time.perf_counter()
         dataset = ray.put(session.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        run = Run(session.folder.folder, dataset, session.handle, check, allocator, events.open_mailbox())
-        outcome = run.train(chosen, launch)
+        run = Run(
+            session.folder.folder,
+            dataset,
+            session.handle,
+            ready.check,
+            ready.allocator,
+            events.open_mailbox(),
+            ready.meter,
+            limits.of_run(session.config),
+        )
+        outcome = run.train(ready.chosen, launch)
         session.view.doing("recording the result")
-        session.finish(outcome)
+        if isinstance(outcome, Halt):
+            session.halt(outcome.by)
+        else:
+            session.finish(outcome)
         status = "FINISHED"
     except (InterruptedRunError, KeyboardInterrupt) as error:
         status = "KILLED"
@@ -206,9 +227,15 @@ def _run(
     finally:
         session.end(status, reason)
         checkpoints.remove_copies(session.folder.folder)
+    if isinstance(outcome, Halt):
+        result = session.result(None, outcome.by)
+        console.places([*session.spent_rows(), *session.locations(result)])
+        console.line(session.halted_line(outcome.by))
+        return result
     result = session.result(outcome)
     attempt_s = outcome.ended - launch.begun if is_resumed else None
-    console.summary(result.metrics, result.times, session.locations(result), attempt_s)
+    places = [*session.spent_rows(), *session.locations(result)]
+    console.summary(result.metrics, result.times, places, attempt_s)
     return result
 
 
@@ -242,4 +269,4 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
     fixed = {"elastic": None} if "topology" in changes else {}
-    return recipe.resolve(runfile.merge(config, {**changes, **fixed}))
+    return recipe.resolve(limits.with_price(runfile.merge(config, {**changes, **fixed})))

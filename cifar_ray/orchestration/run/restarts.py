@@ -17,8 +17,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation, optional, reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
 from cifar_ray.orchestration.run import attempt, failures
-from cifar_ray.orchestration.run.attempt import Attempt, Ended, NotPlaced
+from cifar_ray.orchestration.run.attempt import Attempt, Ended, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import (
+    Joined,
     Mailbox,
     Moved,
     NodeLeaving,
@@ -29,6 +30,7 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.limits import Limit, LimitReached, Meter
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import Launch, Outcome, Started
 
@@ -66,6 +68,17 @@ class GiveUp:
     failed: WorkersFailed | None = None
 
 
+@dataclass(frozen=True)
+class Halt:
+    """The run has stopped at a limit; ``by`` is which, as ``config.limits`` names it."""
+
+    by: str
+
+
+class _HaltError(Exception):
+    """A limit ends workers that cannot stop between two steps."""
+
+
 @dataclass
 class Past:
     """What has happened to a run in this driver.
@@ -74,17 +87,21 @@ class Past:
         failures: how often its workers have failed.
         verdict: of the last failure.
         waiting_since: ``time.monotonic()`` of the first try of a start that found no room; None when it trains.
+        limit: which limit is reached; empty while none is.
     """
 
     failures: int = 0
     verdict: Verdict | None = None
     waiting_since: float | None = None
+    limit: str = ""
 
 
-def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Done | Retry | Move | GiveUp:
+def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Done | Retry | Move | GiveUp | Halt:
     """What to do after an attempt that has begun at ``begun``, by ``time.monotonic()``; adds it to ``past``."""
     if isinstance(ended, Outcome):
         return Done(ended)
+    if past.limit and not isinstance(ended, Failed):
+        return Halt(past.limit)
     if isinstance(ended, NotPlaced):
         past.waiting_since = past.waiting_since or begun
         waited = time.monotonic() - past.waiting_since
@@ -102,6 +119,8 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Do
     failed = WorkersFailed(past.verdict, past.failures, ended.stacks)
     if past.verdict.final or past.failures > config.max_failures:
         return GiveUp(past.verdict.reason, failed)
+    if past.limit:
+        return Halt(past.limit)
     return Retry(failed)
 
 
@@ -117,6 +136,8 @@ class Run:
             then raises what ends the run.
         allocator: chooses the nodes after the first attempt.
         mailbox: into which its workers post; it may have served a run that has finished.
+        meter: counts what it uses.
+        limit: says when that is too much.
     """
 
     folder: Folder
@@ -125,13 +146,15 @@ class Run:
     check: Callable[..., bool]
     allocator: NodeAllocator
     mailbox: Mailbox
+    meter: Meter
+    limit: Limit
     _config: ResolvedConfig = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
     _watch: _Watch = field(init=False)
 
-    def train(self, chosen: Allocation, launch: Launch) -> Outcome:
-        """Train to the end, however often the workers start.
+    def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt:
+        """Train to the end or to a limit, however often the workers start.
 
         A move because a node leaves with notice, or because there is room for more workers, is not a failure.
 
@@ -149,7 +172,12 @@ class Run:
             self._watch = _Watch(self.allocator)
             stoppable = strategies.of(chosen.config).synchronous
             start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
-            ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
+            try:
+                ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
+            except _HaltError:
+                return Halt(self._past.limit)
+            finally:
+                self.handle(self.meter.release())
             if isinstance(ended, Stopped):
                 self.handle(ended)
             if not isinstance(ended, Outcome):
@@ -157,6 +185,8 @@ class Run:
             decision = decide(ended, self._past, self._config, begun)
             if isinstance(decision, Done):
                 return decision.outcome
+            if isinstance(decision, Halt):
+                return decision
             if isinstance(decision, GiveUp):
                 if decision.failed is not None:
                     self.handle(decision.failed)
@@ -178,7 +208,9 @@ class Run:
         return min(max(_FIRST_TRY_S, waited), _LONGEST_TRY_S, max(self._config.start_timeout_s - waited, 1.0))
 
     def _hear(self, event: Any) -> None:
-        if isinstance(event, Placed):
+        if isinstance(event, Joined):
+            self.meter.place(self._config.placement.nodes)
+        elif isinstance(event, Placed):
             self._nodes[event.rank] = event.node_id
         elif isinstance(event, Started):
             self._config = event.config
@@ -187,11 +219,22 @@ class Run:
     def _should_stop(self, possible: bool) -> bool:
         if self.check(possible):
             return True
+        if self._halts() and not strategies.of(self._config).synchronous:
+            raise _HaltError
         held = Counter(self._nodes.values())
         self.allocator.request_missing(self._config, held.total())
         if possible and (why := self._watch.stop(self._config, held)):
             self.handle(why)
-        return self._watch.decided
+        return self._watch.decided or (possible and self._past.limit != "")
+
+    def _halts(self) -> bool:
+        """Whether a limit is reached."""
+        if not self._past.limit and (spent := self.meter.tick()) is not None:
+            self.handle(spent)
+            self._past.limit = self.limit(spent)
+            if self._past.limit:
+                self.handle(LimitReached(self._past.limit))
+        return self._past.limit != ""
 
 
 @dataclass

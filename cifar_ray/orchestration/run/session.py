@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import storage, tasks
+from cifar_ray.config import errors, limits
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
@@ -31,9 +32,12 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.reporting import cost
+from cifar_ray.reporting.cost import Price
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord
@@ -41,6 +45,7 @@ from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 
 _SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
+_SPENT_EVERY_S = 60.0
 
 
 @dataclass
@@ -52,6 +57,7 @@ class RunSession:
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         callbacks: the caller's own.
         verdict: on the last failure of the workers.
+        spent: what the run has used so far, over all drivers.
     """
 
     config: ResolvedConfig
@@ -62,18 +68,23 @@ class RunSession:
     unused_gpus: str = ""
     callbacks: Sequence[Callback] = ()
     verdict: Verdict | None = None
+    spent: Spent = field(default_factory=Spent)
     _placed: dict[int, Placed] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
+    _price: Price | None = field(init=False)
+    _spent_at: float = 0.0
+    _rows: list[Row] = field(default_factory=list)
     _epochs: int = 0
-    _saved: bool = False
+    _saved: SavedCheckpoint | None = None
     _trouble_shown: bool = False
     _had_no_room: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
         self._callbacks = Listeners(self.callbacks, lambda sentence: self.view.line(sentence))
+        self._price = cost.checked(config.price)
         before = self.record.tags_before  # of an earlier driver
         self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
@@ -92,7 +103,7 @@ class RunSession:
     def is_void(self) -> bool:
         """Whether the run failed before its first checkpoint with an error that cannot pass: resuming it is no use."""
         verdict = self.verdict
-        return verdict is not None and verdict.final and verdict.saved == 0 and not self._saved
+        return verdict is not None and verdict.final and verdict.saved == 0 and self._saved is None
 
     def announce(self) -> None:
         """Display what will be trained."""
@@ -131,13 +142,14 @@ class RunSession:
     @_on.register
     def _(self, event: EpochRecord) -> None:
         self._epochs = event.row.step
+        self._rows.append(event.row)
         self.view.epoch(event.row.step, event.row.metrics)
         self.record.row(event.row)
         self._callbacks.call("epoch", event)
 
     @_on.register
     def _(self, event: SavedCheckpoint) -> None:
-        self._saved = True
+        self._saved = event
         self.record.checkpoint(event)
         self._callbacks.call("checkpoint", event)
 
@@ -145,6 +157,19 @@ class RunSession:
     def _(self, event: Heartbeat) -> None:
         if event.metrics:
             self.record.system(event.timestamp_ms, event.metrics)
+
+    @_on.register
+    def _(self, event: Spent) -> None:
+        self.spent = event
+        if (usd := event.usd(self._price)) is not None:
+            self.view.cost(usd)
+        if time.monotonic() - self._spent_at >= _SPENT_EVERY_S:
+            self._record_spent()
+
+    @_on.register
+    def _(self, event: LimitReached) -> None:
+        if event.by in limits.KEYS:  # of a sweep's, its board tells
+            self.view.line(f"{self._limit(event.by)} is reached; stopping as soon as possible")
 
     @_on.register
     def _(self, event: NoRoom) -> None:
@@ -172,6 +197,7 @@ class RunSession:
     def _(self, event: Started) -> None:
         config = self.config = event.config
         self._epochs = event.step // event.steps_per_epoch
+        self._rows = [row for row in event.history if row.kind == "epoch"]
         try:
             storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
         except OSError as error:  # an earlier one exists, and the checkpoints have it, too
@@ -259,10 +285,41 @@ class RunSession:
             final = Path(outcome.checkpoint).name
             self.record.model("final", lambda: self.folder.predictor(final), self.dataset, outcome.epochs)
 
+    def halt(self, by: str) -> None:
+        """Record that a limit has stopped the run; :meth:`end` is still to be called.
+
+        No model is logged, since its figures were not measured where the run has stopped; the checkpoint has it.
+        """
+        self.record.halted(by, self._saved)
+
+    def halted_line(self, by: str) -> str:
+        """Which limit has stopped the run, how far it has come, and what continues it."""
+        flag = errors.flag_of(by)
+        after = f"after step {self._saved.step}" if self._saved else "before its first checkpoint"
+        return (
+            f"stopped by {self._limit(by)} {after}, {self._when()}; `{self._resume_command()} {flag} MORE` goes on, "
+            f"`cifar-ray evaluate {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}` measures it"
+        )
+
+    def _limit(self, by: str) -> str:
+        return limits.named(by) if limits.is_of_sweep(by) else f"{limits.named(by)} {getattr(self.config, by)}"
+
+    def spent_rows(self) -> list[tuple[str, str]]:
+        """Rows of a table: the time on nodes, the wait for them, and the cost; none where nobody has asked."""
+        asked = self._price is not None or self.config.max_time is not None
+        return self.spent.rows(self._price) if asked else []
+
+    def _record_spent(self) -> None:
+        self._spent_at = time.monotonic()
+        if self.spent != Spent():  # it would replace what an earlier driver has recorded
+            self.record.spent(self.spent.figures(self._price))
+
+    def _when(self) -> str:
+        return f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
+
     def stopped(self) -> str:
         """How far the run has come, and what continues it."""
-        when = f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
-        return f"stopped {when}; continue with `{self._resume_command()}`"
+        return f"stopped {self._when()}; continue with `{self._resume_command()}`"
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, and display what could not be written.
@@ -273,6 +330,7 @@ class RunSession:
         """
         if reason:
             self.record.failed(reason)
+        self._record_spent()
         written = self.record.end(status)
         self._callbacks.call("end", status)
         if self.record.undrawn:
@@ -288,20 +346,31 @@ class RunSession:
             often = f" ({times} times)" if times > 1 else ""
             self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}{often}")
 
-    def result(self, outcome: Outcome) -> TrainResult:
-        """The finished run as plain values."""
+    def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
+        """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""
+        rows, metrics, times, weights, path = self._rows, {}, {}, "", None
+        if outcome is not None:
+            rows = [row for row in outcome.history if row.kind == "epoch"]
+            metrics, times = outcome.metrics, outcome.times
+            weights, path = outcome.weights_sha256, Path(outcome.checkpoint)
+        elif self._saved is not None:
+            weights, path = self._saved.weights_sha256, self._saved.path
+        if outcome is None and rows:
+            metrics = rows[-1].metrics
         return TrainResult(
             name=self.folder.name,
             run_id=self.record.run_id,
             tracking_uri=self.record.uri,
             folder=self.folder.address,
             page=self.record.page,
-            metrics=outcome.metrics,
-            times=outcome.times,
-            history=[{"epoch": row.step, **row.metrics} for row in outcome.history if row.kind == "epoch"],
-            weights_sha256=outcome.weights_sha256,
-            checkpoint=self.folder.checkpoint(Path(outcome.checkpoint).name),
+            metrics=metrics,
+            times={**times, **self.spent.figures(None)},
+            history=[{"epoch": row.step, **row.metrics} for row in rows],
+            weights_sha256=weights,
+            checkpoint=self.folder.checkpoint(path.name) if path else "",
             task=tasks.to_record(self.record.task),
+            cost_usd=self.spent.usd(self._price),
+            stopped_by=stopped_by,
         )
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
@@ -311,7 +380,7 @@ class RunSession:
             *several,
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),
-            ("weights sha256", result.weights_sha256),
+            *([("weights sha256", result.weights_sha256)] if result.weights_sha256 else []),
             ("open in MLflow", pages.way(self.record.uri, self.record.page)),
         ]
 

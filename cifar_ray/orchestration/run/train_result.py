@@ -1,4 +1,4 @@
-"""A finished run, for those who train from Python."""
+"""A run that has ended, for those who train from Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from cifar_ray import storage, tasks
+from cifar_ray.config import limits
 from cifar_ray.orchestration.run import run_folder
 from cifar_ray.tracking import pages
 from cifar_ray.training.predictor import Predictor
@@ -14,7 +15,7 @@ from cifar_ray.training.predictor import Predictor
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
-    """A finished run.
+    """A run that has finished, or was stopped by a limit.
 
     Attributes:
         name: the run's name.
@@ -24,12 +25,14 @@ class TrainResult:
         folder: address of its folder, with the config and the checkpoints.
         metrics: the last epoch's figures. With validation images (``val_share``), ``val/NAME`` are theirs,
             ``best/NAME`` is the best epoch's primary figure, ``chosen/epoch`` is that epoch, and ``chosen/test/NAME``
-            are its test figures.
+            are its test figures. Of a run that was stopped, those of its last whole epoch, if any.
         times: seconds by phase (``time/...``) and steady-state ``images_per_s``.
         history: every epoch's figures and its number, ``epoch``; ``pandas.DataFrame(history)`` is a table of them.
         weights_sha256: SHA-256 of the final weights file.
         checkpoint: address of the final checkpoint.
         task: facts of a task of the user's own; None for image classification.
+        cost_usd: what it has cost over all attempts; None without a price.
+        stopped_by: the limit that has stopped it, such as ``max_time``; empty when it has finished.
     """
 
     name: str
@@ -43,6 +46,8 @@ class TrainResult:
     weights_sha256: str
     checkpoint: str
     task: dict[str, Any] | None = None
+    cost_usd: float | None = None
+    stopped_by: str = ""
 
     def load_model(self, best: bool = False) -> Predictor:
         """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 answers (B, names).
@@ -60,6 +65,8 @@ class TrainResult:
         return run_folder.reopen(storage.at(self.folder)).predictor(name)[0]
 
     def __repr__(self) -> str:
+        if self.stopped_by:
+            return f"<run {self.name}: stopped by {limits.named(self.stopped_by)}; checkpoint: {self.checkpoint}>"
         primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]
         score, way = primary.named(self.metrics[primary.result(self.metrics)]), pages.way(self.tracking_uri, self.page)
         return f"<run {self.name}: test {score}, training {seconds:.1f} s; open in MLflow: {way}>"

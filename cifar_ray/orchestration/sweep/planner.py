@@ -28,9 +28,11 @@ from cifar_ray.config.sweep import Axes, Cell, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder, run_names
+from cifar_ray.orchestration.run.limits import Spent, recorded
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.tracking import parent, uri
@@ -95,11 +97,12 @@ def _domain(values: Any) -> Any:
 
 
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep with its folders of images independent of the working folder, so that it can be resumed from another.
+    """The sweep with its folders of images, and a file that names its price, independent of the working folder.
 
     Raises:
-        ConfigError: when ``~`` stands for nobody's home folder.
+        ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
     """
+    price = cost.checked(config.base.price)
 
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
         named = values.get("dataset")
@@ -109,7 +112,8 @@ def absolute(config: SweepConfig) -> SweepConfig:
             return {**values, "dataset": [data.own.absolute(str(name)) for name in named]}
         return dict(values)
 
-    return dataclasses.replace(config, train=of(config.train), grid=tuple(of(axes) for axes in config.grid))
+    train = of(config.train) if price is None else {**of(config.train), "price": price.word}
+    return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
 
 
 @dataclass
@@ -133,6 +137,10 @@ class PlannedTrial:
         is_open: whether its values are still to be proposed.
         proposal: the values that were proposed, by axis.
         repeats: name of the best run, if it is that one with another seed.
+        spent: what it has used so far, over all drivers.
+        admitted: whether the limits of the sweep let it start.
+        reported: whether it has ended; its state and its record may follow.
+        completed: whether it has trained to its end, so that its time tells what others take.
     """
 
     index: int
@@ -155,6 +163,10 @@ class PlannedTrial:
     is_open: bool = False
     proposal: Mapping[str, Any] | None = None
     repeats: str = ""
+    spent: Spent = field(default_factory=Spent)
+    admitted: bool = False
+    reported: bool = False
+    completed: bool = False
 
     @property
     def slug(self) -> str:
@@ -213,14 +225,15 @@ class PlannedTrial:
         if run_folder.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
             own.remove()
             return
-        self.folder = run_folder.reopen(own)
+        self.folder, self.spent = run_folder.reopen(own), recorded(own)
         known = earlier.get(self.folder.key)
         if known is None:
             return
         self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
         self.figures = known.figures
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
-        self.state = boards.STOPPED if known.stopped else ended
+        self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
+        self.completed = self.state == boards.FINISHED
         self.score = known.score if self.state == boards.FINISHED else None
 
 

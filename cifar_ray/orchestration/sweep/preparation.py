@@ -20,6 +20,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import shared_arithmetic, shared_weights
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
 from cifar_ray.training import arithmetic, hardware, recipe
 
@@ -64,6 +65,7 @@ class Preparation:
         for trial, asked in configured(trials):
             try:
                 chosen = allocation.at_topology(asked)
+                cost.check_device(cost.checked(asked.price), chosen.config.device)
                 trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None

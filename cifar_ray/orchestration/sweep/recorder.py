@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,20 @@ from dataclasses import dataclass, field
 from functools import partial, singledispatchmethod
 from typing import Any
 
+from cifar_ray.config import limits
 from cifar_ray.config.background import background
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
-from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
+from cifar_ray.orchestration.sweep.trial import BY_SWEEP, TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
@@ -61,6 +65,7 @@ class SweepRecorder:
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
         too_large: index of a trial -> why it has not begun: the cluster has lost nodes. Such trials stay waiting.
+        budget: what the sweep may use and has used.
     """
 
     config: SweepConfig
@@ -71,13 +76,22 @@ class SweepRecorder:
     datasets: Mapping[str, Dataset]
     begun: float
     at_once: int
+    budget: Budget
     too_large: dict[int, str] = field(default_factory=dict)
+    _limited: int = 0
+    _left_out: queue.SimpleQueue[PlannedTrial] = field(default_factory=queue.SimpleQueue)
+    _looked: float = field(default_factory=time.monotonic)
     _away: str = ""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def handle(self, message: TrialEvent) -> None:
         """Display and record one event of a trial; a stopped one may still have some on their way."""
         trial = self.trials[message.index]
+        if isinstance(message.event, Spent):
+            trial.spent = message.event
+        elif isinstance(message.event, TrialFinished | TrialTooLarge | _Ended):
+            trial.reported = True
+            trial.completed = trial.completed or getattr(message.event, "outcome", None) is not None
         if trial.opening is not None:
             trial.held.append(message.event)
         elif message.index not in self.too_large and trial.state in (boards.WAITING, boards.RUNNING):
@@ -104,6 +118,13 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: TrialFinished, trial: PlannedTrial) -> None:
+        if event.stopped_by:
+            by = event.stopped_by
+            if by == BY_SWEEP:
+                by = limits.of_sweep(self.budget.reached)
+                self._limited += 1
+            self.close(trial, boards.STOPPED, f"stopped by {limits.named(by)}", by)
+            return
         if event.outcome is None:
             self.close(trial, boards.FAILED, event.reason)
             return
@@ -170,17 +191,36 @@ class SweepRecorder:
         home, name = self.record.experiment_id, trial.cell.name
         return RunRecord.create(self.client, trial.config, name, folder.key, folder.address, dataset, begun, tags, home)
 
-    def close(self, trial: PlannedTrial, state: str, note: str) -> None:
-        """Display and record a run's end; ``note`` is its result, or why it has none."""
+    def admit(self, index: int | None) -> bool | None:
+        """Whether a trial, or any, is to start; None until it is known what others have taken. For Tune's thread."""
+        if sum(trial.admitted and not trial.reported for trial in self.trials) >= self.at_once:
+            return None  # Ray Tune knows sooner that a trial has ended
+        if index is None:
+            return not self.budget.reached
+        trial = self.trials[index]
+        if reason := self.budget.refusal(trial):
+            trial.state, trial.reason = boards.SKIPPED, reason
+            self._left_out.put(trial)
+        else:
+            trial.admitted = True
+        return trial.admitted
+
+    def close(self, trial: PlannedTrial, state: str, note: str, stopped_by: str = "") -> None:
+        """Display and record a run's end; ``note`` is its result, or why it has none, ``stopped_by`` its limit."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
         self.board.end(trial.index, state, note)
         if trial.session is not None:
             if trial.outcome is not None:
                 trial.session.finish(trial.outcome)
-            if state == boards.STOPPED:
+            if stopped_by:
+                trial.session.halt(stopped_by)
+            elif state == boards.STOPPED:
                 trial.session.record.tags({parent.STOPPED_TAG: self.config.scheduler})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
-            _end_session(trial, trial.session, status, trial.reason)
+            if stopped_by:
+                _end_session(trial, trial.session, "FINISHED")
+            else:
+                _end_session(trial, trial.session, status, trial.reason)
         self.record.figures(self.figures())
 
     def catch_up(self, mailbox: Mailbox, ended: Sequence[tuple[int, bool]]) -> None:
@@ -190,6 +230,13 @@ class SweepRecorder:
             mailbox: the sweep's.
             ended: indices of the trials that Ray Tune has ended, and whether with an error.
         """
+        now = time.monotonic()
+        self.budget.passed(now - self._looked)
+        self._looked, self.board.usd = now, self.budget.usd
+        while not self._left_out.empty():
+            trial = self._left_out.get()
+            self.board.skip(trial.index, trial.reason)
+            self._limited += 1
         for event in mailbox.take(_TAKE_S):
             self.handle(event)
         if ended:  # the events above may have been taken before these trials ended
@@ -231,7 +278,8 @@ class SweepRecorder:
             if trial.recording is not None:
                 trial.recording.join()
         lost = [t for t in self.trials if t.state == boards.FAILED and t.session is None and not t.run_id]
-        if lost:  # they have no MLflow run of their own to say why
+        left_out = any(trial.state == boards.SKIPPED and trial.config for trial in self.trials)
+        if lost or left_out:  # they have no MLflow run of their own to say why
             cells = [trial.described(self.config) for trial in self.trials]
             for trial in lost:
                 cells[trial.index]["reason"] = trial.reason
@@ -243,6 +291,11 @@ class SweepRecorder:
         if status != "FINISHED":
             command = f"cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}"
             self.board.line(f"`{command}` continues the sweep")
+        elif left := self._limited + sum(trial.is_open for trial in self.trials):
+            self.board.line(
+                f"the limits have left {counted(left, 'run')}; "
+                f"`cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}` with a larger one goes on"
+            )
         if not self.record.end(status):
             self.board.line(f"MLflow at {self.record.uri} does not take all of the sweep's own record")
 
@@ -254,6 +307,9 @@ class SweepRecorder:
         }
         wall = time.time() - self.begun
         sums["sweep/wall_s"] = wall
+        sums["sweep/placed_s"] = self.budget.placed_s
+        if (usd := self.budget.usd) is not None:
+            sums["cost/usd"] = usd
         sums["sweep/concurrency"] = float(self.at_once)
         sums["sweep/share_outside_training"] = max(1 - sums["sweep/training_s"] / (wall * self.at_once), 0.0)
         return sums

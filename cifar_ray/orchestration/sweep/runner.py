@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cifar_ray import storage, tracking
 from cifar_ray.config import imports
@@ -24,6 +25,7 @@ from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
 from cifar_ray.orchestration.sweep.goal import Goal, chooser_of, goal_of
+from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
@@ -118,7 +120,11 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
 
 @tracking.unchanged()
 def resume(
-    name: str, tracking_uri: str | None = None, begun: float | None = None, retry_failed: bool = False
+    name: str,
+    tracking_uri: str | None = None,
+    begun: float | None = None,
+    retry_failed: bool = False,
+    limits: Mapping[str, Any] | None = None,
 ) -> SweepResult | None:
     """Train what is left of a sweep, under the same parent.
 
@@ -129,13 +135,14 @@ def resume(
         tracking_uri: the store that has it.
         begun: as for :func:`sweep`.
         retry_failed: whether runs that have failed go on from their newest checkpoints, too.
+        limits: ``max_time`` and ``max_cost`` of the sweep from now on.
 
     Returns:
         None when nothing is left.
 
     Raises:
-        ConfigError: when there is no such sweep, its folder is gone, another process works on it, or only failed runs
-            are left and ``retry_failed`` is not given.
+        ConfigError: when there is no such sweep, its folder is gone, another process works on it, it has reached its
+            limits, or only failed runs are left and ``retry_failed`` is not given.
         InterruptedRunError: as for :func:`sweep`.
     """
     begun = begun or time.time()
@@ -143,6 +150,7 @@ def resume(
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
     config, trials = planner.read(known)
+    config = dataclasses.replace(config, **limits or {})
     folder = storage.at(known.folder)
     with signals(), planner.lock(folder):
         earlier = parent.trials(client, known)
@@ -159,7 +167,9 @@ def resume(
                 left = f"nothing is left of it but {counted(failed, 'failed run')}"
                 raise ConfigError("retry_failed", f"must be given to go on with sweep {name}: {left}")
             return None
-        return _Sweep(config, folder, client, trials, begun - known.wall_s).run(
+        budget = Budget(config, trials, known.placed_s)
+        budget.refuse_reached(name)
+        return _Sweep(config, folder, client, trials, begun - known.wall_s, budget).run(
             lambda: SweepRecord.reopen(client, known)
         )
 
@@ -168,10 +178,16 @@ class _Sweep:
     """A sweep in one driver."""
 
     def __init__(
-        self, config: SweepConfig, folder: Folder, client: Client, trials: list[PlannedTrial], begun: float
+        self,
+        config: SweepConfig,
+        folder: Folder,
+        client: Client,
+        trials: list[PlannedTrial],
+        begun: float,
+        budget: Budget | None = None,
     ) -> None:
         self._config, self._folder, self._client, self._trials = config, folder, client, trials
-        self._begun = begun
+        self._begun, self._budget = begun, budget or Budget(config, trials)
         self._probes: list[PlannedTrial] = []
         if any(trial.is_open for trial in trials):
             proposals.check_installed()
@@ -201,10 +217,8 @@ class _Sweep:
                 goal = goal_of(self._config, [config for _, config in all_trials])
                 record = open_record()
                 record.cells([trial.described(self._config) for trial in self._trials])
-                datasets = self._ready.datasets
-                recorder = SweepRecorder(
-                    self._config, self._trials, board, self._client, record, datasets, self._begun, at_once
-                )
+                common = (self._config, self._trials, board, self._client, record, self._ready.datasets)
+                recorder = SweepRecorder(*common, self._begun, at_once, self._budget)
                 status = "FAILED"
                 try:
                     self._announce(at_once)
@@ -324,7 +338,9 @@ class _Sweep:
         if goal is not None and proposed:
             begin, drop = partial(self._begin, recorder.record), partial(self._drop, recorder.record)
             proposer = OptunaProposer(self._config, goal, self._trials, begin, drop)
-        tuning = Tuning(self._specs(), self._ready.datasets, mailbox, notes, at_once, scheduler, proposer, proposed)
+        admit = recorder.admit if self._budget.limited else None
+        trials = (self._specs(), self._ready.datasets, mailbox, notes, at_once)
+        tuning = Tuning(*trials, scheduler, proposer, proposed, admit)
         self._board.start(at_once)
         looked = time.monotonic()
         try:
@@ -333,6 +349,9 @@ class _Sweep:
                 if time.monotonic() - looked >= _LOOK_S:  # the process of a trial may have been killed
                     reservations.remove_abandoned()
                     looked = time.monotonic()
+                    if reached := self._budget.reached:  # each time: a mailbox that was restarted forgot it
+                        self._board.line_once(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
+                        mailbox.ask_to_stop()
                 tuning.wait(_POLL_S)
                 recorder.catch_up(mailbox, tuning.take_ended())
             recorder.catch_up(mailbox, tuning.take_ended())

@@ -19,14 +19,19 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
-from cifar_ray.orchestration.run import events
+from cifar_ray.orchestration.run import events, limits
 from cifar_ray.orchestration.run.events import Mailbox
-from cifar_ray.orchestration.run.restarts import Run
+from cifar_ray.orchestration.run.limits import Meter, Spent
+from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
+BY_SWEEP = "sweep"
+"""What stops a run when its sweep has reached a limit; only the driver knows which."""
+
 _DELIVERY_S = 30
 _STOP_S = 30.0
+_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,11 @@ class TrialStarted:
 
 @dataclass(frozen=True)
 class TrialFinished:
-    """A trial has ended; without an outcome, ``reason`` says why."""
+    """A trial has ended; without an outcome, ``reason`` says why, or ``stopped_by`` which limit has stopped it."""
 
     outcome: Outcome | None
     reason: str = ""
+    stopped_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,11 @@ class SweepTrial(ray.tune.Trainable):
 
     def _drive(self, spec: TrialSpec) -> None:
         begun = time.time()
+        answer: Any = None
 
         def handle(event: Any) -> None:
-            self._mailbox.post(TrialEvent(spec.index, event))
+            nonlocal answer
+            answer = self._mailbox.post(TrialEvent(spec.index, event))
             # A run is not to be stopped after its last epoch.
             if isinstance(event, EpochRecord) and event.row.step < spec.config.epochs:
                 self._reports.put({"epoch": event.row.step, **event.row.metrics})
@@ -125,6 +133,15 @@ class SweepTrial(ray.tune.Trainable):
                 raise _StoppedEarlyError
             return asked
 
+        own = limits.of_run(spec.config)
+
+        def limit(spent: Spent) -> str:
+            """The run's own limits, and the sweep's, of which the driver tells in its answers."""
+            with suppress(ray.exceptions.RayError):  # the mailbox restarts, and the next event asks again
+                if ray.wait([answer], timeout=_ANSWER_S)[0] and ray.get(answer):
+                    return BY_SWEEP
+            return own(spent)
+
         finished: TrialFinished | TrialTooLarge
         try:
             chosen = allocation.at_topology(spec.config)
@@ -133,9 +150,12 @@ class SweepTrial(ray.tune.Trainable):
             with allocation.allocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
-                outcome = Run(spec.folder, dataset, handle, check, allocator, inbox).train(chosen, Launch(begun, 0.0))
-                self._runs_mailbox = inbox
-            finished = TrialFinished(outcome)
+                run = Run(spec.folder, dataset, handle, check, allocator, inbox, Meter(spec.folder), limit)
+                outcome = run.train(chosen, Launch(begun, 0.0))
+            if isinstance(outcome, Halt):
+                finished = TrialFinished(None, stopped_by=outcome.by)
+            else:
+                finished, self._runs_mailbox = TrialFinished(outcome), inbox
         except TooSmallError as error:
             finished = TrialTooLarge(str(error))
         except _StoppedEarlyError:

@@ -8,7 +8,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,10 @@ class _Listener(TrialProgressCallback):
         self.ended.put((trial.config["trial"].index, True))
 
 
+Admit = Callable[[int | None], bool | None]
+"""Says whether a trial may start, by its index, or for None whether any more may be proposed; None: not known yet."""
+
+
 class Proposer(Protocol):
     """Proposes trials while others train; Ray Tune's thread calls it."""
 
@@ -77,20 +81,39 @@ class Proposer(Protocol):
 class _Queue(Searcher):
     """What Ray Tune trains next: the trials that wait, in their order, and then those that are proposed."""
 
-    def __init__(self, specs: Sequence[TrialSpec], proposer: Proposer | None) -> None:
+    def __init__(self, specs: Sequence[TrialSpec], proposer: Proposer | None, admit: Admit | None = None) -> None:
         super().__init__()
         self._waiting, self._proposer = deque(specs), proposer
+        self._admit: Admit = admit or (lambda _: True)
         self._indices: dict[str, int] = {}
 
     def __reduce__(self) -> tuple[type[_Queue], tuple[tuple[()], None]]:
         return _Queue, ((), None)  # Ray Tune pickles its searcher; a sweep is resumed from its own record
 
-    def suggest(self, trial_id: str) -> dict[str, TrialSpec] | str:
-        spec = self._waiting.popleft() if self._waiting else self._proposer.propose() if self._proposer else None
-        if spec is None:
-            return self.FINISHED
+    def suggest(self, trial_id: str) -> dict[str, TrialSpec] | str | None:
+        spec = self._next()
+        if not isinstance(spec, TrialSpec):
+            return spec
         self._indices[trial_id] = spec.index
         return {"trial": spec}
+
+    def _next(self) -> TrialSpec | str | None:
+        """The next trial that may start; None while that is not known yet, FINISHED when there are no more."""
+        while self._waiting:
+            if (may := self._admit(self._waiting[0].index)) is None:
+                return None
+            spec = self._waiting.popleft()
+            if may:
+                return spec
+        while self._proposer is not None:
+            may = self._admit(None)
+            proposed = self._proposer.propose() if may else None
+            if proposed is None:
+                return None if may is None else self.FINISHED
+            if self._admit(proposed.index):
+                return proposed
+            self._proposer.ended(proposed.index, {})
+        return self.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if self._proposer is not None:
@@ -112,6 +135,7 @@ class Tuning:
         scheduler: stops the trials that fall behind; None when all run to their end.
         proposer: of the trials that come after those that wait; None when none do.
         proposed: how many these are, at most.
+        admit: called in Ray Tune's thread when there is a place for a trial; None lets all start.
     """
 
     def __init__(
@@ -124,14 +148,19 @@ class Tuning:
         scheduler: TrialScheduler | None,
         proposer: Proposer | None = None,
         proposed: int = 0,
+        admit: Admit | None = None,
     ) -> None:
         references = {name: ray.put(dataset) for name, dataset in datasets.items()}
         trainable = ray.tune.with_parameters(SweepTrial, datasets=references, mailbox=mailbox)
         self._listener = _Listener()
+
+        def admitted(index: int | None) -> bool | None:
+            return not self._listener.cancelled and (admit is None or admit(index))
+
         tuner = ray.tune.Tuner(
             ray.tune.with_resources(trainable, optional.head_resource()),
             tune_config=ray.tune.TuneConfig(
-                search_alg=_Queue(specs, proposer),
+                search_alg=_Queue(specs, proposer, admitted),
                 num_samples=len(specs) + proposed,
                 max_concurrent_trials=at_once,
                 reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused

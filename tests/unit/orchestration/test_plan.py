@@ -142,6 +142,8 @@ def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: P
         (KnownTrial("id", "KILLED", False, {}), board.WAITING),
         (KnownTrial("id", "RUNNING", False, {}), board.WAITING),
         (KnownTrial("id", "KILLED", True, {}), board.STOPPED),
+        (KnownTrial("id", "FINISHED", True, {}), board.STOPPED),
+        (KnownTrial("id", "FINISHED", False, {}, left=True), board.WAITING),
         (None, board.WAITING),
     ],
 )

@@ -20,11 +20,13 @@ from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox, Progress
+from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep import recorder as recorders
+from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
-from cifar_ray.orchestration.sweep.trial import TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
+from cifar_ray.orchestration.sweep.trial import BY_SWEEP, TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store, study
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint
@@ -43,16 +45,17 @@ class Filled(Mailbox):
         return taken
 
 
-def recorder(scheduler: str = "none") -> SweepRecorder:
+def recorder(scheduler: str = "none", **options: Any) -> SweepRecorder:
     values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}}
-    config = sweepfile.from_mapping({**values, "scheduler": scheduler})
+    config = sweepfile.from_mapping({**values, "scheduler": scheduler, **options})
     trials = planner.plan(sweeps.cells(config, planner.draw(config)))
     for trial in trials:
         trial.state = boards.RUNNING
     figures: list[dict[str, float]] = []
     record: Any = SimpleNamespace(figures=figures.append, told=figures)
     board = Board([trial.cell.name for trial in trials], time.time())
-    return SweepRecorder(config, trials, board, None, record, {}, time.time(), 1)  # type: ignore[arg-type]
+    budget = Budget(config, trials)
+    return SweepRecorder(config, trials, board, None, record, {}, time.time(), 1, budget)  # type: ignore[arg-type]
 
 
 def recorder_of(client: MlflowClient, folder: Path, digits: Dataset) -> SweepRecorder:
@@ -200,6 +203,46 @@ def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_ou
         boards.STOPPED,
         "stopped early by ASHA: it was behind the best runs at epoch 2",
     )
+
+
+def test_a_run_that_a_limit_has_stopped_says_whose_limit_it_was() -> None:
+    made = recorder(max_time="1m")
+    made.budget.placed_s = 60.0
+    for index, by in enumerate(("max_time", BY_SWEEP)):
+        made.catch_up(Filled(TrialEvent(index, TrialFinished(None, stopped_by=by))), [(index, False)])
+    assert [(trial.state, trial.reason) for trial in made.trials] == [
+        (boards.STOPPED, "stopped by --max-time"),
+        (boards.STOPPED, "stopped by the sweep's --max-time"),
+    ]
+    assert not any(trial.completed for trial in made.trials)
+
+
+def test_a_run_is_not_started_before_it_is_known_what_the_last_one_took(capsys: pytest.CaptureFixture[str]) -> None:
+    made = recorder(max_time="50s")
+    first, second = made.trials
+    first.state = second.state = boards.WAITING
+    assert made.admit(0) is True
+    assert made.admit(1) is None  # Ray Tune knows that the first has ended, and its result is on its way
+    first.state = boards.RUNNING
+    events = (Spent(30.0, 30.0, nodes=1), TrialFinished(outcome(2.0)))
+    made.catch_up(Filled(*(TrialEvent(0, event) for event in events)), [])
+    made.budget.placed_s = 30.0
+    assert made.admit(1) is False
+    made.catch_up(Filled(), [])
+    reason = "expected to take 30 s, and 20 s of the sweep's --max-time 50s are left"
+    assert (second.state, second.reason) == (boards.SKIPPED, reason)
+    assert f"seed2: skipped, {reason}" in capsys.readouterr().out
+    assert [cell["state"] for cell in (trial.described(made.config) for trial in made.trials)] == ["RUN", "SKIPPED"]
+
+
+def test_what_a_sweep_has_cost_is_the_sum_over_its_runs() -> None:
+    made = recorder(train={"dataset": "digits", "price": "3.6"})
+    made.trials[0].spent = Spent(10.0, 20.0)  # of an earlier driver
+    made.catch_up(Filled(TrialEvent(1, Spent(5.0, 5.0, nodes=1))), [])
+    assert made.figures()["cost/usd"] == pytest.approx(0.025)
+    made.catch_up(Filled(), [])
+    assert made.board.usd == pytest.approx(0.025)
+    assert "cost/usd" not in recorder().figures()
 
 
 def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_left(

@@ -13,7 +13,7 @@ from cifar_ray.orchestration.run import workers
 from cifar_ray.orchestration.run.attempt import Failed, NotPlaced
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Silent, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.failures import DIED, Failure, Kind
-from cifar_ray.orchestration.run.restarts import Done, GiveUp, Move, Past, Retry, decide
+from cifar_ray.orchestration.run.restarts import Done, GiveUp, Halt, Move, Past, Retry, decide
 from cifar_ray.orchestration.run.workers import Workers, innermost
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome
@@ -52,6 +52,23 @@ def kinds(*ended: Any) -> list[type]:
 )
 def test_what_follows(ended: list[Any], decisions: list[type]) -> None:
     assert kinds(*ended) == decisions
+
+
+@pytest.mark.parametrize(
+    ("ended", "decision"),
+    [
+        (OUTCOME, Done(OUTCOME)),
+        (Stopped(3), Halt("max_time")),
+        (NotPlaced(), Halt("max_time")),
+        (failed(DIED), Halt("max_time")),
+    ],
+)
+def test_a_limit_stops_what_would_go_on(ended: Any, decision: Any) -> None:
+    assert decide(ended, Past(limit="max_time"), CONFIG, time.monotonic()) == decision
+
+
+def test_a_failure_that_would_recur_is_none_of_the_limits() -> None:
+    assert isinstance(decide(failed(WRONG), Past(limit="max_time"), CONFIG, time.monotonic()), GiveUp)
 
 
 def test_failures_are_counted_in_one_place_and_moves_are_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
 from cifar_ray.training.gpus import Facts
@@ -164,6 +167,46 @@ def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: 
     else:
         assert made.view.calls == ([shown] if shown else [])
     assert made.record.calls == ([recorded] if recorded else [])
+
+
+@pytest.fixture
+def priced() -> Any:
+    made = session(name="mine", end=lambda status: True, refused=[])
+    made.config = replace(made.config, price="3.6", max_time="2h")
+    made._price = cost.checked(made.config.price)
+    return made
+
+
+def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> None:
+    for seconds in (10.0, 11.0):
+        priced.handle(Spent(seconds, 2 * seconds, 4.0, nodes=2))
+    assert priced.view.calls == [("cost", pytest.approx(0.02)), ("cost", pytest.approx(0.022))]
+    assert priced.record.calls == [
+        ("spent", {"time/placed_s": 10.0, "time/waiting_s": 4.0, "cost/usd": pytest.approx(0.02)})
+    ]
+    priced.end("FINISHED")
+    assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
+    assert priced.spent_rows() == [
+        ("on nodes, all attempts", "11 s"), ("waiting", "4 s"), ("cost", "0.0220 USD (your price, 3.6 USD per node and hour)"),
+    ]  # fmt: skip
+
+
+def test_a_driver_that_has_trained_nothing_leaves_what_earlier_ones_have_recorded(priced: Any) -> None:
+    priced.end("KILLED")
+    assert [name for name, *_ in priced.record.calls] == []
+
+
+def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(priced: Any) -> None:
+    priced.handle(EPOCH)
+    priced.handle(SAVED)
+    priced.handle(LimitReached("max_time"))
+    assert ("line", "--max-time 2h is reached; stopping as soon as possible") in priced.view.calls
+    priced.halt("max_time")
+    assert priced.record.calls[-1] == ("halted", "max_time", SAVED)
+    line = priced.halted_line("max_time")
+    assert line.startswith(
+        "stopped by --max-time 2h after step 3, after epoch 2; `cifar-ray resume mine --max-time MORE`"
+    )
 
 
 def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:

@@ -21,6 +21,7 @@ from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import Mailbox, Moved, NoRoom, Placed, Stopped, WorkersFailed
+from cifar_ray.orchestration.run.limits import Meter, Spent
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Started
@@ -147,7 +148,13 @@ def course(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def run(config: TrainConfig, allocator: NodeAllocator, folder: Path) -> list[Any]:
     """The events of a run that ends with an error; the last is the error."""
     seen: list[Any] = []
-    one = Run(storage.at(str(folder)), None, seen.append, lambda *_: False, allocator, Mailbox(None))
+
+    def note(event: Any) -> None:
+        if not isinstance(event, Spent):
+            seen.append(event)
+
+    home = storage.at(str(folder))
+    one = Run(home, None, note, lambda *_: False, allocator, Mailbox(None), Meter(home), lambda _: "")
     try:
         one.train(Allocation(config, ["first"]), Launch(time.time(), 0.0))
     except RunFailedError as error:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.reporting import cost, figures
+from cifar_ray.reporting import cautions, cost, figures, words
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.task import TaskFigures
 from tests.support.studies import grid, study, trial
 from tests.unit.reporting.test_tables import sections
@@ -45,7 +46,9 @@ def test_every_type_of_the_list_can_be_used() -> None:
 
 @pytest.mark.parametrize("word", ["g4dn.xlrge", "t3.nano", ""])
 def test_an_unknown_type_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"^price must be c7i.large, .* or a Ray cluster file, got") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^price must be USD per hour, c7i.large, .* or a Ray cluster file, got"
+    ) as caught:
         cost.find(word)
     assert ("did you mean 'g4dn.xlarge'?" in str(caught.value)) == (word == "g4dn.xlrge")
 
@@ -53,6 +56,46 @@ def test_an_unknown_type_is_refused(word: str) -> None:
 def test_an_unknown_market_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^price must be TYPE, TYPE:spot or TYPE:on-demand, got "):
         cost.find("g5.xlarge:reserved")
+
+
+def test_a_price_of_ones_own_is_for_any_device() -> None:
+    own = cost.find("2.49")
+    assert (own.usd_per_hour, own.words) == (2.49, "your price, 2.49 USD per node and hour")
+    assert own.suits("cpu")
+    assert own.suits("cuda")
+    assert cost.assumption(own) == "Cost: your price, 2.49 USD per node and hour, paid by the second."
+    assert own.paid(2, 1800.0) == pytest.approx(2.49)
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "nan", "inf", "0.0"])
+def test_a_price_of_nothing_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"^price must be more than 0 USD per node and hour, got {word}$"):
+        cost.find(word)
+
+
+@pytest.mark.parametrize("word", ["2.49", "g4dn.xlarge", "g4dn.xlarge:spot", str(CLUSTER), f"{CLUSTER}:spot"])
+def test_a_price_is_found_again_where_the_file_that_named_it_is_not(word: str) -> None:
+    assert "/" not in cost.find(word).word
+    assert cost.find(cost.find(word).word) == cost.find(word)
+
+
+def test_the_price_of_a_machine_with_another_device_is_refused() -> None:
+    for price, device in (("g4dn.xlarge", "cuda"), ("c7i.large", "cpu"), ("2.49", "cpu"), ("2.49", "cuda")):
+        cost.check_device(cost.find(price), device)
+    cost.check_device(None, "cuda")
+    with pytest.raises(ConfigError, match=r"for runs on CPUs, and g4dn.xlarge has a GPU; your own price"):
+        cost.check_device(cost.find("g4dn.xlarge"), "cpu")
+    with pytest.raises(ConfigError, match=r"for runs on GPUs, and c7i.large has no GPU"):
+        cost.check_device(cost.find("c7i.large"), "cuda")
+
+
+def test_costs_at_ones_own_price_are_marked_on_any_device() -> None:
+    for device in ("cpu", "cuda"):
+        made = replace(grid(), trials=[replace(t, params={**t.params, "device": device}) for t in grid().trials])
+        runs = Runs(made)
+        (finding,) = words.findings(runs, cost.find("2.49"))
+        assert "Lowest cost at your price (n = 1)" in [highlight.title for highlight in finding.highlights]
+        assert not any("USD per hour" in caution for caution in cautions.cautions(runs, cost.find("2.49")))
 
 
 def test_a_cluster_file_has_the_price_of_its_workers() -> None:

@@ -53,6 +53,20 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
     ]
 
 
+def test_a_run_that_a_limit_has_stopped_is_not_finished_and_costs_are_listed(client: MlflowClient) -> None:
+    whole, part = run(client, "whole", 1), run(client, "part", 2)
+    client.log_metric(part, "cost/usd", 1.5, 0, 60)
+    client.log_metric(part, "cost/usd", 2.5, 0, 120)
+    client.set_tag(part, store.STOPPED_BY_TAG, "max_cost")
+    for run_id in (whole, part):
+        client.set_terminated(run_id, "FINISHED")
+    listed = listing.everything(client.tracking_uri)
+    assert [(one.name, one.state, one.cost_usd) for one in listed] == [
+        ("part", "stopped", 2.5),
+        ("whole", "finished", None),
+    ]
+
+
 def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) -> None:
     grid = sweep(client, "grid", 1)
     for second, name, status in ((2, "a", "FAILED"), (3, "b", "FINISHED"), (4, "c", "RUNNING")):

@@ -10,6 +10,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Param
 
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.reporting import cautions
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import mlflow_store
@@ -189,6 +191,29 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     ]  # fmt: skip
     command = f"cifar-ray compare two {one} two"
     assert found == Study("two, one", trials, store.shown(client.tracking_uri), command, hold)
+
+
+def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: MlflowClient) -> None:
+    own = sweep(client, [cell("one", **SIZES), cell("two", **SIZES), cell("three", **SIZES)])
+    for name, by in (("one", ""), ("two", "max_time"), ("three", "sweep_max_cost")):
+        run_id = child(client, own, name, **RESNET, **SIZES)
+        if by:
+            client.set_tag(run_id, store.STOPPED_BY_TAG, by)
+        client.set_terminated(run_id, "FINISHED")
+    study = reading.study(client.tracking_uri, "s")
+    assert [(one.status, one.finished, one.reason) for one in study.trials] == [
+        ("FINISHED", True, ""),
+        ("STOPPED", False, "stopped by --max-time"),
+        ("STOPPED", False, "stopped by the sweep's --max-cost"),
+    ]
+    told = "2 of 3 runs were stopped by a limit and left out: two STOPPED: stopped by --max-time; three STOPPED"
+    assert any(caution.startswith(told) for caution in cautions.cautions(Runs(study)))
+    known = parent.trials(client, parent.connect("s", client.tracking_uri)[1])
+    assert {name: (one.stopped, one.left) for name, one in known.items()} == {
+        "one": (False, False),
+        "two": (True, False),
+        "three": (False, True),
+    }
 
 
 def test_what_is_no_training_cannot_be_compared(client: MlflowClient) -> None:

@@ -144,6 +144,10 @@ def test_a_run_without_a_model_or_an_end_has_nothing_to_register(client: MlflowC
     assert str(caught.value) == (
         "run 'mine' has no model in MLflow: it was trained with --log-models none, or MLflow did not take it"
     )
+    client.set_tag(run_id, store.STOPPED_BY_TAG, "max_time")
+    with pytest.raises(ConfigError, match=r"^run 'mine' was stopped by --max-time, and only a whole run has a model$"):
+        registry.register("mine", "digits", None, client.tracking_uri)
+    client.delete_tag(run_id, store.STOPPED_BY_TAG)
     client.update_run(run_id, "KILLED")
     with pytest.raises(ConfigError) as caught:
         registry.register("mine", "digits", None, client.tracking_uri)

@@ -1,0 +1,94 @@
+"""Limits of a run or of a sweep in time and money."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from cifar_ray.config import errors
+from cifar_ray.config.option import option
+from cifar_ray.config.schema import Positive
+
+_DURATION = TypeAdapter(timedelta)
+_OF_SWEEP = "sweep_"
+
+
+def seconds(text: str) -> float:
+    """The seconds of a duration such as ``90s``, ``10m``, ``2h`` or ``1h30m``.
+
+    Raises:
+        ValueError: when it is none, or not more than zero.
+    """
+    try:
+        length = _DURATION.validate_python(f"PT{text.upper()}").total_seconds()  # as ISO 8601 writes it
+    except ValidationError:
+        length = 0.0
+    if length <= 0:
+        such = "must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m"
+        raise ValueError(f"{such}, got {errors.brief(text)}")
+    return length
+
+
+def _duration(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    seconds(text)
+    return text
+
+
+def _price(value: Any) -> Any:
+    """A price in numbers as text; a type of machine, or a file, is text already."""
+    return repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+DurationText = Annotated[str, BeforeValidator(_duration)]
+PriceText = Annotated[str, BeforeValidator(_price)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits in time and money."""
+
+    price: PriceText | None = option(None, weights=False)
+    """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray
+    cluster file. The run then shows and records what it costs. Default: no cost is shown."""
+
+    max_time: DurationText | None = option(None, weights=False)
+    """Stop between two steps, with a checkpoint, after so long on the nodes over all attempts: 90s, 10m, 2h or 1h30m.
+    Waiting for nodes does not count. To cifar-ray sweep, the limit of the whole sweep. Default: no limit."""
+
+    max_cost: Positive | None = option(None, weights=False)
+    """Stop as with --max-time after so many USD, at --price. To cifar-ray sweep, the limit of the whole sweep. Default:
+    no limit."""
+
+
+KEYS = tuple(field.name for field in dataclasses.fields(Limits))
+
+
+def check(config: Any) -> None:
+    """Refuse a limit on the cost without a price, of a run or of a sweep.
+
+    Raises:
+        ConfigError: naming ``--max-cost``.
+    """
+    price = getattr(config, "base", config).price
+    if config.max_cost is not None and price is None:
+        raise errors.ConfigError("max_cost", "needs --price, the price of a node, such as 2.49 USD per hour")
+
+
+def of_sweep(key: str) -> str:
+    """What a run is said to be stopped by when that limit is the sweep's."""
+    return _OF_SWEEP + key
+
+
+def is_of_sweep(stopped_by: str) -> bool:
+    """Whether a run was stopped by a limit of its sweep, so that it goes on when the sweep does."""
+    return stopped_by.startswith(_OF_SWEEP)
+
+
+def named(stopped_by: str) -> str:
+    """What has stopped a run, in words: ``--max-time``, or ``the sweep's --max-time``."""
+    owner = "the sweep's " if is_of_sweep(stopped_by) else ""
+    return owner + errors.flag_of(stopped_by.removeprefix(_OF_SWEEP))

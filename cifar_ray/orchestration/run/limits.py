@@ -1,0 +1,152 @@
+"""What a run has used so far, over all attempts and drivers, and whether that reaches one of its limits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from cifar_ray.config import limits
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.display.run import dollars, duration
+from cifar_ray.reporting import cost
+from cifar_ray.reporting.cost import Price
+from cifar_ray.storage import Folder
+
+_FILE = "spent.json"
+_TICK_S, _WRITE_S = 1.0, 30.0
+
+Limit = Callable[["Spent"], str]
+"""What stops a run that has used so much, such as ``max_time``; empty while it may go on."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Event: what a run has used so far.
+
+    Attributes:
+        placed_s: seconds that its workers have been placed, from placement to the end of each attempt.
+        node_s: the same, times the nodes.
+        waiting_s: seconds of waiting for nodes and room, and for workers to start.
+        nodes: nodes that it holds now.
+    """
+
+    placed_s: float = 0.0
+    node_s: float = 0.0
+    waiting_s: float = 0.0
+    nodes: int = 0
+
+    def usd(self, price: Price | None) -> float | None:
+        """What it has cost in US dollars; None without a price."""
+        return None if price is None else price.paid_for(self.node_s)
+
+    def figures(self, price: Price | None) -> dict[str, float]:
+        """As metrics of the run."""
+        figures = {"time/placed_s": self.placed_s, "time/waiting_s": self.waiting_s}
+        return figures if price is None else {**figures, "cost/usd": price.paid_for(self.node_s)}
+
+    def rows(self, price: Price | None) -> list[tuple[str, str]]:
+        """As rows of a table."""
+        rows = [("on nodes, all attempts", duration(self.placed_s)), ("waiting", duration(self.waiting_s))]
+        paid = [] if price is None else [("cost", f"{dollars(price.paid_for(self.node_s))} ({price.words})")]
+        return rows + paid
+
+
+@dataclass(frozen=True)
+class LimitReached:
+    """Event: the run should stop, by a limit as :mod:`cifar_ray.config.limits` names it."""
+
+    by: str
+
+
+class Meter:
+    """Counts what a run uses, and keeps it in the run's folder for the next driver."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._before = recorded(folder)
+        self._since = self._ticked = self._written = time.monotonic()
+
+    @property
+    def spent(self) -> Spent:
+        """What the run has used until now."""
+        before, seconds = self._before, time.monotonic() - self._since
+        if not before.nodes:
+            return replace(before, waiting_s=before.waiting_s + seconds)
+        return replace(before, placed_s=before.placed_s + seconds, node_s=before.node_s + before.nodes * seconds)
+
+    def place(self, nodes: int) -> None:
+        """The first worker of an attempt on so many nodes has been placed, and so have the others."""
+        if not self._before.nodes:
+            self._hold(nodes)
+
+    def release(self) -> Spent:
+        """The attempt has ended."""
+        self._hold(0)
+        self._write()
+        return self._before
+
+    def _hold(self, nodes: int) -> None:
+        self._before, self._since = replace(self.spent, nodes=nodes), time.monotonic()
+
+    def tick(self) -> Spent | None:
+        """What the run has used, about once a second; kept in the folder now and then."""
+        now = time.monotonic()
+        if now - self._ticked < _TICK_S:
+            return None
+        self._ticked = now
+        if now - self._written >= _WRITE_S:
+            self._write()
+        return self.spent
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        with suppress(OSError):  # the next one may succeed
+            self._folder.write(_FILE, json.dumps(asdict(replace(self.spent, nodes=0))))
+
+
+def recorded(folder: Folder) -> Spent:
+    """What a run had used when its last driver wrote it into its folder."""
+    try:
+        return Spent(**json.loads(folder.read(_FILE)))
+    except (OSError, TypeError, ValueError):  # nothing was trained yet, or an earlier version has
+        return Spent()
+
+
+def of_run(config: TrainConfig) -> Limit:
+    """The limits of one run."""
+    price = cost.checked(config.price)
+
+    def reached(spent: Spent) -> str:
+        if config.max_time is not None and spent.placed_s >= limits.seconds(config.max_time):
+            return "max_time"
+        usd = spent.usd(price)
+        return "max_cost" if config.max_cost is not None and usd is not None and usd >= config.max_cost else ""
+
+    return reached
+
+
+def refuse_reached(config: TrainConfig, folder: Folder) -> None:
+    """Refuse to go on with a run that has reached its limits.
+
+    Raises:
+        ConfigError: naming the limit, and what the run has used.
+    """
+    spent = recorded(folder)
+    if key := of_run(config)(spent):
+        usd = spent.usd(cost.checked(config.price)) or 0.0
+        used = duration(spent.placed_s) if key == "max_time" else dollars(usd)
+        raise ConfigError(key, f"must be more than the {used} of run {folder.name} so far, got {getattr(config, key)}")
+
+
+def with_price(config: TrainConfig) -> TrainConfig:
+    """The config with its price as any process can look it up, wherever a cluster file that names it is.
+
+    Raises:
+        ConfigError: when the price is not known.
+    """
+    price = cost.checked(config.price)
+    return config if price is None else replace(config, price=price.word)

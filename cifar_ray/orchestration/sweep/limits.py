@@ -1,0 +1,128 @@
+"""Limits of a whole sweep: which runs it does not start, and when those that run are to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cifar_ray import data
+from cifar_ray.config import limits
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.display.run import dollars, duration
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.reporting import cost
+from cifar_ray.reporting.cost import Price
+
+
+def expected_seconds(config: ResolvedConfig, finished: Sequence[PlannedTrial]) -> float | None:
+    """Seconds that a run is expected to take on its nodes: those of the slowest finished run, by images.
+
+    Args:
+        config: of the run.
+        finished: runs that have finished; those of the same model, topology and device count.
+
+    Returns:
+        None when there is no such run.
+    """
+    paces = [
+        trial.spent.placed_s / _images(trial.config)
+        for trial in finished
+        if trial.config is not None and _kind(trial.config) == _kind(config) and trial.spent.placed_s
+    ]
+    return max(paces) * _images(config) if paces else None
+
+
+def _kind(config: ResolvedConfig) -> tuple[str, str, str]:
+    return config.model, config.topology, config.device
+
+
+def _images(config: ResolvedConfig) -> int:
+    """Images that a run trains on."""
+    steps = config.steps_per_epoch or data.spec(config).train_size // config.global_batch_size
+    return config.epochs * steps * config.global_batch_size
+
+
+class Budget:
+    """What a sweep may use and has used.
+
+    Attributes:
+        placed_s: seconds in which at least one run was on its nodes, over all drivers.
+    """
+
+    def __init__(self, config: SweepConfig, trials: Sequence[PlannedTrial], placed_s: float = 0.0) -> None:
+        self.placed_s = placed_s
+        self._trials = trials
+        self._price: Price | None = cost.checked(config.base.price)
+        self._max_s = None if config.max_time is None else limits.seconds(config.max_time)
+        self._max_usd = config.max_cost
+        self._given = {"max_time": config.max_time, "max_cost": config.max_cost}
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return self._max_s is not None or self._max_usd is not None
+
+    @property
+    def usd(self) -> float | None:
+        """What all runs have cost so far; None without a price."""
+        if self._price is None:
+            return None
+        return sum(trial.spent.usd(self._price) or 0.0 for trial in self._trials)
+
+    def words(self, key: str) -> str:
+        """A limit as it was given: ``the sweep's --max-time 2h``."""
+        return f"{limits.named(limits.of_sweep(key))} {self._given[key]}"
+
+    def passed(self, seconds: float) -> None:
+        """So much time has passed since the last call."""
+        if any(trial.state == boards.RUNNING and trial.spent.nodes for trial in self._trials):
+            self.placed_s += seconds
+
+    @property
+    def reached(self) -> str:
+        """Which limit is reached, ``max_time`` or ``max_cost``; empty while none is."""
+        if self._max_s is not None and self.placed_s >= self._max_s:
+            return "max_time"
+        return "max_cost" if self._max_usd is not None and (self.usd or 0.0) >= self._max_usd else ""
+
+    def refusal(self, trial: PlannedTrial) -> str:
+        """Why a run is not started: what it is expected to take is more than is left. Empty when it may start."""
+        assert trial.config is not None
+        if reached := self.reached:
+            return f"{self.words(reached)} is reached"
+        finished = [other for other in self._trials if other.completed]
+        expected = expected_seconds(trial.config, finished)
+        if expected is None:
+            return ""
+        expected = max(expected - trial.spent.placed_s, 0.0)  # a run that goes on has done a part of it
+        if self._max_s is not None and self.placed_s + expected > self._max_s:
+            left = duration(self._max_s - self.placed_s)
+            return f"expected to take {duration(expected)}, and {left} of {self.words('max_time')} are left"
+        if self._max_usd is not None and self._price is not None:
+            wanted = self._price.paid_for(trial.config.placement.nodes * expected)
+            left_usd = self._max_usd - (self.usd or 0.0) - self._promised(finished, self._price)
+            if wanted > left_usd:
+                left = dollars(max(left_usd, 0.0))
+                return f"expected to cost {dollars(wanted)}, and {left} of {self.words('max_cost')} are left"
+        return ""
+
+    def _promised(self, finished: Sequence[PlannedTrial], price: Price) -> float:
+        """US dollars that the runs that have been started are expected to cost yet."""
+        promised = 0.0
+        for trial in (trial for trial in self._trials if trial.admitted and not trial.reported):
+            if trial.config is not None and (expected := expected_seconds(trial.config, finished)) is not None:
+                left = max(expected - trial.spent.placed_s, 0.0)
+                promised += price.paid_for(trial.config.placement.nodes * left)
+        return promised
+
+    def refuse_reached(self, name: str) -> None:
+        """Refuse to go on with a sweep that has reached its limits.
+
+        Raises:
+            ConfigError: naming the limit, and what the sweep has used.
+        """
+        if key := self.reached:
+            used = duration(self.placed_s) if key == "max_time" else dollars(self.usd or 0.0)
+            raise ConfigError(key, f"must be more than the {used} of sweep {name} so far, got {self._given[key]}")

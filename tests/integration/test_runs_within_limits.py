@@ -1,0 +1,122 @@
+"""Runs and sweeps that stop at a limit in time or money, and go on with a larger one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.person import Person
+
+LONG = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "100", "--precision", "fp32"]
+LONG += ["--batch-size", "16", "--log-every", "50", "--convolutions", "channels_last", "--quiet"]
+SHORT = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--batch-size", "32"]
+
+
+def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_one(person: Person) -> None:
+    words = [*LONG, "--topology", "1x2", "--cpus-per-worker", "1"]
+    done = person.succeeds(*words, "--run-name", "mine", "--max-time", "5s", "--price", "3600")
+    assert done.stdout == "run mine: stopped by --max-time\n"
+    run = person.run_named("mine")
+    assert (run.info.status, run.data.tags["cifar_ray.stopped_by"]) == ("FINISHED", "max_time")
+    assert 5 <= run.data.metrics["time/placed_s"] < 60
+    assert run.data.metrics["cost/usd"] == pytest.approx(run.data.metrics["time/placed_s"])
+    assert run.data.metrics["time/waiting_s"] > 0
+    assert run.outputs is None or not run.outputs.model_outputs
+    (listed,) = json.loads(person.succeeds("runs", "--json").stdout)
+    assert (listed["state"], listed["cost_usd"]) == ("stopped", run.data.metrics["cost/usd"])
+    assert person.succeeds("evaluate", "mine", "--json").returncode == 0
+
+    used = r"--max-time must be more than the \d+ s of run mine so far, got 5s"
+    assert re.fullmatch(used, person.refused("resume", "mine"))
+    step = max(
+        entry["step"] for entry in json.loads(person.artifact("mine", "checkpoints.json").read_text())["checkpoints"]
+    )
+    on = person.succeeds("resume", "mine", "--max-time", "10m")
+    assert f"continuing after step {step}" in on.stdout
+    assert re.search(r"^on nodes, all attempts +\d+ (s|min)", on.stdout, flags=re.MULTILINE)
+    assert re.search(r"^cost +[\d,.]+ USD \(your price, 3600 USD per node and hour\)$", on.stdout, flags=re.MULTILINE)
+    resumed = person.run_named("mine")
+    assert (resumed.info.status, "cifar_ray.stopped_by" in resumed.data.tags) == ("FINISHED", False)
+    assert resumed.data.metrics["cost/usd"] > run.data.metrics["cost/usd"] + 1
+
+    person.succeeds(*words, "--run-name", "whole")
+    whole = person.run_named("whole").data.tags["cifar_ray.weights_sha256"]
+    assert resumed.data.tags["cifar_ray.weights_sha256"] == whole
+    assert person.leftovers() == []
+
+
+def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_with_a_larger_limit(
+    person: Person,
+) -> None:
+    """100 epochs are expected to take 100 times what one has taken."""
+    words = ["sweep", *SHORT, "--name", "grid", "--grid", "epochs=1,100", "--max-concurrent", "1", "--price", "3600"]
+    done = person.succeeds(*words, "--max-time", "30s")
+    reason = r"expected to take \d+ (s|min \d\d s|h \d\d min), and \d+ s of the sweep's --max-time 30s are left"
+    assert re.search(rf"^epochs100 bs32 1x1 seed0: skipped, {reason}$", done.stdout, flags=re.MULTILINE), done.stdout
+    assert "the limits have left 1 run; `cifar-ray sweep --resume grid` with a larger one goes on" in done.stdout
+    assert re.search(r"^runs +1 finished, 1 skipped$", done.stdout, flags=re.MULTILINE)
+    own = person.run_named("grid")
+    assert own.info.status == "FINISHED"
+    assert own.data.metrics["cost/usd"] == person.run_named("epochs1 bs32 1x1 seed0").data.metrics["cost/usd"]
+    _, cell = json.loads(person.artifact("grid", "cells.json").read_text())["cells"]
+    assert (cell["state"], re.fullmatch(reason, cell["reason"]) is not None) == ("SKIPPED", True)
+    on = person.succeeds("sweep", "--resume", "grid", "--max-time", "30m")
+    assert re.search(r"^runs +2 finished$", on.stdout, flags=re.MULTILINE)
+    assert re.search(r"^cost, all runs +[\d,.]+ USD$", on.stdout, flags=re.MULTILINE)
+    assert person.run_named("grid").data.metrics["cost/usd"] > own.data.metrics["cost/usd"] + 1
+
+
+def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_with_it(person: Person) -> None:
+    words = [
+        "sweep",
+        *SHORT,
+        "--name",
+        "grid",
+        "--grid",
+        "seed=1",
+        "--epochs",
+        "150",
+        "--convolutions",
+        "channels_last",
+    ]
+    done = person.succeeds(*words, "--max-time", "6s")
+    assert "stopped by the sweep's --max-time" in done.stdout
+    run = person.run_named("bs32 1x1 seed1")
+    assert (run.info.status, run.data.tags["cifar_ray.stopped_by"]) == ("FINISHED", "sweep_max_time")
+    assert re.fullmatch(
+        r"--max-time must be more than the \d+ s of sweep grid so far, got 6s",
+        person.refused("sweep", "--resume", "grid"),
+    )
+    on = person.succeeds("sweep", "--resume", "grid", "--max-time", "20m")
+    assert re.search(r"^runs +1 finished$", on.stdout, flags=re.MULTILINE)
+    again = person.run_named("bs32 1x1 seed1")
+    assert (again.info.status, "cifar_ray.stopped_by" in again.data.tags) == ("FINISHED", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--max-time", "0s"],
+            "--max-time must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got '0s'",
+        ),
+        (["--max-cost", "0", "--price", "1"], "--max-cost must be more than 0, got 0"),
+        (["--max-cost", "5"], "--max-cost needs --price, the price of a node, such as 2.49 USD per hour"),
+        (["--price", "0"], "--price must be more than 0 USD per node and hour, got 0"),
+        (
+            ["--price", "g4dn.xlarge"],
+            "--price must be of a machine for runs on CPUs, and g4dn.xlarge has a GPU; your own price per node and "
+            "hour is a number, such as 2.49",
+        ),
+    ],
+)
+def test_a_limit_or_price_that_cannot_be_leaves_nothing(words: list[str], sentence: str, person: Person) -> None:
+    run = ["train", "--dataset", "digits", "--run-name", "mine"]
+    sweep = ["sweep", "--dataset", "digits", "--name", "mine", "--grid", "seed=1,2"]
+    for command in (run, sweep):
+        refused = person.refused(*command, *words)
+        assert sentence in refused
+    assert not Path(person.home, ".cifar_ray", "runs", "mine").exists()

@@ -1,0 +1,92 @@
+"""Limits in time and money, as they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cifar_ray.config import command_line, limits, runfile, sweepfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig, cells, combinations
+from cifar_ray.config.train import TrainConfig
+
+GRID: dict[str, Any] = {"grid": {"seed": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("2h", 7200), ("1h30m", 5400), ("1H30M", 5400), ("1.5h", 5400), ("1h2m3s", 3723)],
+)
+def test_a_duration_is_hours_minutes_and_seconds(text: str, seconds: float) -> None:
+    assert limits.seconds(text) == seconds
+    assert TrainConfig(max_time=text).max_time == text
+
+
+@pytest.mark.parametrize("value", ["0s", "0h0m", "-1h", "1h30", "2", "soon", "", "1d", "P1D", 7200, 0, True])
+def test_what_is_no_duration_is_refused(value: Any) -> None:
+    sentence = "^max_time must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got "
+    with pytest.raises(ConfigError, match=sentence):
+        TrainConfig(max_time=value)
+    with pytest.raises(ConfigError, match=sentence):
+        SweepConfig("s", max_time=value, **GRID)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_cost_of_nothing_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
+        TrainConfig(max_cost=value, price="2.49")
+    with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
+        SweepConfig("s", max_cost=value, train={"price": "2.49"}, **GRID)
+
+
+def test_a_limit_on_the_cost_needs_a_price() -> None:
+    with pytest.raises(ConfigError, match=r"^max_cost needs --price, the price of a node, such as 2.49 USD per hour$"):
+        TrainConfig(max_cost=5.0)
+    with pytest.raises(ConfigError, match=r"^max_cost needs --price"):
+        SweepConfig("s", max_cost=5.0, **GRID)
+    assert SweepConfig("s", max_cost=5.0, train={"price": 2.49}, **GRID).base.price == "2.49"
+
+
+def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
+    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.from_mapping({"price": 2.49})):  # type: ignore[arg-type]
+        assert config.price == "2.49"
+
+
+def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
+    file = {**GRID, "max_cost": 5, "train": {"max_time": "10m", "price": 2.49}}
+    sweep = sweepfile.from_mapping(sweepfile.merge(file, {"max_time": "2h"}, "s.yaml"))
+    assert (sweep.max_time, sweep.max_cost) == ("2h", 5.0)
+    for cell in cells(sweep, combinations(sweep)):
+        assert cell.config is not None
+        assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, "2.49")
+    again = sweepfile.from_mapping(sweepfile.merge({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
+    assert (again.max_cost, again.base.price) == (5.0, "2.49")
+
+
+@pytest.mark.parametrize("name", limits.KEYS)
+def test_a_limit_is_no_axis(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^grid must not have {name}, which is "):
+        sweepfile.from_mapping({"name": "s", "grid": {name: ["1h" if name == "max_time" else "1"]}})
+
+
+def test_limits_are_no_parameters_of_a_run() -> None:
+    assert set(limits.KEYS) <= set(runfile.UPKEEP)
+
+
+def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
+    assert command_line.resume(["mine", "--max-time", "4h", "--max-cost", "9", "--price", "2.49"]) == (
+        "mine",
+        {"max_time": "4h", "max_cost": 9.0, "price": "2.49", "verbose": False},
+    )
+    request = command_line.sweep(["--resume", "s", "--max-time", "4h", "--max-cost", "9"])
+    assert (request.config, request.name, request.limits) == (None, "s", {"max_time": "4h", "max_cost": 9.0})
+    with pytest.raises(ConfigError, match=r"^max_time must be a duration"):
+        command_line.sweep(["--resume", "s", "--max-time", "0s"])
+
+
+def test_what_has_stopped_a_run_has_a_name() -> None:
+    assert limits.named("max_time") == "--max-time"
+    assert limits.named(limits.of_sweep("max_cost")) == "the sweep's --max-cost"
+    assert limits.is_of_sweep(limits.of_sweep("max_cost"))
+    assert not limits.is_of_sweep("max_cost")

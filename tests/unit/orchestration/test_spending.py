@@ -1,0 +1,236 @@
+"""What runs and sweeps use, and where their limits stop them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray import storage
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import sweepfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.orchestration.cluster.allocation import Allocation
+from cifar_ray.orchestration.run import attempt, limits
+from cifar_ray.orchestration.run.attempt import Attempt
+from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
+from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
+from cifar_ray.orchestration.run.restarts import Halt, Run
+from cifar_ray.orchestration.sweep import planner
+from cifar_ray.orchestration.sweep.limits import Budget, expected_seconds
+from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.trial import TrialSpec
+from cifar_ray.orchestration.sweep.tuning import _Queue
+from cifar_ray.training import recipe
+from cifar_ray.training.observer import Launch
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_time_counts_from_placement_to_the_end_over_attempts_and_drivers(clock: list[float], tmp_path: Path) -> None:
+    folder = storage.at(str(tmp_path))
+    meter = Meter(folder)
+    clock[0] += 5
+    meter.place(2)
+    meter.place(2)  # its other workers
+    clock[0] += 10
+    assert meter.spent == Spent(10, 20, 5, nodes=2)
+    assert meter.release() == Spent(10, 20, 5)
+    clock[0] += 3
+    meter.place(1)
+    clock[0] += 4
+    meter.release()
+    clock[0] += 1000  # nobody drives it
+    later = Meter(folder)
+    clock[0] += 1
+    assert later.spent == Spent(14, 24, 9)
+
+
+def test_a_driver_that_is_killed_loses_half_a_minute_at_most(clock: list[float], tmp_path: Path) -> None:
+    folder = storage.at(str(tmp_path))
+    meter = Meter(folder)
+    meter.place(1)
+    for _ in range(100):
+        clock[0] += 1
+        meter.tick()
+    assert limits.recorded(folder).placed_s >= 70
+    assert limits.recorded(folder).nodes == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"other": 1}'])
+def test_a_damaged_count_begins_anew(text: str, tmp_path: Path) -> None:
+    (tmp_path / "spent.json").write_text(text)
+    assert limits.recorded(storage.at(str(tmp_path))) == Spent()
+
+
+@pytest.mark.parametrize(
+    ("spent", "limit"),
+    [(Spent(59, 118), ""), (Spent(60, 60), "max_time"), (Spent(10, 3600), "max_cost"), (Spent(10, 3599), "")],
+)
+def test_the_limits_of_a_run(spent: Spent, limit: str) -> None:
+    assert limits.of_run(TrainConfig(max_time="1m", max_cost=2.0, price="2"))(spent) == limit
+    assert limits.of_run(TrainConfig(price="2"))(spent) == ""
+
+
+def test_a_run_that_has_reached_its_limits_goes_on_with_larger_ones_only(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "spent.json").write_text('{"placed_s": 90.0, "node_s": 3600.0}')
+    folder = storage.at(str(tmp_path / "mine"))
+    with pytest.raises(ConfigError, match=r"^max_time must be more than the 1 min 30 s of run mine so far, got 1m$"):
+        limits.refuse_reached(TrainConfig(max_time="1m"), folder)
+    with pytest.raises(ConfigError, match=r"^max_cost must be more than the 2.00 USD of run mine so far, got 2.0$"):
+        limits.refuse_reached(TrainConfig(max_cost=2.0, price="2"), folder)
+    limits.refuse_reached(TrainConfig(max_time="2m", max_cost=2.5, price="2"), folder)
+
+
+def run(
+    config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> tuple[Any, list[Any]]:
+    """How a run of one minute's limit ends whose attempt takes two seconds between two looks, and its events."""
+    seen: list[Any] = []
+
+    def attempted(_: Attempt, mailbox: Any, handle: Callable[[Any], None], check: Callable[..., bool]) -> Stopped:
+        handle(Joined(0, None, "node", 1, ""))
+        for at in range(100):
+            clock[0] += 2
+            if check(at > 0):
+                return Stopped(at)
+        raise AssertionError("it was not asked to stop")
+
+    class Allocator:
+        tested: set[str] = set()  # noqa: RUF012
+
+        def request_missing(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr(attempt, "run", attempted)
+    home = storage.at(str(folder))
+    one = Run(home, None, seen.append, lambda *_: False, Allocator(), Mailbox(None), Meter(home), limits.of_run(config))  # type: ignore[arg-type]
+    monkeypatch.setattr("cifar_ray.orchestration.run.restarts._Watch.stop", lambda *_: None)
+    return one.train(Allocation(config, ["node"]), Launch(0.0, 0.0)), seen  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("strategy", "has_step"), [("ddp", True), ("hogwild", False)])
+def test_workers_stop_at_a_limit_between_two_steps_or_are_ended_where_they_have_none_in_common(
+    strategy: str, has_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", strategy=strategy, max_time="1m"))  # type: ignore[arg-type]
+    halted, seen = run(config, tmp_path, monkeypatch, clock)
+    assert halted == Halt("max_time")
+    assert [event for event in seen if isinstance(event, LimitReached)] == [LimitReached("max_time")]
+    assert any(isinstance(event, Stopped) for event in seen) == has_step
+    last = [event for event in seen if isinstance(event, Spent)][-1]
+    assert (last.placed_s, last.nodes) == (60.0, 0)
+    assert limits.recorded(storage.at(str(tmp_path))) == last
+
+
+def planned(grid: dict[str, Any], **options: Any) -> tuple[sweeps.SweepConfig, list[PlannedTrial]]:
+    train = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "global_batch_size": 64, "price": "3.6"}
+    config = sweepfile.from_mapping({"name": "s", "train": train, "grid": grid, **options})
+    return config, planner.plan(sweeps.cells(config, planner.draw(config)))
+
+
+def finish(trial: PlannedTrial, seconds: float) -> None:
+    assert trial.config is not None
+    trial.spent = Spent(seconds, seconds * trial.config.placement.nodes)
+    trial.state, trial.reported, trial.completed = boards.FINISHED, True, True
+
+
+def test_a_run_is_expected_to_take_what_the_slowest_like_it_has_taken_by_images() -> None:
+    _, (first, second, other) = planned({"seed": [1, 2, 3]})
+    assert other.config is not None
+    assert expected_seconds(other.config, []) is None
+    finish(first, 10.0)
+    finish(second, 14.0)
+    longer = replace(other.config, epochs=3)
+    assert expected_seconds(longer, [first, second]) == pytest.approx(42.0)
+    shorter = replace(other.config, steps_per_epoch=11)  # of 22
+    assert expected_seconds(shorter, [first, second]) == pytest.approx(7.0)
+    for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}):
+        assert expected_seconds(replace(other.config, **different), [first, second]) is None  # type: ignore[arg-type]
+
+
+def test_a_run_is_left_out_that_would_not_end_within_the_time_of_the_sweep() -> None:
+    config, (first, second) = planned({"seed": [1, 2]}, max_time="50s")
+    budget = Budget(config, [first, second])
+    assert budget.refusal(first) == ""  # nothing is known of such runs
+    finish(first, 20.0)
+    budget.placed_s = 29.0
+    assert budget.refusal(second) == ""
+    budget.placed_s = 31.0
+    assert budget.refusal(second) == "expected to take 20 s, and 19 s of the sweep's --max-time 50s are left"
+    second.spent = Spent(5.0, 5.0)  # it goes on
+    assert budget.refusal(second) == ""
+    budget.placed_s = 50.0
+    assert budget.reached == "max_time"
+    assert budget.refusal(second) == "the sweep's --max-time 50s is reached"
+
+
+def test_a_run_is_left_out_that_would_cost_more_than_is_left_with_those_that_run() -> None:
+    config, (first, second, third) = planned({"seed": [1, 2, 3]}, max_cost=0.05)  # 50 s
+    budget = Budget(config, [first, second, third])
+    finish(first, 20.0)
+    assert budget.usd == pytest.approx(0.02)
+    assert budget.refusal(second) == ""
+    second.state, second.admitted = boards.RUNNING, True
+    second.spent = Spent(4.0, 4.0, nodes=1)
+    assert (
+        budget.refusal(third) == "expected to cost 0.0200 USD, and 0.0100 USD of the sweep's --max-cost 0.05 are left"
+    )
+    finish(second, 31.0)
+    assert budget.reached == "max_cost"
+
+
+def test_the_time_of_a_sweep_counts_while_a_run_is_on_its_nodes() -> None:
+    config, (first, second) = planned({"seed": [1, 2]})
+    budget = Budget(config, [first, second], placed_s=7.0)
+    first.state = second.state = boards.RUNNING
+    budget.passed(1.0)  # they wait
+    first.spent = second.spent = Spent(nodes=1)
+    budget.passed(2.0)
+    assert budget.placed_s == 9.0
+    assert (budget.limited, budget.reached) == (False, "")
+
+
+def test_a_sweep_that_has_reached_its_limits_goes_on_with_larger_ones_only() -> None:
+    config, trials = planned({"seed": [1, 2]}, max_time="1m")
+    with pytest.raises(ConfigError, match=r"^max_time must be more than the 1 min 30 s of sweep s so far, got 1m$"):
+        Budget(config, trials, 90.0).refuse_reached("s")
+    Budget(replace(config, max_time="2m"), trials, 90.0).refuse_reached("s")
+
+
+def test_ray_tune_gets_a_run_when_it_may_start_and_none_that_is_left_out() -> None:
+    answers: dict[int | None, list[bool | None]] = {
+        0: [True],
+        1: [None, False],
+        2: [True],
+        None: [None, True, True, False],
+        3: [False],
+        4: [True],
+    }
+    specs = [TrialSpec(index, None, None) for index in range(5)]  # type: ignore[arg-type]
+
+    class Proposing:
+        left = specs[3:]
+        told: list[int] = []  # noqa: RUF012
+
+        def propose(self) -> TrialSpec | None:
+            return self.left.pop(0)
+
+        def ended(self, index: int, figures: Mapping[str, float]) -> None:
+            self.told.append(index)
+
+    given = _Queue(specs[:3], Proposing(), lambda index: answers[index].pop(0))
+    shown = [given.suggest("") for _ in range(6)]
+    assert shown == [{"trial": specs[0]}, None, {"trial": specs[2]}, None, {"trial": specs[4]}, given.FINISHED]
+    assert Proposing.told == [3], "a proposal that is left out came to nothing"
