@@ -53,8 +53,8 @@ def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_wit
 ) -> None:
     """60 epochs are expected to take 60 times what one has taken."""
     words = ["sweep", *SHORT, "--name", "grid", "--grid", "epochs=1,60", "--max-concurrent", "1", "--price", "3600"]
-    done = person.succeeds(*words, "--max-time", "30s")
-    reason = r"expected to take \d+ (s|min \d\d s|h \d\d min), and \d+ s of the sweep's --max-time 30s are left"
+    done = person.succeeds(*words, "--max-time", "20s")
+    reason = r"expected to take \d+ (s|min \d\d s|h \d\d min), and \d+ s of the sweep's --max-time 20s are left"
     assert re.search(rf"^epochs60 bs32 1x1 seed0: skipped, {reason}$", done.stdout, flags=re.MULTILINE), done.stdout
     assert "the limits have left 1 run; `cifar-ray sweep --resume grid` with a larger one goes on" in done.stdout
     assert re.search(r"^runs +1 finished, 1 skipped$", done.stdout, flags=re.MULTILINE)
