@@ -177,7 +177,8 @@ class Console(Display):
             attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
         """
         task, primary = self._learned, self._learned.primary
-        rows = self._metric_rows({each.name: metrics[each.result(metrics)] for each in (*task.figures, LOSS)})
+        results = {each.name: each.result(metrics) for each in (*task.figures, LOSS)}
+        rows = self._metric_rows({name: metrics[metric] for name, metric in results.items() if metric in metrics})
         if CHOSEN_EPOCH in metrics:
             best = f": {primary.text(metrics[primary.best])}" if primary.best in metrics else ""
             by = f"the best {SUBSETS[measured_on(metrics)]} {primary.name}{best}"
