@@ -210,7 +210,7 @@ class SweepConfig:
     """Options of the median stopping rule."""
 
     objective: ObjectiveText | None = None
-    """NAME:min or NAME:max, the figure of the runs that the scheduler goes by and that names the best run, such as
+    """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
     val/f1:max or images_per_s:max. Default: the task's main figure on the validation images, such as the accuracy."""
 
     repeat: Whole = 0

@@ -86,17 +86,22 @@ def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_median_rule_stops_runs_that_are_behind_most(person: Person) -> None:
+def test_the_median_rule_stops_runs_that_are_behind_most_and_the_best_run_is_trained_again(person: Person) -> None:
     words = ["--max-concurrent", "1", "--epochs", "6", "--scheduler", "median", "--median.min-trials", "2"]
+    words += ["--repeat", "2"]
     rates = "lr=0.05,0.04,1e-9,1e-8"
     output = person.succeeds("sweep", "--name", "middle", *SMALL, *words, "--grid", rates).stdout
-    ended = {name.split()[0]: run for name, run in children(person, "middle").items()}
-    assert {name: run.info.status for name, run in ended.items()} == {
+    runs = children(person, "middle")
+    first = {name.split()[0]: run for name, run in runs.items() if name.endswith("seed0")}
+    assert {name: run.info.status for name, run in first.items()} == {
         "lr0.05": "FINISHED",
         "lr0.04": "FINISHED",
         "lr1e-09": "KILLED",
         "lr1e-08": "KILLED",
     }
-    assert ended["lr1e-09"].data.tags["cifar_ray.stopped"] == "median"
+    assert first["lr1e-09"].data.tags["cifar_ray.stopped"] == "median"
     assert "stopped early by the median rule: it was behind the median of the other runs at epoch 1" in output
-    assert output.splitlines()[-2].startswith("best run ")
+    best = re.search(r"^best run +(lr0.0[45]) bs32 1x1 seed0: .* with 2 other seeds ", output, flags=re.MULTILINE)
+    assert best is not None
+    again = {name: run.info.status for name, run in runs.items() if not name.endswith("seed0")}
+    assert again == {f"{best[1]} bs32 1x1 seed{seed}": "FINISHED" for seed in (1, 2)}

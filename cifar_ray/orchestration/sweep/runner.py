@@ -235,6 +235,8 @@ class _Sweep:
                     self._release()
                     recorder.end(status)
             winner = None if goal is None else winner_of(goal, self._trials)
+            if goal is not None and winner is None:
+                board.line(f"there is no best run: none that finished has recorded {goal.metric}")
             self._summarise(record, winner)
         return SweepResult(
             name=self._config.name,
