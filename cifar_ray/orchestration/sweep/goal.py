@@ -14,7 +14,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, TaskSpec, choosing
 
-_AT_END = ("best/", "bubble/", "chosen/", "peak_memory_mib", "skipped_steps", "staleness/", "time/")
+_AT_END = ("best/", "bubble/", "peak_memory_mib", "skipped_steps", "staleness/", "time/")
 """How the names of figures begin that a run has at its end alone, beside the throughput."""
 
 
@@ -51,7 +51,7 @@ class Goal:
         return f"{abs(value - other) * 100:.2f} points" if self._is_share else self.text(abs(value - other))
 
     def check(self, sweep: SweepConfig, measured: Subset) -> None:
-        """Refuse a figure that runs do not record, or that a scheduler would miss.
+        """Refuse a figure that runs do not record, that a scheduler would miss, or that is not to choose.
 
         ``measured``: the samples that runs are measured on after every epoch.
 
@@ -63,6 +63,8 @@ class Goal:
         of_epochs += ["train/epoch_loss", "epoch_s", task.epoch_throughput]
         if self.metric in of_epochs:
             return
+        if self.metric.startswith("test/"):
+            raise ConfigError("objective", f"must go with --choose-by test to be a figure of the test, {self.metric}")
         if sweep.scheduler != "none":
             flag = f"--scheduler {sweep.scheduler}"
             wanted = errors.one_of(of_epochs)
@@ -106,6 +108,6 @@ def chooser_of(sweep: SweepConfig) -> str:
         return ""
     if sweep.scheduler != "none":
         return f"--scheduler {sweep.scheduler}"
-    if sweep.search == "optuna":
-        return "--search optuna"
+    if sweep.search != "grid":
+        return f"--search {sweep.search}"
     return "--objective" if sweep.objective is not None else ""

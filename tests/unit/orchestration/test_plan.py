@@ -240,6 +240,26 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
     assert tuning.scheduler_of(sweep, goal, [dataclasses.replace(config, epochs=1) for config in short])._max_t == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "figure", "share"),
+    [
+        ({"search": "random", "samples": 1}, "val/accuracy", 0.1),
+        ({"search": "optuna", "samples": 1}, "val/accuracy", 0.1),
+        ({"search": "random", "samples": 1, "objective": "val/loss:min"}, "val/loss", 0.1),
+        ({"search": "random", "samples": 1, "objective": "images_per_s:max"}, "images_per_s", None),
+        ({"scheduler": "median", "grid": {"lr": [0.1], "choose_by": ["test"]}}, "test/accuracy", None),
+    ],
+)
+def test_no_search_goes_by_the_test_unless_it_is_told_to(
+    values: dict[str, object], figure: str, share: float | None
+) -> None:
+    sweep = made(**{"grid": {"lr": [0.1, 0.2]}, **values})
+    configs = [trial.config for trial in planned(sweep) if trial.config]
+    goal = goal_of(sweep, configs)
+    assert goal is not None
+    assert (goal.metric, configs[0].val_share) == (figure, share)
+
+
 def ends(sweep: SweepConfig, figures: dict[str, list[float]]) -> dict[str, int]:
     """The epoch after which Ray Tune's scheduler ends each run, one after another, that would have these figures."""
     configs = [trial.config for trial in planned(sweep) if trial.config]
@@ -350,7 +370,8 @@ def test_what_compares_runs_does_not_compare_tasks(values: dict[str, str], told:
         ("images_per_s:max", "none", None),
         ("peak_memory_mib:min", "none", None),
         ("val/accurcy:max", "none", "must be a figure that runs record, such as val/accuracy, got 'val/accurcy'; did you mean 'val/accuracy'?"),
-        ("test/f1:max", "asha", "must be a figure of every epoch for --scheduler asha, val/accuracy, "),
+        ("test/f1:max", "asha", "must go with --choose-by test to be a figure of the test, test/f1"),
+        ("test/f1:max", "none", "must go with --choose-by test to be a figure of the test, test/f1"),
         ("images_per_s:max", "asha", "must be a figure of every epoch for --scheduler asha, test/accuracy, test/"),
     ],
 )  # fmt: skip
