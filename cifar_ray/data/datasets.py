@@ -26,6 +26,9 @@ _CONSTANTS = {
 }
 """Mean and standard deviation per channel by which pixels may be normalised in place of a data set's own."""
 
+_ABOUT_EQUAL = 1.1
+"""How many times as many images as another a class may have to count as equal."""
+
 
 @dataclass(frozen=True)
 class DatasetSpec:
@@ -137,6 +140,27 @@ class Dataset:
         learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
         counts = f"{spec.num_classes:,} {answer}, {learned} and {spec.test_size:,} test images"
         return "; ".join(filter(None, (counts, self.left_out)))
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """Training images of each class; empty where a task of the user's own learns something else."""
+        labels = self.train.columns.get("labels")
+        if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
+            return ()
+        counts = np.bincount(labels, minlength=len(self.class_names))
+        return tuple(counts.tolist()) if len(counts) == len(self.class_names) else ()
+
+    @property
+    def imbalance(self) -> str:
+        """``training images by class: 2.1 % (61, cat) to 41.0 % (1,204, dog)``; empty where they are about equal."""
+        counts = self.class_counts
+        if not counts or max(counts) <= _ABOUT_EQUAL * min(counts):
+            return ""
+        extremes = (
+            f"{count / sum(counts):.1%} ({count:,}, {self.class_names[counts.index(count)]})".replace("%", " %", 1)
+            for count in (min(counts), max(counts))
+        )
+        return f"training images by class: {' to '.join(extremes)}"
 
     def normalised(self, by: str) -> Dataset:
         """The same images, with the facts of :meth:`DatasetSpec.normalised`."""

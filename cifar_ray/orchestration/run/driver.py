@@ -250,6 +250,8 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
             dataset = data.read(config)
     if is_own(config.dataset):
         console.line(dataset.contents(tasks.spec(config).answer))
+    if dataset.imbalance:
+        console.line(dataset.imbalance)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 

@@ -53,6 +53,8 @@ class Preparation:
                 if is_own(name):
                     contents = self._read[which].contents(tasks.spec(config).answer)
                     self._board.line(f"{config.dataset_name}: {contents}")
+                if imbalance := self._read[which].imbalance:
+                    self._board.line(f"{config.dataset_name}: {imbalance}")
             trial.config = recipe.with_images(config, self._read[which])
             self.datasets[trial.config.dataset_key] = self._read[which]
 

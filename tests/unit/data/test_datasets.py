@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import http.server
 import multiprocessing
@@ -18,7 +19,7 @@ from torchvision import datasets as tv
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Dataset
+from cifar_ray.data import SPECS, Dataset, Split
 from cifar_ray.data import datasets as ours
 
 
@@ -165,3 +166,24 @@ def test_several_processes_that_start_together_download_once(tmp_path: Path, mir
     assert digests == [data.load("cifar10").digest] * 3
     assert len(mirror) == 2  # torchvision asks for the address twice: where it leads, and what is there
     assert sorted(path.name for path in target.iterdir()) == [".cifar10.lock", "cifar-10-batches-py"]
+
+
+def test_classes_of_unequal_size_are_said(digits: Dataset) -> None:
+    assert digits.imbalance == ""
+    rows = np.flatnonzero((digits.train["labels"] != 3) | (np.arange(len(digits.train)) < 500))
+    few = dataclasses.replace(digits, train=digits.train.at(rows))
+    threes, most = (few.class_counts[label] for label in (3, np.argmax(few.class_counts)))
+    assert few.imbalance == (
+        f"training images by class: {100 * threes / len(rows):.1f} % ({threes}, 3) to "
+        f"{100 * most / len(rows):.1f} % ({most}, {np.argmax(few.class_counts)})"
+    )
+    for other in (
+        few.train["labels"][:, None],
+        few.train["labels"] - 1,
+        few.train["labels"] + 1,
+        few.train["labels"] / 2,
+    ):
+        learned = Split({"images": few.train.images, "labels": other})  # of a task of the user's own
+        assert dataclasses.replace(few, train=learned).imbalance == ""
+    ink = Split({"images": few.train.images, "ink": few.train["labels"]})
+    assert dataclasses.replace(few, train=ink).imbalance == ""
