@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -145,6 +146,31 @@ def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
 
 def replicas(person: Person) -> Iterator[str]:
     return (words for words in person.processes().values() if "ServeReplica" in words)
+
+
+@pytest.mark.data
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_newcomer_fine_tunes_a_network(person: Person) -> None:
+    """Every command of the page, as it stands there; trained weights are ahead by more than the seeds differ."""
+    shutil.copytree(EXAMPLES / "fine_tune", person.home, dirs_exist_ok=True)
+    page = (person.home / "README.md").read_text()
+    environment = {**person.environment, "PATH": f"{Path(sys.executable).parent}:{person.environment['PATH']}"}
+    for line in "".join(re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)).splitlines():
+        command = ["bash", "-c", line]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=person.home, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    accuracies: dict[tuple[str, bool], list[float]] = {}
+    experiments = [experiment.experiment_id for experiment in person.mlflow.search_experiments()]
+    for run in person.mlflow.search_runs(experiments):
+        if run.data.params.get("epochs") == "4" and "test/accuracy" in run.data.metrics:
+            key = run.data.params["dataset"].partition(":")[0], "weights" in run.data.params
+            accuracies.setdefault(key, []).append(run.data.metrics["test/accuracy"])
+    for source in ("cifar", "folder"):
+        tuned, scratch = (accuracies[source, is_tuned] for is_tuned in (True, False))
+        assert len(tuned) == len(scratch) == 3
+        ahead = statistics.fmean(tuned) - statistics.fmean(scratch)
+        assert ahead > max(statistics.stdev(tuned), statistics.stdev(scratch)), accuracies
 
 
 IN_ORDER = """
