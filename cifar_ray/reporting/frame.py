@@ -46,7 +46,7 @@ _ASIDE = {
     *_TOLD,
     *runfile.UPKEEP,  # older runs have it as parameters
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
-    *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
+    *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
 }
 _ID_SHOWN = 8
 

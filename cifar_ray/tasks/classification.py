@@ -10,6 +10,7 @@ from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
 if TYPE_CHECKING:  # reading the facts needs no torch
+    import torch
     from torch import Tensor
 
     from cifar_ray.config.train import TrainConfig
@@ -37,6 +38,9 @@ _TOP = 5
 _MANY = 20
 """Classes above which the likeliest few are looked at, too."""
 
+_ONE = 2**20
+"""The weight of the rarest class. Counts are whole numbers, and a power of two divides exactly."""
+
 
 class Classification:
     """Cross-entropy over classes; figures of the confusion matrix, and of many classes top-5 accuracy.
@@ -50,6 +54,8 @@ class Classification:
 
     def __init__(self, config: TrainConfig) -> None:
         self._smoothing = config.label_smoothing or 0.0
+        self._weights = _balanced(config.class_weights_counts)
+        self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
@@ -69,13 +75,28 @@ class Classification:
             raise ValueError(f"{brief(names)} as the names of {len(labels)} classes")
         return Targets(halves[0].astype(np.int64), halves[1].astype(np.int64), given)
 
-    def counts(self, targets: Tensor) -> None:
-        """Every image counts 1."""
+    def counts(self, targets: Tensor) -> Tensor | None:
+        """Every image counts 1, or the weight of its class."""
+        return self._weighted(targets) if self._weights else None
+
+    def _weighted(self, targets: Tensor) -> Tensor:
+        import torch
+
+        device = targets.device
+        if device not in self._tensors:
+            self._tensors[device] = torch.tensor(self._weights, device=device)
+        return self._tensors[device][targets]
 
     def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
-        """Mean cross-entropy of logits (B, classes) and labels (B,), or of mixed images each class's share."""
+        """Mean cross-entropy of logits (B, classes) and labels (B,), or of mixed images each class's share.
+
+        With class weights w it is sum(w loss) / sum(w).
+        """
         from torch.nn import functional as F
 
+        if self._weights:
+            losses = F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self._smoothing)
+            return (losses * (self._weighted(targets) / _ONE)).sum() / (divisor / _ONE)
         # Not a sum that is divided: with label smoothing its last bits are others.
         return F.cross_entropy(outputs, targets, label_smoothing=self._smoothing)
 
@@ -131,6 +152,11 @@ class Classification:
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (B, classes)."""
         return outputs.float().softmax(1)
+
+
+def _balanced(counts: Sequence[int] | None) -> list[int]:
+    """Weights of classes with these training images, in inverse proportion; empty without."""
+    return [max(round(_ONE * min(counts) / count), 1) for count in counts] if counts else []
 
 
 TASK = Classification

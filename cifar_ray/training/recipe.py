@@ -194,6 +194,10 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
             "augment",
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
+    if config.class_weights and is_own(config.task):
+        raise ConfigError("class_weights", f"is for image classification, and the task is {config.task}")
+    if config.class_weights and chosen in MIXING:
+        raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
     if chosen in MIXING and not (has_classes and task.target == "labels"):
         others = errors.one_of([name for name in names if name not in MIXING])
         raise ConfigError("augment", f"must be {others} for {config.task}, which has no labels to mix, got {chosen}")
@@ -257,6 +261,7 @@ _NEVER = (
     "gpu_share",
     "images",
     "weights_digest",
+    "class_weights_counts",
     *(f"{name}_source" for name in FUNCTIONS),
 )  # the device is that of the machine
 
@@ -321,11 +326,13 @@ def computing(config: ResolvedConfig, precision: str, convolutions: str) -> Reso
 
 
 def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
-    """``config`` with what was found in a data set of the user's own, which has been read.
+    """``config`` with what was found in a data set of the user's own, which has been read, and with class counts.
 
     Raises:
         ConfigError: when these are not the images that the run began with, or validation has left too few.
     """
+    if config.class_weights:
+        config = _weighted(config, dataset)
     if not is_own(config.dataset):
         _check_sizes(config, dataset.spec)
         return config
@@ -338,6 +345,14 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
         )
     _check_sizes(config, dataset.spec)
     return dataclasses.replace(config, images=images)
+
+
+def _weighted(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
+    """``config`` with the class counts that its class weights follow from."""
+    counts = dataset.class_counts
+    if config.class_weights_counts not in (None, counts):
+        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
+    return dataclasses.replace(config, class_weights_counts=counts)
 
 
 def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:

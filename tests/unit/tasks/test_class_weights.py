@@ -1,0 +1,142 @@
+"""``--class-weights balanced``: classes of unequal size that count alike in the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.utils.class_weight import compute_class_weight
+
+from cifar_ray import data, models
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import order
+from cifar_ray.data.augment import Normalise
+from cifar_ray.tasks.classification import Classification
+from cifar_ray.training import checkpoint, recipe
+from tests.support.helpers import digest, resolved, train_on_ranks
+
+TEST = 360
+
+
+def load() -> tuple[Any, Any]:
+    """Digits, of 0 to 4 a fifth of the training images."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8).repeat(2, axis=1).repeat(2, axis=2)
+    train = np.flatnonzero((labels > 4) | (np.arange(len(labels)) % 5 == 0))
+    train = train[train >= TEST]
+    return (pixels[train], labels[train]), (pixels[:TEST], labels[:TEST])
+
+
+USUAL: dict[str, object] = {"dataset": f"{__name__}:load", "model": "simple_cnn", "precision": "fp32", "epochs": 1}
+USUAL |= {"lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0, "global_batch_size": 48, "augment": "none"}
+USUAL |= {"class_weights": "balanced", "log_every": 1, "steps_per_epoch": 4, "schedule": "constant"}
+config = partial(resolved, USUAL)
+
+
+def plain_losses(asked: TrainConfig, steps: int) -> list[float]:
+    """Of a plain loop over global batches, with PyTorch's own weighted mean."""
+    assert isinstance(asked, ResolvedConfig)
+    dataset = data.read(asked)
+    torch.manual_seed(0)
+    model = models.build(asked, dataset.spec).to(memory_format=torch.channels_last)
+    descent = torch.optim.SGD(model.parameters(), asked.lr, asked.momentum, nesterov=True)
+    images, labels = (torch.from_numpy(dataset.train[name]) for name in ("images", "labels"))
+    balanced = compute_class_weight("balanced", classes=np.arange(10), y=dataset.train["labels"])
+    weighted_mean = torch.nn.CrossEntropyLoss(torch.from_numpy(balanced).float())
+    losses = []
+    for step in range(steps):
+        samples = order.global_batch(order.permutation(0, 0, len(labels)), step, asked.global_batch_size)
+        loss = weighted_mean(model(Normalise(dataset.spec)(images[samples])), labels[samples])
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"topology": "1x1", "accumulate": 3},
+        {"topology": "1x2", "strategy": "ddp"},
+        {"topology": "1x2", "strategy": "reproducible"},
+        {"topology": "1x2", "strategy": "gpipe"},
+    ],
+    ids=lambda values: "-".join(map(str, values.values())),
+)
+def test_the_loss_is_the_weighted_mean_over_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
+    asked = config(**values, label_smoothing=0.0)
+    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
+    assert outcome is not None
+    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
+    assert means == pytest.approx(plain_losses(asked, 4), rel=2e-5)
+
+
+def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    reproducible = partial(config, strategy="reproducible", model="resnet")
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+    stopped = reproducible(topology="1x2", checkpoint_every=2)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
+    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
+    train_on_ranks(reproducible(class_weights=None), tmp_path / "without")
+    digests = {}
+    for folder in tmp_path.iterdir():
+        newest = checkpoint.latest(folder)
+        assert newest is not None
+        digests[folder.name] = digest(newest[1])
+    assert len(digests) == 5
+    assert digests.pop("without") not in digests.values()
+    assert len(set(digests.values())) == 1
+
+
+def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
+    asked = config()
+    assert isinstance(asked, ResolvedConfig)
+    dataset = data.read(asked)
+    known = recipe.with_images(asked, dataset)
+    assert known.class_weights_counts == tuple(np.bincount(dataset.train["labels"]).tolist())
+    assert runfile.resolved_from_mapping(runfile.to_mapping(known)) == known
+    assert runfile.params(known)["class_weights"] == "balanced"
+    assert "--class-weights balanced" in recipe.command(known)
+    assert "counts" not in recipe.command(known)
+    counts = Classification(known).counts(torch.arange(10))
+    assert counts is not None
+    balanced = compute_class_weight("balanced", classes=np.arange(10), y=dataset.train["labels"])
+    assert (counts / counts.sum()).numpy() == pytest.approx(balanced / balanced.sum(), rel=1e-5)
+    other = dataclasses.replace(known, class_weights_counts=(1,) * 10)
+    with pytest.raises(ConfigError, match="class_weights must be of the training images that the run began with"):
+        recipe.with_images(other, dataset)
+
+
+def test_a_run_without_weights_is_written_as_before() -> None:
+    usual = config(class_weights=None)
+    assert isinstance(usual, ResolvedConfig)
+    usual = recipe.with_images(usual, data.read(usual))
+    assert not {name for name in (*runfile.to_mapping(usual), *runfile.params(usual)) if "class_weights" in name}
+    assert Classification(usual).counts(torch.arange(10)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"class_weights": "equal"}, "class_weights must be balanced, got 'equal'"),
+        ({"augment": "mixup"}, "class_weights must be left out with --augment mixup, whose images are of two classes"),
+        ({"augment": "cutmix"}, "class_weights must be left out with --augment cutmix"),
+        (
+            {"task": "examples.own_task:Ink", "dataset": "examples.own_task:load"},
+            "class_weights is for image classification, and the task is examples.own_task:Ink",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config(**values)
