@@ -16,6 +16,7 @@ from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
+from cifar_ray.tracking.drawing import plain
 from cifar_ray.tracking.study import Trial
 
 Curve = list[tuple[float, float]]
@@ -23,6 +24,7 @@ Read = Callable[[Trial], Curve]
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
 _MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
 _MOST_FLATTENING = 4  # ratio of the largest loss to that of later epochs on a linear axis
+_WORST_PAIRS = 5
 
 
 class Panel(NamedTuple):
@@ -308,6 +310,22 @@ def _confusion(runs: Runs) -> Chart | None:
     caption = (
         f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} finished "
         f"run{chosen} ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."
+        f"{_confused(best)}"
     )
     paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
     return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)
+
+
+def _confused(trial: Trial) -> str:
+    """The classes most often taken for one another, where there are too many for numbers in the picture."""
+    counts, names = trial.confusion or [], trial.class_names
+    if len(counts) <= draw.MOST_CLASSES:
+        return ""
+    pairs = [(row[other] + counts[other][one], one, other) for one, row in enumerate(counts) for other in range(one)]
+    worst = [pair for pair in sorted(pairs, key=lambda pair: -pair[0])[:_WORST_PAIRS] if pair[0]]
+
+    def told(count: int, *classes: int) -> str:
+        names_of = [plain(names[label]).strip() if names else str(label) for label in sorted(classes)]
+        return f"{' and '.join(names_of)} ({count:,} of {sum(sum(counts[label]) for label in classes):,})"
+
+    return f" Most often taken for one another: {', '.join(told(*pair) for pair in worst)}." if worst else ""

@@ -24,7 +24,7 @@ _HANDLE = 0.9  # width of a legend's entry beside its label, in inches
 _LINE = 0.22  # height of a legend's line in inches
 _ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
-_MOST_CLASSES = 20
+MOST_CLASSES = 20
 _FIGURE = 0.5  # room for a figure above a bar in print, with its share of the axes, in inches
 _MARGIN, _NARROW = 0.4, 1.6  # of a panel beside its label, and the length of a short label, in inches
 _NAMES = 1.0  # room for the names beside a matrix in print, in inches
@@ -277,7 +277,7 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], un
     if look.width is not None:
         room = 72 * (look.width - _NAMES) / len(images)
         written = min(written, room / (_DIGIT * len(str(images.max())) + 0.5))
-    few = len(images) <= _MOST_CLASSES and written >= _SMALLEST
+    few = len(images) <= MOST_CLASSES and written >= _SMALLEST
     side = 2.6 + 0.48 * len(images) if few else 9.0
     side = side if look.width is None else look.width / look.scale
     figure = _sheet(look, side + 1.2, side)

@@ -374,6 +374,24 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
     draw.save(chart, tmp_path)
 
 
+def test_the_worst_pairs_of_many_classes_are_named() -> None:
+    counts = [[20 * (row == column) for column in range(100)] for row in range(100)]
+    for true, seen, count in ((7, 3, 6), (3, 7, 5), (98, 99, 9), (1, 0, 8), (5, 6, 7), (40, 50, 2), (60, 70, 1)):
+        counts[true][true] -= count
+        counts[true][seen] += count
+    names = tuple(f"class\n{label}" for label in range(100))
+    caption = made(study(dataclasses.replace(trial(), confusion=counts, class_names=names)))["confusion"].caption
+    assert caption.endswith(
+        " Those on the diagonal are right. Most often taken for one another: class\ufffd3 and class\ufffd7 (11 of 40), "
+        "class\ufffd98 and class\ufffd99 (9 of 40), class\ufffd0 and class\ufffd1 (8 of 40), "
+        "class\ufffd5 and class\ufffd6 (7 of 40), class\ufffd40 and class\ufffd50 (2 of 40)."
+    )
+    right = [[20 * (row == column) for column in range(21)] for row in range(21)]
+    for confusion in (right, [[8, 2], [3, 7]]):  # nothing to name; numbers in the picture
+        of = study(dataclasses.replace(trial(), confusion=confusion, class_names=()))
+        assert made(of)["confusion"].caption.endswith(" right.")
+
+
 CHANGED = {"text.usetex": True, "figure.facecolor": "red", "lines.linewidth": 9, "savefig.bbox": "tight"}
 
 
