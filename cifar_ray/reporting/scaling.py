@@ -15,9 +15,9 @@ from cifar_ray.reporting.names import STRATEGY
 PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
 """Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
 
-# They say how a strategy works, and not what is learned.
-_LEARNED = {"clip_norm", "ema", "freeze", "unfreeze_epoch", "lr_scale"}
-_OPTIONS = {runfile.parameter(name) for name in option.names_for(TrainConfig, "strategy")} - _LEARNED
+# Options of a strategy that change what is learned or how fast one worker is, so only runs that share them compare.
+_WORK = {"clip_norm", "ema", "freeze", "unfreeze_epoch", "lr_scale", "compile"}
+_OPTIONS = {runfile.parameter(name) for name in option.names_for(TrainConfig, "strategy")} - _WORK
 
 
 class Pairs(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -181,8 +182,7 @@ def _idle(
     optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> list[dict[str, Any]]:
     """What a step with gradients of zero leaves in a new optimizer, by the place of each parameter that learns."""
-    copies = (nn.Parameter(each.detach().clone(), each.requires_grad) for each in model.parameters())
-    other = make_optimizer(nn.ParameterList(copies))
+    other = make_optimizer(copy.deepcopy(model))  # a copy of the modules: some groups follow from them
     for group, like in zip(other.param_groups, optimizer.param_groups):
         group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
     parameters = learned(other)

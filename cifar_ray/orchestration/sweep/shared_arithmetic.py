@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Any
 
 import ray
 import torch
 
 from cifar_ray.config import errors, option
-from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
@@ -31,6 +31,7 @@ def decide(
         decided: what earlier calls have decided for each model, which holds; this one adds to it.
 
     Raises:
+        ConfigError: when a model cannot be compiled.
         RunFailedError: when the process that measures dies, or gives no answer in time.
     """
     asking: dict[Any, list[tuple[PlannedTrial, ResolvedConfig]]] = {}
@@ -66,10 +67,18 @@ def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> ar
     try:
         chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
     except ray.exceptions.RayError as error:
-        reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
-        raise RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}") from None
+        raise _refusal(error, names) from None
     say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
     return chosen
+
+
+def _refusal(error: ray.exceptions.RayError, names: Collection[str]) -> Exception:
+    """Why nothing was measured: a refusal of the config as it is, such as of a model that does not compile."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ConfigError):
+        return cause
+    reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
+    return RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}")
 
 
 def _kind(config: ResolvedConfig) -> Any:

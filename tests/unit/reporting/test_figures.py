@@ -287,6 +287,12 @@ def test_a_single_worker_does_the_same_work() -> None:
     assert scaling.single_worker(pipeline, every[3:], figures.ITERATION_TIME) is None
 
 
+def test_a_plain_run_is_no_base_of_a_compiled_one() -> None:
+    compiled = trial("1x2", images_per_s=150.0, params={"compile": "true"})
+    plain = trial("1x1", images_per_s=100.0, params={"compile": "false"})
+    assert ratios(study(plain, compiled, axes=("topology", "compile")))["ddp 1x2"] == ("1x2", 1.0, 100.0)
+
+
 STATISTIC = Statistic(50.0, 1.0, 3, ())
 
 

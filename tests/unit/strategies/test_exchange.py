@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from cifar_ray import strategies
+from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import gradients, layout
@@ -171,6 +172,26 @@ def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
     first, second = on_threads(2, one)
     equal = [list(map(torch.equal, *both)) for both in zip(first, second, strict=True)]
     assert equal == [[False] * 3, [True] * 3, [False] * 3, [True] * 3]
+
+
+def test_a_rank_without_a_state_gets_that_of_its_own_parameter_where_groups_follow_the_modules() -> None:
+    wanted = config(model="speednet", dataset="cifar10")
+    whole_model = models.build(wanted, data.spec(wanted))
+
+    def one(worker: Worker) -> list[bool]:
+        network = copy.deepcopy(whole_model)
+        make = partial(optimizer.build, config=wanted)
+        made = make(network)
+        for parameter in gradients.learned(made):
+            parameter.grad = torch.ones_like(parameter)
+        made.step()
+        parameters = gradients.learned(made)
+        if worker.rank == 1:
+            made.state.pop(parameters[-1])
+        gradients.average_with_state([torch.ones(1)], made, network, make)
+        return [made.state[each]["momentum_buffer"].shape == each.shape for each in parameters]
+
+    assert all(map(all, on_threads(2, one)))
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:
