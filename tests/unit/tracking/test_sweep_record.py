@@ -129,12 +129,13 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
     tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
     other = client.create_run("0", tags=tags).info.run_id
-    for name, figure in {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}.items():
+    figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}
+    for name, figure in figures.items():
         client.log_metric(other, name, figure)
     assert parent.trials(client, KnownSweep(own, "", 0.0)) == {
-        "a": KnownTrial(one, "FINISHED", False, {"time/wall_s": 3.0}),
+        "a": KnownTrial(one, "FINISHED", False, {"time/wall_s": 3.0}, figures={"time/wall_s": 3.0, "test/loss": 1.0}),
         "b": KnownTrial(two, "KILLED", True, {}),
-        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21),
+        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21, figures=figures),
     }
 
 
