@@ -36,7 +36,11 @@ PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
-OPTIONAL = {runfile.parameter(name) for name, field in schema.flat_fields(TrainConfig) if field.default is None}
+OPTIONAL = {
+    runfile.parameter(name)
+    for name, field in schema.flat_fields(TrainConfig)
+    if field.default is None or field.metadata.get("if_set")
+}
 """Parameters that are not recorded where they are not set."""
 
 _SECTION = ["model", "dataset"]

@@ -113,10 +113,9 @@ class Optimisation:
     label_smoothing: Share | None = option(None, weights=True)
     """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
 
-    class_weights: Literal["balanced"] | None = option(None, weights=True, if_set=True)
+    class_weights: Literal["none", "balanced"] = option("none", weights=True, if_set=True)
     """balanced: in the training loss an image counts in inverse proportion to its class's training images, so that all
-    classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix. Default: every
-    image counts 1."""
+    classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix."""
 
     class_weights_counts: Counts | None = option(None, weights=True, recorded=True, if_set=True)
     """Training images of each class, from which the weights follow."""

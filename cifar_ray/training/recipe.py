@@ -194,9 +194,9 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
             "augment",
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
-    if config.class_weights and is_own(config.task):
+    if config.class_weights != "none" and is_own(config.task):
         raise ConfigError("class_weights", f"is for image classification, and the task is {config.task}")
-    if config.class_weights and chosen in MIXING:
+    if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
     if chosen in MIXING and not (has_classes and task.target == "labels"):
         others = errors.one_of([name for name in names if name not in MIXING])
@@ -331,7 +331,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     Raises:
         ConfigError: when these are not the images that the run began with, or validation has left too few.
     """
-    if config.class_weights:
+    if config.class_weights != "none":
         config = _weighted(config, dataset)
     if not is_own(config.dataset):
         _check_sizes(config, dataset.spec)

@@ -14,14 +14,16 @@ from sklearn.datasets import load_digits
 from sklearn.utils.class_weight import compute_class_weight
 
 from cifar_ray import data, models
-from cifar_ray.config import runfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import order
 from cifar_ray.data.augment import Normalise
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
 from tests.support.helpers import digest, resolved, train_on_ranks
+from tests.support.studies import grid, trial
 
 TEST = 360
 
@@ -87,7 +89,7 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
     stopped = reproducible(topology="1x2", checkpoint_every=2)
     train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
     train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
-    train_on_ranks(reproducible(class_weights=None), tmp_path / "without")
+    train_on_ranks(reproducible(class_weights="none"), tmp_path / "without")
     digests = {}
     for folder in tmp_path.iterdir():
         newest = checkpoint.latest(folder)
@@ -118,7 +120,7 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
 
 
 def test_a_run_without_weights_is_written_as_before() -> None:
-    usual = config(class_weights=None)
+    usual = config(class_weights="none")
     assert isinstance(usual, ResolvedConfig)
     usual = recipe.with_images(usual, data.read(usual))
     assert not {name for name in (*runfile.to_mapping(usual), *runfile.params(usual)) if "class_weights" in name}
@@ -128,7 +130,7 @@ def test_a_run_without_weights_is_written_as_before() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"class_weights": "equal"}, "class_weights must be balanced, got 'equal'"),
+        ({"class_weights": "equal"}, "class_weights must be none or balanced, got 'equal'"),
         ({"augment": "mixup"}, "class_weights must be left out with --augment mixup, whose images are of two classes"),
         ({"augment": "cutmix"}, "class_weights must be left out with --augment cutmix"),
         (
@@ -140,3 +142,14 @@ def test_a_run_without_weights_is_written_as_before() -> None:
 def test_weights_that_do_not_fit_are_refused(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         config(**values)
+
+
+def test_a_sweep_compares_runs_with_and_without() -> None:
+    asked = command_line.sweep(["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"])
+    assert asked.config is not None
+    assert asked.config.grid == ({"class_weights": ["none", "balanced"]},)
+    without = trial("1x1")
+    weighted = dataclasses.replace(without, name="weighted", params={**without.params, "class_weights": "balanced"})
+    for axes in (("class_weights",), ()):  # a sweep, and runs of no sweep side by side
+        runs = Runs(dataclasses.replace(grid(), trials=(without, weighted), axes=axes))
+        assert {of.others for of in runs.configurations} == {(), (("class_weights", "balanced"),)}
