@@ -43,11 +43,17 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ConfigError("weights", f"must be a file that can be read; {path}: {first_line(error)}") from None
     if isinstance(state, Mapping):
         state = next((state[name] for name in _WITHIN if isinstance(state.get(name), Mapping)), state)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError("weights", f"must be a state dict, names of parameters with tensors; {path} is none")
-    state = dict(state)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) and _is_plain(state[name]) for name in state):
+        raise ConfigError("weights", f"must be a state dict, names of parameters with dense tensors; {path} is none")
+    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}  # torch.compile wraps modules
     consume_prefix_in_state_dict_if_present(state, "module.")  # of a model that DDP wrapped
     return state
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor that safetensors can store."""
+    is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+    return is_dense and not value.is_quantized and not value.is_meta
 
 
 def pack(weights: Mapping[str, Tensor]) -> tuple[bytes, str]:
@@ -84,12 +90,19 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
             f"must fit at least half of the parameters of {config.model}; {config.weights} has {share:.1%} of them, by "
             "name and shape",
         )
-    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in fresh))
+    layers = list(dict.fromkeys(map(_layer, fresh)))
     more = f" and {len(layers) - _NAMED} more layers" if len(layers) > _NAMED else ""
     rest = f"; fresh: {', '.join(layers[:_NAMED])}{more}" if layers else ""
     return f"weights of {config.weights}: {share:.1%} of the parameters{rest}"
 
 
 def _fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of layers that all have the model's shapes: a bias is of no use beside another weight."""
     own = model.state_dict()
-    return {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    shared = {name: value for name, value in weights.items() if name in own}
+    others = {_layer(name) for name, value in shared.items() if own[name].shape != value.shape}
+    return {name: value for name, value in shared.items() if _layer(name) not in others}
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0] or name

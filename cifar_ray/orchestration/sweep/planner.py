@@ -170,9 +170,9 @@ class PlannedTrial:
 
     @property
     def slug(self) -> str:
-        """The name of its folder."""
+        """The name of its folder, with a hash where letters of the cell's name are lost."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
-        if len(plain) <= _LONGEST_SLUG:
+        if len(plain) <= _LONGEST_SLUG and plain == self.cell.name.replace(" ", "-"):
             return plain
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 

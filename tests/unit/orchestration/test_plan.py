@@ -104,6 +104,11 @@ def test_names_of_folders_are_short_and_different() -> None:
     assert max(map(len, slugs)) <= 120
 
 
+def test_folders_differ_where_names_differ_in_signs_alone() -> None:
+    grid = {"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]}
+    assert len({trial.slug for trial in planned(made(grid=grid))}) == 4
+
+
 def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
     trials = planned(sweep)
