@@ -22,8 +22,8 @@ def show(command: ModelsCommand) -> int:
     for library in LIBRARIES:
         try:
             names += libraries.names(library)
-        except ConfigError as error:
-            flags.note(f"{library} {error.problem}")
+        except ConfigError:
+            flags.note(f"{library} is not installed; `pip install 'cifar-ray[{library}]'` adds its networks")
     pattern = command.pattern or "*"
     found = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 from cifar_ray.config.errors import ConfigError
@@ -18,6 +19,18 @@ def absolute(key: str, path: str) -> Path:
         return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(key, f"must begin with the home folder of somebody who has one, got {path!r}") from None
+
+
+def existing(key: str, text: str) -> Path | None:
+    """The file that a text names, absolute; None when there is none, as when it names something else.
+
+    Raises:
+        ConfigError: as for :func:`absolute`.
+    """
+    path = absolute(key, text)
+    with suppress(OSError, ValueError):  # a name that is too long, a null byte
+        return path if path.is_file() else None
+    return None
 
 
 def folder(key: str, text: str) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError, first_line, suggestion
@@ -51,7 +52,8 @@ def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[st
     """
     module, name = _found(model)
     try:
-        state: dict[str, Tensor] = module.fetch(name, tag, image_size, channels, **options)
+        with torch.random.fork_rng(devices=[]):  # timm builds a network for them
+            state: dict[str, Tensor] = module.fetch(name, tag, image_size, channels, **options)
     except Exception as error:  # of the network, the disk, or whatever a damaged file leads to
         raise ConfigError(
             "weights",
@@ -62,6 +64,8 @@ def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[st
 
 def _build(model: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
     module, name = _found(model)
+    if hidden := [option for option in options if option in module.OF_WEIGHTS]:
+        raise ConfigError("model_options", f"must not have {hidden[0]}: give --weights")
     try:
         made: nn.Module = module.build(name, image_size, channels, classes, **options)
     except TypeError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+OF_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 CACHE = "HF_HOME (~/.cache/huggingface)"
 
 

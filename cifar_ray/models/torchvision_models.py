@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision import models
 
+OF_WEIGHTS = ("weights", "weights_backbone", "progress")
 CACHE = "TORCH_HOME (~/.cache/torch)"
 
-# Heads that only training uses give logits of their own; without init_weights, torchvision warns of its default.
+# Auxiliary classifiers give logits of their own; without init_weights, torchvision warns of its default.
 _SINGLE_HEAD = {"aux_logits": False, "init_weights": True}
 
 

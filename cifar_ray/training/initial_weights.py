@@ -52,8 +52,9 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def _is_plain(value: object) -> bool:
     """Whether it is a tensor that safetensors can store."""
-    is_dense = isinstance(value, Tensor) and value.layout is torch.strided
-    return is_dense and not value.is_quantized and not value.is_meta
+    if not isinstance(value, Tensor):
+        return False
+    return value.layout is torch.strided and not value.is_quantized and not value.is_meta
 
 
 def pack(weights: Mapping[str, Tensor]) -> tuple[bytes, str]:
@@ -92,7 +93,7 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
         )
     layers = list(dict.fromkeys(map(_layer, fresh)))
     more = f" and {len(layers) - _NAMED} more layers" if len(layers) > _NAMED else ""
-    rest = f"; fresh: {', '.join(layers[:_NAMED])}{more}" if layers else ""
+    rest = f"; randomly initialised: {', '.join(layers[:_NAMED])}{more}" if layers else ""
     return f"weights of {config.weights}: {share:.1%} of the parameters{rest}"
 
 

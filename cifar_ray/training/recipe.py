@@ -308,7 +308,7 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
     if config.sync_batchnorm and device != "cuda":
         raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
     if config.sync_batchnorm and library_of(config.model) == "timm":  # torch would put a norm alone in their place
-        raise ConfigError("sync_batchnorm", f"must be off for {config.model}, whose norms may hold an activation")
+        raise ConfigError("sync_batchnorm", f"must be off for {config.model}, which may fuse norm and activation")
     decided = dataclasses.replace(
         config,
         device=typing.cast(Any, device),

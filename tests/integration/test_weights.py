@@ -132,7 +132,7 @@ def test_a_librarys_weights_are_taken_from_its_cache_or_refused_offline(resident
     state = network(SHUFFLENET, "cifar100", seed=4)
     torch.save(state, file)
     shown = resident.succeeds(*words, "--run-name", "tuned", **elsewhere).stdout
-    assert "weights of IMAGENET1K_V1: 97.1% of the parameters; fresh: fc\n" in shown
+    assert "weights of IMAGENET1K_V1: 97.1% of the parameters; randomly initialised: fc\n" in shown
     digest = initial_weights.pack(state)[1]
     assert resident.run_named("tuned").data.params["weights_digest"] == digest
     file.write_bytes(file.read_bytes()[:5000])

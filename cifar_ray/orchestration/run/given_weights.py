@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from torch import Tensor
@@ -49,10 +48,8 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
 
 def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[ResolvedConfig, dict[str, Tensor]]:
     text, model = str(config.weights), config.model
-    path = files.absolute("weights", text)
-    with suppress(OSError, ValueError):  # a name that is too long, a null byte
-        if path.is_file():
-            return replace(config, weights=str(path)), initial_weights.read(path)
+    if path := files.existing("weights", text):
+        return replace(config, weights=str(path)), initial_weights.read(path)
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:
         spec = data.spec(config)

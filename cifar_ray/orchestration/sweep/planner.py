@@ -19,7 +19,7 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import data, models, storage, tasks
-from cifar_ray.config import imports, runfile, schema, sweepfile
+from cifar_ray.config import files, imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
@@ -97,7 +97,7 @@ def _domain(values: Any) -> Any:
 
 
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep with its folders of images, and a file that names its price, independent of the working folder.
+    """The sweep with its folders of images, its files of weights and of its price, independent of the working folder.
 
     Raises:
         ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
@@ -105,15 +105,21 @@ def absolute(config: SweepConfig) -> SweepConfig:
     price = cost.checked(config.base.price)
 
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
-        named = values.get("dataset")
-        if isinstance(named, str):
-            return {**values, "dataset": data.own.absolute(named)}
-        if isinstance(named, list | tuple):
-            return {**values, "dataset": [data.own.absolute(str(name)) for name in named]}
-        return dict(values)
+        changed = dict(values)
+        for name, path_of in {"dataset": data.own.absolute, "weights": _absolute_file}.items():
+            named = values.get(name)
+            if isinstance(named, list | tuple):
+                changed[name] = [each if each is None else path_of(str(each)) for each in named]
+            elif named is not None:
+                changed[name] = path_of(str(named))
+        return changed
 
     train = of(config.train) if price is None else {**of(config.train), "price": price.word}
     return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
+
+
+def _absolute_file(weights: str) -> str:
+    return str(files.existing("weights", weights) or weights)
 
 
 @dataclass

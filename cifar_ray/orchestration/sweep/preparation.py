@@ -40,6 +40,7 @@ class Preparation:
         self._read: dict[tuple[object, ...], Dataset] = {}
         self._cpus = 1
         self._computing: dict[Any, arithmetic.Choice] = {}
+        self._weights: dict[Any, ResolvedConfig | ConfigError] = {}
 
     def load_data(self, trials: Sequence[PlannedTrial]) -> None:
         """Read the data sets of trials, whose configs then have what was found in them."""
@@ -59,8 +60,8 @@ class Preparation:
             self.datasets[trial.config.dataset_key] = self._read[which]
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
-        """Read the weights that trials start from, whose configs then have their digests."""
-        self.weights |= shared_weights.find(trials, store, self._board.line)
+        """Read the weights that trials start from, whose configs then have their digests, or no config is left."""
+        self.weights |= shared_weights.find(trials, store, self._board.line, self._weights)
 
     def place(self, trials: Sequence[PlannedTrial]) -> None:
         """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""

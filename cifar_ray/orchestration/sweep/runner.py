@@ -204,6 +204,7 @@ class _Sweep:
         with self._board as board:
             self._ready.load_data(self._asked())
             self._ready.read_weights(self._asked(), self._client.tracking_uri)
+            planner.refuse(self._config, [*self._trials, *self._probes])  # before a cluster is waited for
             configs = [config for _, config in preparation.configured(self._asked())]
             functions = sorted({path for config in configs for path in imports.functions(config)})
             with connected(self._base, board, self._locks, functions) as check:

@@ -7,31 +7,47 @@ from dataclasses import replace
 from typing import Any
 
 from cifar_ray.config import option
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 
 
-def find(trials: Sequence[PlannedTrial], store: str, note: Callable[[str], None]) -> dict[str, bytes]:
+def find(
+    trials: Sequence[PlannedTrial],
+    store: str,
+    note: Callable[[str], None],
+    known: dict[Any, ResolvedConfig | ConfigError],
+) -> dict[str, bytes]:
     """Read the weights of every trial that has not begun; its config then has their digest.
 
-    Returns:
-        Digest -> the weights as a safetensors file.
+    A trial whose weights cannot be found, or are another model's, loses its config and gets a reason.
 
-    Raises:
-        ConfigError: as for :func:`given_weights.find`.
+    Args:
+        trials: to be changed in place.
+        store: as for :func:`given_weights.find`.
+        note: as for :func:`given_weights.find`.
+        known: what earlier calls have found, which is extended.
+
+    Returns:
+        Digest -> the weights as a safetensors file, of those that no earlier call has read.
     """
-    read: dict[Any, ResolvedConfig] = {}
     contents: dict[str, bytes] = {}
     for trial in trials:
         if trial.config is None or trial.config.weights is None or trial.folder is not None:
             continue
         which = _kind(trial.config)
-        if which not in read:
-            read[which], content = given_weights.find(trial.config, store, note)
-            contents[str(read[which].weights_digest)] = content
-        found = read[which]
-        trial.config = replace(trial.config, weights=found.weights, weights_digest=found.weights_digest)
+        if which not in known:
+            try:
+                read, content = given_weights.find(trial.config, store, note)
+                known[which], contents[str(read.weights_digest)] = read, content
+            except ConfigError as error:
+                known[which] = error
+        found = known[which]
+        if isinstance(found, ConfigError):
+            trial.reason, trial.config = str(found), None
+        else:
+            trial.config = replace(trial.config, weights=found.weights, weights_digest=found.weights_digest)
     return contents
 
 

@@ -51,7 +51,7 @@ def test_logits_are_those_of_the_classes_and_options_reach_the_network() -> None
 
 
 @pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 80)])
-def test_heads_that_only_training_uses_are_left_out(name: str, side: int) -> None:
+def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
     spec = dataclasses.replace(SPECS["digits"], image_size=side)
     with torch.random.fork_rng(devices=[]):
         network = models.build(TrainConfig(model=f"torchvision:{name}"), spec).train()  # type: ignore[arg-type]
@@ -74,7 +74,8 @@ def test_a_network_for_images_of_one_size_is_built_for_theirs(name: str) -> None
         ({"model": "torchvision:alexnet"}, "--model must give float logits (B, 10) for images (B, 3, 32, 32), and torchvision:alexnet fails: RuntimeError: "),
         ({"model": "torchvision:googlenet", "model_options": {"aux_logits": True}}, "--model must "),
         ({"model": SMALL, "model_options": {"width": 2}}, f"--model-options must fit {SMALL}: ShuffleNetV2.__init__() got an unexpected keyword argument 'width'"),
-        ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, f"--model-options must fit {SMALL}: "),
+        ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, "--model-options must not have weights: give --weights"),
+        ({"model": "timm:test_vit", "model_options": {"checkpoint_path": "a.pt"}}, "--model-options must not have checkpoint_path: give --weights"),
         ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model-options must fit timm:test_vit: "),
     ],
 )  # fmt: skip
@@ -92,12 +93,12 @@ def test_timm_that_is_not_installed_is_named_with_its_extra(
         "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"
     )
     assert main(["models", "resnet18"]) == 0
-    assert capsys.readouterr().err == "note: timm needs timm; install it with `pip install 'cifar-ray[timm]'`\n"
+    assert capsys.readouterr().err == "note: timm is not installed; `pip install 'cifar-ray[timm]'` adds its networks\n"
 
 
-def test_norms_that_hold_an_activation_are_not_replaced() -> None:
+def test_norms_with_a_fused_activation_are_not_replaced() -> None:
     config = resolved(DIGITS, model="timm:test_resnet", sync_batchnorm=True)
-    with pytest.raises(ConfigError, match="sync_batchnorm must be off for timm:test_resnet, whose norms may hold"):
+    with pytest.raises(ConfigError, match="sync_batchnorm must be off for timm:test_resnet, which may fuse norm"):
         recipe.placed(config, "cuda", 1)
 
 

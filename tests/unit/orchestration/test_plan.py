@@ -9,14 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from cifar_ray import data, storage
+from cifar_ray import data, models, storage
 from cifar_ray.config import runfile, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as board
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner as plans
@@ -107,6 +109,30 @@ def test_names_of_folders_are_short_and_different() -> None:
 def test_folders_differ_where_names_differ_in_signs_alone() -> None:
     grid = {"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]}
     assert len({trial.slug for trial in planned(made(grid=grid))}) == 4
+
+
+def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = data.SPECS["digits"]
+    torch.save(models.build(TrainConfig(model="simple_cnn"), spec).state_dict(), "small.pt")
+    grid = {"model": ["simple_cnn", "resnet"], "weights": ["small.pt", "nobody"]}
+    sweep = plans.absolute(made(grid={**grid, "weights": ["small.pt"]}, skip_infeasible=True))
+    assert sweep.grid[0]["weights"] == [f"{tmp_path}/small.pt"]
+    assert plans.absolute(made(grid=grid)).grid[0]["weights"][1] == "nobody"
+    trials, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
+    ready.read_weights(trials, f"sqlite:///{tmp_path}/none.db")
+    assert [trial.config is None for trial in trials] == [False, True]
+    assert "weights must fit at least half of the parameters of resnet" in trials[1].reason
+    plans.refuse(sweep, trials)
+    assert trials[1].state == board.SKIPPED
+    with pytest.raises(ConfigError, match="or go with --skip-infeasible; resnet"):
+        plans.refuse(replace(sweep, skip_infeasible=False), trials)
+    torch.save({}, "small.pt")
+    later = planned(sweep)
+    ready.read_weights(later, f"sqlite:///{tmp_path}/none.db")
+    assert later[0].config == trials[0].config
 
 
 def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:

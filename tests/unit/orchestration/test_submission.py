@@ -86,6 +86,17 @@ def test_mistakes_are_found_before_anything_is_sent(
     assert sentence in said
 
 
+@pytest.mark.parametrize("words", [["train", "--weights", "a.pt"], ["sweep", "--grid", "weights=None,a.pt", *DIGITS]])
+def test_a_file_of_weights_is_absolute_and_a_run_is_not_taken_for_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    submission.read(words, None)
+    Path("a.pt").touch()
+    with pytest.raises(ConfigError, match=r"^weights must begin with / or ~ in a job"):
+        submission.read(words, None)
+
+
 def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs.client", raising=False)

@@ -104,7 +104,7 @@ def test_layers_of_another_shape_are_named_and_stay_fresh() -> None:
     weights, model = network(5).state_dict(), network(3)
     fresh = model[2].weight.clone()
     sentence = initial_weights.compared(model, weights, given())
-    assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; fresh: 2"
+    assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; randomly initialised: 2"
     content, digest = initial_weights.pack(weights)
     initial_weights.load(model, dataclasses.replace(given(), weights_digest=digest), content)
     assert torch.equal(model[0].weight, weights["0.weight"])
@@ -115,7 +115,7 @@ def test_layers_of_another_shape_are_named_and_stay_fresh() -> None:
 def test_a_bias_is_not_taken_without_its_weight() -> None:
     weights, model = {**network(3).state_dict(), "2.weight": torch.ones(3, 9), "2.bias": torch.ones(3)}, network(3)
     sentence = initial_weights.compared(model, weights, given())
-    assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; fresh: 2"
+    assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; randomly initialised: 2"
     content, digest = initial_weights.pack(weights)
     initial_weights.load(model, dataclasses.replace(given(), weights_digest=digest), content)
     assert not torch.equal(model[2].bias, torch.ones(3))
