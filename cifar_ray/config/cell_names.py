@@ -38,6 +38,7 @@ def names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: bool
 
 def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
+    text = "+".join(map(str, value)) if isinstance(value, tuple) else text
     text = text.replace("e+", "e")
     if name == "dataset" and not whole:  # of a folder's path, its name
         text = text.rpartition("/")[2]

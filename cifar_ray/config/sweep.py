@@ -106,14 +106,15 @@ def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
             made[name] = values
             continue
         is_one_list = (
-            _is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
+            is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
         )
         several = values if isinstance(values, list) and not is_one_list else [values]
         made[name] = [schema.field(TrainConfig, name, item, strict) for item in several]
     return made
 
 
-def _is_list(name: str) -> bool:
+def is_list(name: str) -> bool:
+    """Whether a field of a run takes several words."""
     return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
 
 

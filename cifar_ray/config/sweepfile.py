@@ -10,7 +10,7 @@ from typing import Any
 from cifar_ray.config import errors, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.search import Range
-from cifar_ray.config.sweep import BATCHES, SweepConfig, grids, options, shared_by_all
+from cifar_ray.config.sweep import BATCHES, SweepConfig, grids, is_list, options, shared_by_all
 from cifar_ray.config.train import TrainConfig
 
 
@@ -71,6 +71,8 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
 def read_axes(words: Sequence[str]) -> dict[str, Any]:
     """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
 
+    Of a field that takes several words, ``+`` joins those of one value: ``freeze=0,0+1``.
+
     Raises:
         ConfigError: when a word has no ``=``, a field comes twice, or it is an option of the sweep.
     """
@@ -90,6 +92,8 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
         axes[name] = text.split(",") if text else []
         if "" in axes[name]:
             raise ConfigError("grid", f"must have a value on both sides of a comma, got {errors.brief(word)}")
+        if is_list(name):
+            axes[name] = [value.split("+") for value in axes[name]]
     return axes
 
 

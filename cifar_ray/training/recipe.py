@@ -98,13 +98,16 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """The share of the training images that is kept for validation: as given, or for what is to choose; None for none.
 
     Raises:
-        ConfigError: when it is refused to what is to choose, or the test is to choose beside validation images.
+        ConfigError: when it is refused to what is to choose, or to data that has validation images, or the test is
+            to choose beside these.
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     is_known = config.images.classes > 0
     has_own = config.images.val > 0 and not config.val_share if is_known else data.own.has_validation(config)
     if config.choose_by == "test" and (has_own or config.val_share):
         raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
+    if has_own and config.val_share == 0:
+        raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
     if has_own or not chooser or config.choose_by == "test":
         return config.val_share or None
     if config.val_share == 0:

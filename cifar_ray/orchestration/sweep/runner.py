@@ -382,11 +382,15 @@ class _Sweep:
             self._ready.prepare(trial, self._client.tracking_uri)
             self._trials.append(trial)
             self._board.add(trial.cell.name)
-        if added:
-            again = counted(len(added), "other seed")
-            self._board.line(f"the best run, {added[0].repeats}, is trained again with {again}")
+        for trial in added:
+            if trial.config is None:
+                self._drop(record, trial, trial.reason)
+        left = [trial for trial in added if trial.config is not None]
+        if left:
+            again = counted(len(left), "other seed")
+            self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")
             self._save_cells(record)
-        return bool(added)
+        return bool(left)
 
     def _begin(self, record: SweepRecord, trial: PlannedTrial) -> TrialSpec | None:
         """Prepare and record a trial that was proposed; None when it cannot run here, which is recorded, too."""

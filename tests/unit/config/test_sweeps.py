@@ -389,6 +389,14 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
     assert sweepfile.from_mapping(sweepfile.load(tmp_path / "s.yaml")) == sweep
 
 
+def test_a_plus_joins_the_words_of_one_value() -> None:
+    axes = sweepfile.read_axes(["freeze=0,0+1", "lr-scale=0=0.1"])
+    sweep = sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits", "model": "resnet"}, "grid": axes})
+    assert sweep.grid[0] == {"freeze": [("0",), ("0", "1")], "lr_scale": [("0=0.1",)]}
+    names = [cell.name for cell in sweeps.cells(sweep, sweeps.combinations(sweep))]
+    assert names == ["freeze0 1x1 seed0", "freeze0+1 1x1 seed0"]
+
+
 def test_words_of_the_command_line() -> None:
     assert sweepfile.read_axes(["batch-size=16,64", "vit.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
         "batch_size": ["16", "64"],

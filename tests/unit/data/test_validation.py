@@ -167,6 +167,9 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     assert refusal(root, val_share=0.1) == (
         f"--val-share is for folders without validation images, and there is {root}/valid"
     )
+    assert (
+        refusal(root, val_share=0) == f"--val-share is for data without validation images, and folder:{root} has some"
+    )
     assert refusal(root, choose_by="test").startswith("--choose-by must be val where there are validation images")
     shutil.rmtree(root / "valid" / "3")
     folders.listing.cache_clear()

@@ -18,8 +18,10 @@ from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run import run_folder
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
 from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.strategies.worker import Worker
@@ -216,6 +218,21 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         assert again[-1].config is not None
         assert again[-1].config.cpus_per_worker == shares[-1]
     assert all(one.cpus_follow is False for one in [*found, again[-1].config] if one)
+
+
+def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: Any, tmp_path: Path) -> None:
+    train = {"dataset": "digits", "model": "simple_cnn", "epochs": 2}
+    sweep = SweepConfig("s", ({"lr": [0.1, 0.2]},), train=train, scheduler="median", repeat=2)
+    trials = plan(cells_of(sweep, draw(sweep)))
+    for trial, accuracy in zip(trials, (0.5, 0.6), strict=True):
+        trial.state, trial.figures = boards.FINISHED, {"test/accuracy": accuracy, "val/accuracy": accuracy}
+    goal = goal_of(sweep, [trial.config for trial in trials if trial.config])
+    client, record, kept = SimpleNamespace(tracking_uri="sqlite:///x"), SimpleNamespace(cells=len), len(trials)
+    made = _Sweep(sweep, storage.at(str(tmp_path)), client, trials, 0.0)  # type: ignore[arg-type]
+    cluster([node(0)])
+    assert goal is not None
+    assert not made._add_repeats(goal, record)  # type: ignore[arg-type]
+    assert [(trial.state, "CPU" in trial.reason) for trial in trials[kept:]] == [(boards.SKIPPED, True)] * 2
 
 
 def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:
