@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
-from cifar_ray.config.option import FOLDER, check_choices
+from cifar_ray.config.option import FOLDER, check_choices, names_for, value_of
 from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.topology import Topology
@@ -60,6 +60,11 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     def dataset_key(self) -> str:
         """What tells the data set from others, once it has been read: folders may be read in several sizes."""
         return self.images.digest or (f"{self.dataset} {self.val_share}" if self.val_share else self.dataset)
+
+    @property
+    def model_key(self) -> tuple[str, ...]:
+        """What tells the model from others: its name, and its options."""
+        return self.model, *(repr(value_of(self, name)) for name in names_for(TrainConfig, "model"))
 
     @property
     def validated(self) -> bool:

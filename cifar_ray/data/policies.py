@@ -105,7 +105,7 @@ def resized_crop(
     """
     from torchvision.transforms.v2 import functional as F
 
-    side = images.shape[1]
+    side, samples = images.shape[1], samples.cpu()  # a GPU would wait for each number that is read from it
     mirror = augment.draws(samples, seed, epoch, variation)[2].tolist() if flip else [False] * len(samples)
     crops = torch.empty_like(images)
     for image, crop, box, mirrored in zip(images, crops, boxes(samples, seed, epoch, side), mirror, strict=True):

@@ -47,6 +47,10 @@ class Clock:
         self._pauses = 0.0  # seconds of training in which no steps run
         self._fresh = True  # the first iteration of a process is not typical
 
+    def leave_out_next(self) -> None:
+        """Leave the next iteration out of the iteration times, as the first of a process."""
+        self._fresh = True
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Context manager: add the block's time to a phase."""
@@ -102,7 +106,8 @@ class Clock:
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.
 
-        The first iteration of each process is left out. Empty when there is no other.
+        The first iteration of each process is left out, and so is that of a strategy that is built again. Empty when
+        there is no other.
         """
         if not self._iterations:
             return {}

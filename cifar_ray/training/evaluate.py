@@ -70,12 +70,11 @@ class Evaluator:
 
     def _outputs(self, model: nn.Module, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """What the model gives for the share of ``rank``, and the targets, batch by batch, in evaluation mode."""
-        was_training, modes = model.training, {module: module.training for module in model.modules()}
+        modes = {module: module.training for module in model.modules()}
         model.eval()
         samples, spec, device = self._samples, self._dataset.spec, self._worker.device
         for images, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
             yield self._forward(model, images), targets
-        model.train(was_training)
         for module, mode in modes.items():  # what is frozen stays in evaluation mode
             module.training = mode
 

@@ -43,9 +43,9 @@ def rules(model: nn.Module, config: TrainConfig) -> list[Rule]:
     names: dict[int, list[str]] = {}  # a parameter may have several
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    made = []
+    every_scale, made = _scales(config), []
     for of in names.values():
-        scales = [scale for pattern, scale in _scales(config) if _matches(pattern, of)]
+        scales = [scale for pattern, scale in every_scale if _matches(pattern, of)]
         made.append(Rule(_frozen(config, of), scales[-1] if scales else 1.0))
     return made
 
@@ -60,13 +60,12 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
 
     So batch norm keeps its statistics, and uses them, and nothing is dropped there.
     """
-    for parameter, rule in zip(model.parameters(), rules(model, config)):
-        if rule.frozen:
-            parameter.requires_grad_(False)
+    frozen = {parameter for parameter, rule in zip(model.parameters(), rules(model, config)) if rule.frozen}
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     for name, module in model.named_modules():
-        names = [f"{name}.{each}" for each, _ in module.named_parameters(recurse=False)]
-        is_norm = isinstance(module, _BatchNorm) and names and all(_frozen(config, [each]) for each in names)
-        if is_norm or (name and _frozen(config, [name])):
+        own = {*module.parameters(recurse=False)}
+        if (isinstance(module, _BatchNorm) and own and own <= frozen) or (name and _frozen(config, [name])):
             module.eval()
 
 

@@ -169,10 +169,15 @@ def _others(number: int) -> str:
     """The other processes that compute on a GPU, counted where NVML tells: in a container it may list none."""
     import pynvml
 
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(number).uuid}")
-        count = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1  # without this one
+    uuid, count = torch.cuda.get_device_properties(number).uuid, 0
+    for kind in ("GPU", "MIG"):  # a whole card, or a part of one
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+                count = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1  # without this one
+            finally:
+                pynvml.nvmlShutdown()
         if count > 0:
             return f"{count} other process{'es' if count > 1 else ''}"
     return "other processes"

@@ -25,7 +25,7 @@ from cifar_ray.data.augment import Normalise
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
-from cifar_ray.strategies import compiling
+from cifar_ray.strategies import compiling, gradients
 from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
@@ -162,16 +162,24 @@ def prepare(
 
 
 def strategy_in(state: TrainingState, epoch: int) -> Strategy:
-    """The strategy of an epoch, from 0; at ``--unfreeze-epoch`` it is built again, as in a run that resumes there."""
+    """The strategy of an epoch, from 0; at ``--unfreeze-epoch`` it is built again, as in a run that resumes there.
+
+    The one before can then be used no more.
+    """
     config, worker = state.config, state.worker
     if state.frozen and not freezing.holds(config, epoch):
         with state.clock.phase("startup"):
-            weights, kept = state.model.state_dict(), state.strategy.state()
+            weights, kept = gradients.on_cpu(state.model.state_dict()), state.strategy.state()
+            kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
+            # The caller may still hold the old strategy, and a GPU may have no room for two.
+            vars(state.strategy).clear()
+            del state.model, state.strategy
             state.model = _model(config, data.spec(config), worker, frozen=False)
             state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
             with compiling.refusing(config):
                 _warm_up(state.strategy, state.loader, weights, config.compile)
             state.strategy.load(weights, kept)
+            state.clock.leave_out_next()
         state.frozen = False
     return state.strategy
 

@@ -34,8 +34,8 @@ def expected_seconds(config: ResolvedConfig, finished: Sequence[PlannedTrial]) -
     return max(paces) * _images(config) if paces else None
 
 
-def _kind(config: ResolvedConfig) -> tuple[str, str, str]:
-    return config.model, config.topology, config.device
+def _kind(config: ResolvedConfig) -> tuple[tuple[str, ...], str, str]:
+    return config.model_key, config.topology, config.device
 
 
 def _images(config: ResolvedConfig) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 import torch
 
-from cifar_ray.config import errors, option
+from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
@@ -85,12 +85,11 @@ def _kind(config: ResolvedConfig) -> Any:
     """What the runs have in common that are to compute alike; with ``reproducible`` nothing is measured."""
     return (
         config.strategy == "reproducible",
-        config.model,
+        config.model_key,
         config.device,
         config.precision,
         config.convolutions,
         config.compile,
-        *(repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model")),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
+import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +158,9 @@ def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
     still = config(checkpoint_every=3, keep_checkpoints=9, **SHORT, **values)
     train_here(still, digits, tmp_path / "still")
     assert digest(snapshot(tmp_path / "whole", 4)) == digest(snapshot(tmp_path / "still", 4))
+    assert (
+        len(snapshot(tmp_path / "whole", 12).clock["iterations"]) == 12 - 2
+    )  # the first, and that of the new strategy
     first, second = snapshot(tmp_path / "whole", 4), snapshot(tmp_path / "whole", 6)
     model = models.build(wanted, SPECS["digits"])
     each = zip(model.named_parameters(), freezing.rules(model, wanted), strict=True)
@@ -170,6 +175,17 @@ def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
                 train_here(wanted, digits, folder, Recorder(stop_after=stop))
         assert train_here(wanted, digits, folder).weights_sha256 == whole.weights_sha256
         assert digest(snapshot(folder, 12)) == digest(snapshot(tmp_path / "whole", 12))
+
+
+def test_a_strategy_that_is_built_again_leaves_nothing_of_the_one_before(digits: Dataset, tmp_path: Path) -> None:
+    state = setup.prepare(config(freeze=TRUNK, unfreeze_epoch=2, **SHORT), digits, tmp_path, Worker(), Launch(0.0, 0.0))
+    before, weights = state.strategy, {name: each.clone() for name, each in state.model.state_dict().items()}
+    model, optimized = weakref.ref(state.model), weakref.ref(state.strategy.optimizer)
+    assert setup.strategy_in(state, 0) is before
+    assert setup.strategy_in(state, 1) is not before
+    gc.collect()
+    assert (model(), optimized()) == (None, None)
+    torch.testing.assert_close(dict(state.model.state_dict()), weights, rtol=0, atol=0)
 
 
 def test_groups_learn_at_their_own_rates() -> None:

@@ -250,7 +250,7 @@ class Memory:
         monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: [None] * processes)
 
     def _handle(self, uuid: str) -> str:
-        if uuid != "GPU-e4b5":
+        if uuid not in ("GPU-e4b5", "MIG-7a00"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return uuid
 
@@ -298,6 +298,16 @@ def test_a_part_of_a_card_of_which_nvml_knows_nothing_is_told_all_the_same(
     Memory(monkeypatch, 13.9e9, 24e9, 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="of a MIG part"))
     assert "are in use by other processes" in gpus.in_use(0)
+
+
+def test_who_uses_a_part_of_a_card_is_asked_by_its_own_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    Memory(monkeypatch, 13.9e9, 24e9, 3)
+    open_now: list[None] = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: open_now.append(None))
+    monkeypatch.setattr(pynvml, "nvmlShutdown", open_now.pop)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="7a00"))
+    assert "are in use by 2 other processes" in gpus.in_use(0)
+    assert open_now == []
 
 
 class Full(torch.nn.Module):
