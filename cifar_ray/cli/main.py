@@ -63,15 +63,14 @@ def train(words: Sequence[str]) -> int:
     if asked.quiet or asked.json:
         console = Console(tasks.recorded(result.task))
         stopped = f"run {result.name}: stopped by {limits.named(result.stopped_by)}"
-        output.show(
-            result,
-            asked.json,
-            lambda: (
+
+        def show() -> None:
+            if result.stopped_by:
                 console.line(stopped)
-                if result.stopped_by
-                else console.result(result.name, result.metrics, result.times)
-            ),
-        )
+            if not limits.is_halted(result.stopped_by):
+                console.result(result.name, result.metrics, result.times)
+
+        output.show(result, asked.json, show)
     return 0
 
 

@@ -96,6 +96,9 @@ class ResumeCommand:
     max_cost: Positive | None = None
     """Larger than what the run has cost, to go on after a stop by --max-cost."""
 
+    patience: Count | None = None
+    """More epochs than before, to go on after a stop by --patience."""
+
     max_failures: int | None = None
     start_timeout_s: float | None = None
     hang_timeout_s: float | None = None

@@ -1,4 +1,4 @@
-"""Limits of a run or of a sweep in time and money."""
+"""Limits of a run or of a sweep in time and money, and a run's patience."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from cifar_ray.config import errors
 from cifar_ray.config.option import option
-from cifar_ray.config.schema import Positive
+from cifar_ray.config.schema import Count, Positive
 
 _DURATION = TypeAdapter(timedelta)
 _OF_SWEEP = "sweep_"
+PATIENCE = "patience"
 
 
 def seconds(text: str) -> float:
@@ -49,7 +50,7 @@ PriceText = Annotated[str, BeforeValidator(_price)]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits in time and money."""
+    """Limits in time, money and patience."""
 
     price: PriceText | None = option(None, weights=False)
     """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray
@@ -62,6 +63,10 @@ class Limits:
     max_cost: Positive | None = option(None, weights=False)
     """Stop as with --max-time after so many USD, at --price. To cifar-ray sweep, the limit of the whole sweep. Default:
     no limit."""
+
+    patience: Count | None = option(None, weights=False, if_set=True)
+    """Stop after so many epochs in a row without a better validation figure, of the images of --val-share. The run then
+    ends as after its last epoch: it is tested, and its models are logged. Default: train all epochs."""
 
 
 KEYS = tuple(field.name for field in dataclasses.fields(Limits))
@@ -81,6 +86,11 @@ def check(config: Any) -> None:
 def of_sweep(key: str) -> str:
     """What a run is said to be stopped by when that limit is the sweep's."""
     return _OF_SWEEP + key
+
+
+def is_halted(stopped_by: str) -> bool:
+    """Whether a run was stopped without a result. One that has run out of patience has one, as a whole run has."""
+    return stopped_by not in ("", PATIENCE)
 
 
 def is_of_sweep(stopped_by: str) -> bool:

@@ -117,7 +117,8 @@ class Data:
     val_share: Share | None = option(None, weights=True, if_set=True)
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
     every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
-    chosen: by --log-models best or all, or by --scheduler. A folder:PATH with val/ and test/ needs no share."""
+    chosen: by --log-models best or all, by --patience, or by --scheduler. A folder:PATH with val/ and test/ needs no
+    share."""
 
     stream: bool = option(False, weights=False, only={"dataset": (FOLDER_PATH,)})
     """Keep the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them ahead
@@ -188,8 +189,9 @@ class Tracking:
     """Newest checkpoints to keep, in addition to the best one where there is one."""
 
     choose_by: Literal["val", "test"] = option("val", weights=False, if_set=True)
-    """Images whose figure chooses the best checkpoint, and the runs that --scheduler stops. 'test' tags the run, and
-    reports caution that its test figures were chosen among several, so that new images will give worse ones."""
+    """Images whose figure chooses the best checkpoint, the runs that --scheduler stops, and the end by --patience.
+    'test' tags the run, and reports caution that its test figures were chosen among several, so that new images will
+    give worse ones."""
 
     log_models: Literal["final", "best", "all", "none"] = option("final", weights=False)
     """Checkpoints to log to MLflow as models: the final one, the one with the best validation figure, both, or none.

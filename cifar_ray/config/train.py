@@ -156,6 +156,10 @@ def _check(config: TrainConfig) -> None:
     if config.oversubscribe and config.address is not None:
         raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
     limits.check(config)
+    if config.patience is not None and config.per_rank_test:
+        raise ConfigError(
+            "patience", "cannot go with --per-rank-test, which must know before an epoch ends that it is the last"
+        )
     _check_batch(config)
     check_choices(config)
 

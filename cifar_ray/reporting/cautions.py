@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from cifar_ray.config.limits import PATIENCE
 from cifar_ray.reporting import audit, chance, scaling
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, Study, Trial
 
 _MOST_LISTED = 5
 _HELD = 4
@@ -50,6 +51,7 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
         *_unfinished(study),
         *_chosen_on_test(runs, finished),
         *_left_out(runs, finished),
+        *_ended_early(finished),
         *_of_few_images(runs, finished),
         *(_of_another_machine(finished, price) if price is not None else ()),
         *_unequal(runs),
@@ -100,6 +102,12 @@ def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
     if shared:
         those = "All" if shared == len(finished) else f"{shared} of {len(finished)}"
         yield f"{those} finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
+
+
+def _ended_early(finished: list[Trial]) -> Iterator[str]:
+    if count := sum(trial.tags.get(STOPPED_BY_TAG) == PATIENCE for trial in finished):
+        those = "All" if count == len(finished) else f"{count} of {len(finished)}"
+        yield f"{those} finished runs ended by --patience before their last epoch: their times are of fewer epochs."
 
 
 def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:

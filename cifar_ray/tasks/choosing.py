@@ -1,10 +1,13 @@
 """What chooses between a run's checkpoints, and between runs: which figure, on which samples, and which way is better.
 
-Whatever chooses asks here: the scheduler of a sweep, the best checkpoint that is kept, logged and registered.
+Whatever chooses asks here: the scheduler of a sweep, the best checkpoint that is kept, logged and
+registered, and a run's patience.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.train import TrainConfig
@@ -41,3 +44,18 @@ def objective(config: TrainConfig, task: TaskSpec) -> Objective | None:
     """What chooses among the epochs of a resolved config, and between it and other runs; None when nothing may."""
     subset = measured(config)
     return Objective(task.primary, subset) if subset == config.choose_by else None
+
+
+def is_exhausted(config: TrainConfig, task: TaskSpec, epochs: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the last ``--patience`` epochs have each been no better than the best one before them.
+
+    Args:
+        config: resolved.
+        task: says which figure counts.
+        epochs: the metrics of each epoch so far, from the first; a figure that is NaN is no better than any.
+    """
+    chooser = objective(config, task)
+    if config.patience is None or chooser is None or len(epochs) <= config.patience:
+        return False
+    ranks = [chooser.figure.rank(metrics.get(chooser.metric, math.nan)) for metrics in epochs]
+    return max(ranks[-config.patience :]) <= max(ranks[: -config.patience])

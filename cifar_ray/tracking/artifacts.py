@@ -97,7 +97,9 @@ def log_model(
     from mlflow.types.schema import Map
 
     run = client.get_run(run_id)
-    if any(model.tags.get(WHICH_TAG) == which for model in logged_models(client, run)):
+    steps = _steps(run)
+    known = ((model.tags.get(WHICH_TAG), steps[model.model_id]) for model in logged_models(client, run))
+    if (which, epoch) in known:
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
     outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
@@ -163,8 +165,13 @@ def log_model(
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
-    """The models that the run has logged completely, the final one last."""
-    ids = [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
-    models = [client.get_logged_model(model_id) for model_id in ids]
+    """The models that the run has logged completely, the final one last; of several ends, that of the last one."""
+    steps = _steps(run)
+    models = [client.get_logged_model(model_id) for model_id in steps]
     ready = [model for model in models if model.status == LoggedModelStatus.READY]
-    return sorted(ready, key=lambda model: model.tags.get(WHICH_TAG) == _FINAL)
+    return sorted(ready, key=lambda model: (model.tags.get(WHICH_TAG) == _FINAL, steps[model.model_id]))
+
+
+def _steps(run: Run) -> dict[str, int]:
+    """Id of every model of the run -> the epoch whose checkpoint it is."""
+    return {output.model_id: output.step for output in run.outputs.model_outputs} if run.outputs else {}

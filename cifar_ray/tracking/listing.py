@@ -11,7 +11,7 @@ from mlflow.entities import Run
 
 from cifar_ray import tasks, tracking
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import task_of
+from cifar_ray.tracking.study import STOPPED_BY_TAG, task_of
 
 _OURS = (store.KEY_TAG, parent.KIND_TAG)
 """Tags, one of which a run or a sweep of this program has; others' runs in the store are not even asked for."""
@@ -94,7 +94,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
     is_sweep = parent.KIND_TAG in run.data.tags
     members = children if is_sweep else [run]
     tags, state = run.data.tags, _STATES.get(run.info.status, run.info.status.lower())
-    state = "stopped" if store.STOPPED_BY_TAG in tags and state == "finished" else state
+    state = "stopped" if STOPPED_BY_TAG in tags and state == "finished" else state
     task = task_of(members[0].data.tags if members else {})
     failed = sum(run.info.status == "FAILED" for run in children) + int(tags.get(parent.WITHOUT_RUN_TAG, 0))
     return Listed(

@@ -18,7 +18,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import task_of
+from cifar_ray.tracking.study import STOPPED_BY_TAG, task_of
 from cifar_ray.tracking.uri import no_such_sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
@@ -219,15 +219,15 @@ def trials(client: MlflowClient, sweep: KnownSweep) -> dict[str, KnownTrial]:
 
 def _known(run: Run) -> KnownTrial:
     task, metrics = task_of(run.data.tags), run.data.metrics
-    stopped_by = run.data.tags.get(store.STOPPED_BY_TAG, "")
+    stopped_by = run.data.tags.get(STOPPED_BY_TAG, "")
     left = limits.is_of_sweep(stopped_by)
     return KnownTrial(
         run.info.run_id,
         run.info.status,
-        STOPPED_TAG in run.data.tags or (stopped_by != "" and not left),
+        STOPPED_TAG in run.data.tags or (limits.is_halted(stopped_by) and not left),
         {name: value for name, value in metrics.items() if name.startswith(("time/", task.throughput))},
         metrics.get(task.primary.result(metrics)),
-        run.data.tags.get(store.FAILURE_TAG, limits.named(stopped_by) if stopped_by else ""),
+        run.data.tags.get(store.FAILURE_TAG, limits.named(stopped_by) if limits.is_halted(stopped_by) else ""),
         metrics,
         left,
     )

@@ -15,7 +15,7 @@ from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import LOAD, MEASURE_TAG, Point, Study, Trial
+from cifar_ray.tracking.study import LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Study, Trial
 from cifar_ray.tracking.uri import no_such_name, no_such_run
 
 _CONFUSION = "confusion_matrix.json"
@@ -187,7 +187,8 @@ def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: st
     """Read one run; ``params`` and ``reason`` are used where it ended before logging its own."""
     info, data = run.info, run.data
     status = "PENDING" if info.status == "SCHEDULED" else info.status
-    if status == "FINISHED" and (stopped_by := data.tags.get(store.STOPPED_BY_TAG)):
+    stopped_by = data.tags.get(STOPPED_BY_TAG, "")
+    if status == "FINISHED" and limits.is_halted(stopped_by):
         status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
     return Trial(
         name=info.run_name,

@@ -49,7 +49,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         raise ConfigError("name", f"must be a name without / and :, got {name!r}")
     tracking.quieten(verbose=False)
     client, known = store.open_run(store.resolve_uri(tracking_uri), run)
-    if known.stopped_by:
+    if limits.is_halted(known.stopped_by):
         raise ConfigError(
             "", f"run {known.name!r} was stopped by {limits.named(known.stopped_by)}, and only a whole run has a model"
         )

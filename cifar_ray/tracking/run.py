@@ -22,7 +22,7 @@ from cifar_ray.tasks import Subset
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, origin, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, STOPPED_BY_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
@@ -108,7 +108,7 @@ class RunRecord(Record):
         """
         record = store.take_over(client, run_id, partial(cls, client))
         record.tags(origin.changed_tags(record.tags_before, origin.run_tags(config)))
-        record._sink.call(partial(store.forget, tag=store.STOPPED_BY_TAG))
+        record._sink.call(partial(store.forget, tag=STOPPED_BY_TAG))
         return record
 
     def config_file(self, config: ResolvedConfig) -> None:
@@ -208,7 +208,7 @@ class RunRecord(Record):
 
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
-        tags = {store.STOPPED_BY_TAG: by}
+        tags = {STOPPED_BY_TAG: by}
         if saved is not None:
             tags["cifar_ray.weights_sha256"] = saved.weights_sha256
             tags["cifar_ray.checkpoint"] = self._address(saved.path)

@@ -24,6 +24,7 @@ from cifar_ray.config import files
 from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import FOLDER
+from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
 from cifar_ray.tracking.uri import flag, no_such_run, sqlite_path
@@ -44,9 +45,6 @@ FOLDER_TAG = "cifar_ray.folder"
 FAILURE_TAG = "cifar_ray.failure"
 """Tag with the reason of a run that is not FINISHED."""
 
-STOPPED_BY_TAG = "cifar_ray.stopped_by"
-"""Tag of a FINISHED run that was stopped by a limit, such as ``max_time``: it is not whole, and can go on."""
-
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
 
@@ -63,7 +61,7 @@ _PAGE = 200
 class KnownRun:
     """A run found in the tracking store, or by its folder: then it has neither id nor status.
 
-    ``stopped_by`` is the limit that has stopped it, or empty.
+    ``stopped_by`` is the limit that has stopped it, ``patience``, or empty.
     """
 
     run_id: str

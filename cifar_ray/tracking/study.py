@@ -17,6 +17,10 @@ from cifar_ray.tasks import Figure, Subset, TaskSpec
 TASK_TAG = "cifar_ray.task"
 """Tag of a run of another task than image classification: the task's facts, as JSON."""
 
+STOPPED_BY_TAG = "cifar_ray.stopped_by"
+"""Tag of a FINISHED run that was stopped by a limit, such as ``max_time``: it is not whole, and can go on. One that was
+stopped by ``patience`` can go on as well, and has all that a whole run has."""
+
 MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, as ``--measure`` has it."""
 

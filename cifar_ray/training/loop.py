@@ -25,7 +25,9 @@ def fit(
     asked: Callable[[], bool] | None = None,
     initial: Callable[[], bytes] | None = None,
 ) -> Outcome:
-    """Train to the last epoch, from the newest usable checkpoint below ``folder`` if there is any.
+    """Train to the last epoch, or as long as ``--patience`` lasts.
+
+    It goes on from the newest usable checkpoint below ``folder`` if there is any.
 
     Every rank calls this with the same arguments but for ``worker`` and ``observer``;
     :func:`cifar_ray.training.setup.prepare` tells what they are.
@@ -42,7 +44,7 @@ def fit(
     evaluation = None
     if worker.rank == 0:
         observer.started(state.started)
-    for epoch in range(state.step // steps, config.epochs):
+    for epoch in record.epochs_left(state):
         strategy = strategy_in(state, epoch)
         clock.start()
         for step_in_epoch in range(state.step % steps, steps):

@@ -140,6 +140,7 @@ class Outcome:
         per_class: metric name -> one number per class, of the chosen checkpoint, or else of the last.
         confusion: test images by true class (row) and predicted class (column), of the same checkpoint.
         history: every row of the run.
+        stopped_by: ``patience`` when that has ended the run before its last epoch, else empty.
     """
 
     epochs: int
@@ -151,6 +152,7 @@ class Outcome:
     per_class: dict[str, list[float]]
     confusion: list[list[int]]
     history: tuple[Row, ...]
+    stopped_by: str = ""
 
     @property
     def ended(self) -> float:

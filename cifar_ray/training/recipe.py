@@ -102,6 +102,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
             to choose beside these.
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
+    chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
     is_known = config.images.classes > 0
     has_own = config.images.val > 0 and not config.val_share if is_known else data.own.has_validation(config)
     if config.choose_by == "test" and (has_own or config.val_share):

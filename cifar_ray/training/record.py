@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.config import limits
 from cifar_ray.strategies.gradients import gather
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.protocol import Evaluation
@@ -39,6 +40,17 @@ def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row:
     row = Row.now("iteration", state.step, metrics)
     state.history.append(row)
     return row
+
+
+def epochs_left(state: TrainingState) -> Iterator[int]:
+    """The epochs that are to be trained, from 0; every rank has the same history, and so decides alike on patience."""
+    steps = state.loader.steps_per_epoch
+    for epoch in range(state.step // steps, state.config.epochs):
+        within = state.step % steps != 0  # a checkpoint within an epoch, from which the run goes on to its end
+        rows = [row.metrics for row in state.history if row.kind == "epoch"]
+        if not within and choosing.is_exhausted(state.config, state.task.spec, rows):
+            return
+        yield epoch
 
 
 @contextmanager
@@ -225,6 +237,7 @@ def outcome(state: TrainingState, tested: Tested) -> Outcome:
         per_class=shown.per_class,
         confusion=shown.confusion,
         history=tuple(state.history),
+        stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
     )
 
 

@@ -14,7 +14,8 @@ import ray
 
 from cifar_ray import data, tasks, tracking
 from cifar_ray.config import errors, imports, runfile
-from cifar_ray.config.errors import InterruptedRunError, RunFailedError
+from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
+from cifar_ray.config.limits import PATIENCE
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -31,10 +32,11 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Lock
+from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.observer import Launch, SavedCheckpoint
+from cifar_ray.training.observer import Launch, Row, SavedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,12 @@ def resume(
         callbacks: as for :func:`train`.
 
     Returns:
-        None when it was finished already, and was not stopped by a limit.
+        None when it was finished already, and was stopped neither by a limit nor by its patience.
 
     Raises:
         CheckpointError: when the run has checkpoints and none can be used.
-        ConfigError: when there is no such run, its folder is gone, it has reached its limits, or the changes do not
-            fit it.
+        ConfigError: when there is no such run, its folder is gone, it has reached its limits or its patience, or
+            the changes do not fit it.
         RunFailedError: as for :func:`train`.
         InterruptedRunError: as for :func:`train`.
     """
@@ -156,9 +158,11 @@ def resume(
     with signals(), folder.lock() as held, Console() as console:
         for note in notes:
             console.line(note)
-        before, kept = _existing(folder)
+        before, kept, history = _existing(folder)
         config = _moved(before, changes)
         limits.refuse_reached(config, folder.folder)
+        if known.stopped_by == PATIENCE:
+            limits.refuse_exhausted(config, tasks.spec(config), history, folder.name)
         config, dataset, data_s = _read(config, console)
         with _allocated(config, folder, held, console) as ready:
             chosen = ready.chosen
@@ -232,10 +236,12 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         console.places([*session.spent_rows(), *session.locations(result)])
         console.line(session.halted_line(outcome.by))
         return result
-    result = session.result(outcome)
+    result = session.result(outcome, outcome.stopped_by)
     attempt_s = outcome.ended - launch.begun if is_resumed else None
     places = [*session.spent_rows(), *session.locations(result)]
     console.summary(result.metrics, result.times, places, attempt_s)
+    if outcome.stopped_by:
+        console.line(session.ended_line(outcome))
     return result
 
 
@@ -255,8 +261,8 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 
-def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]:
-    """A run's config and checkpoints.
+def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint], Sequence[Row]]:
+    """A run's config, its checkpoints, and what the newest usable one has recorded.
 
     Raises:
         CheckpointError: when the run has checkpoints and none can be used.
@@ -264,11 +270,17 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint]]
     """
     config = folder.config()
     with folder.checkpoints(config) as path:
-        checkpoint.latest(path, config)
-        return config, checkpoint.existing(path)
+        newest = checkpoint.latest(path, config)
+        return config, checkpoint.existing(path), newest[1].history if newest else ()
 
 
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
-    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
+    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed.
+
+    Raises:
+        ConfigError: when the changes do not fit it.
+    """
+    if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
+        raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
     fixed = {"elastic": None} if "topology" in changes else {}
     return recipe.resolve(limits.with_price(runfile.merge(config, {**changes, **fixed})))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -15,6 +15,9 @@ from cifar_ray.display.run import dollars, duration
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.storage import Folder
+from cifar_ray.tasks import choosing
+from cifar_ray.tasks.spec import TaskSpec
+from cifar_ray.training.observer import Row
 
 _FILE = "spent.json"
 _TICK_S, _WRITE_S = 1.0, 30.0
@@ -140,6 +143,22 @@ def refuse_reached(config: TrainConfig, folder: Folder) -> None:
         usd = spent.usd(cost.checked(config.price)) or 0.0
         used = duration(spent.placed_s) if key == "max_time" else dollars(usd)
         raise ConfigError(key, f"must be more than the {used} of run {folder.name} so far, got {getattr(config, key)}")
+
+
+def refuse_exhausted(config: TrainConfig, task: TaskSpec, history: Sequence[Row], name: str) -> None:
+    """Refuse to go on with a run that ``--patience`` has ended, unless it is larger now.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    epochs = [row.metrics for row in history if row.kind == "epoch"]
+    if choosing.is_exhausted(config, task, epochs):
+        metric = task.primary.on(choosing.measured(config))
+        raise ConfigError(
+            "patience",
+            f"must be more than the epochs without a better {metric} after which run {name} has ended, "
+            f"got {config.patience}",
+        )
 
 
 def with_price(config: TrainConfig) -> TrainConfig:

@@ -38,9 +38,11 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
+from cifar_ray.tasks import choosing
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages, uri
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
 
@@ -278,6 +280,8 @@ class RunSession:
     def finish(self, outcome: Outcome) -> None:
         """Record the outcome; :meth:`end` is still to be called."""
         self.record.result(outcome, self.dataset)
+        if outcome.stopped_by:
+            self.record.tags({STOPPED_BY_TAG: outcome.stopped_by})
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)
@@ -299,6 +303,17 @@ class RunSession:
         return (
             f"stopped by {self._limit(by)} {after}, {self._when()}; `{self._resume_command()} {flag} MORE` goes on, "
             f"`cifar-ray evaluate {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}` measures it"
+        )
+
+    def ended_line(self, outcome: Outcome) -> str:
+        """After which epoch the run's patience has ended it, which one was the best, and what continues it."""
+        best = int(outcome.metrics.get(CHOSEN_EPOCH, 0))
+        metric = self.record.task.primary.on(choosing.measured(self.config))
+        since = f", {metric} was best after epoch {best}" if best else ""
+        after = f"after epoch {outcome.epochs} of {self.config.epochs}"
+        return (
+            f"stopped by {self._limit(outcome.stopped_by)} {after}{since}; "
+            f"`{self._resume_command()} {errors.flag_of(outcome.stopped_by)} MORE` goes on"
         )
 
     def _limit(self, by: str) -> str:

@@ -32,7 +32,8 @@ class TrainResult:
         checkpoint: address of the final checkpoint.
         task: facts of a task of the user's own; None for image classification.
         cost_usd: what it has cost over all attempts; None without a price.
-        stopped_by: the limit that has stopped it, such as ``max_time``; empty when it has finished.
+        stopped_by: the limit that has stopped it, such as ``max_time``; ``patience`` when that has ended it, with its
+            test figures; empty after its last epoch.
     """
 
     name: str
@@ -65,7 +66,7 @@ class TrainResult:
         return run_folder.reopen(storage.at(self.folder)).predictor(name)[0]
 
     def __repr__(self) -> str:
-        if self.stopped_by:
+        if limits.is_halted(self.stopped_by):
             return f"<run {self.name}: stopped by {limits.named(self.stopped_by)}; checkpoint: {self.checkpoint}>"
         primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]
         score, way = primary.named(self.metrics[primary.result(self.metrics)]), pages.way(self.tracking_uri, self.page)

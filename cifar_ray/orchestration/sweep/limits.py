@@ -27,21 +27,21 @@ def expected_seconds(config: ResolvedConfig, finished: Sequence[PlannedTrial]) -
         None when there is no such run.
     """
     paces = [
-        trial.spent.placed_s / _images(trial.config)
+        trial.spent.placed_s / _images(trial.config, trial.epoch)  # its patience may have ended it
         for trial in finished
         if trial.config is not None and _kind(trial.config) == _kind(config) and trial.spent.placed_s
     ]
-    return max(paces) * _images(config) if paces else None
+    return max(paces) * _images(config, config.epochs) if paces else None
 
 
 def _kind(config: ResolvedConfig) -> tuple[tuple[str, ...], str, str]:
     return config.model_key, config.topology, config.device
 
 
-def _images(config: ResolvedConfig) -> int:
-    """Images that a run trains on."""
+def _images(config: ResolvedConfig, epochs: int) -> int:
+    """Images that a run trains on in so many epochs; in all of them when 0."""
     steps = config.steps_per_epoch or data.spec(config).train_size // config.global_batch_size
-    return config.epochs * steps * config.global_batch_size
+    return (epochs or config.epochs) * steps * config.global_batch_size
 
 
 class Budget:

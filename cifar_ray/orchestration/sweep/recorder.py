@@ -131,7 +131,10 @@ class SweepRecorder:
         trial.outcome, trial.times = event.outcome, event.outcome.times
         trial.figures = {**event.outcome.metrics, **event.outcome.times}
         metrics = event.outcome.metrics
-        self.close(trial, boards.FINISHED, trial.result(metrics[trial.task.primary.result(metrics)]))
+        note = trial.result(metrics[trial.task.primary.result(metrics)])
+        if by := event.outcome.stopped_by:
+            note += f", stopped by {limits.named(by)} after epoch {event.outcome.epochs}"
+        self.close(trial, boards.FINISHED, note)
 
     @_on.register
     def _(self, event: TrialTooLarge, trial: PlannedTrial) -> None:
