@@ -293,7 +293,7 @@ def test_the_models_that_are_asked_for_are_logged(
 ) -> None:
     asked: list[str] = []
     record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
-    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)})
+    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by="")
     RunSession(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
     assert asked == logged
 

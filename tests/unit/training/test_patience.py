@@ -1,0 +1,156 @@
+"""``--patience``: a run ends after so many epochs without a better validation figure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cifar_ray import data, tasks
+from cifar_ray.config import command_line, runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.orchestration.run import limits
+from cifar_ray.tasks import USUAL, choosing
+from cifar_ray.training import checkpoint, recipe
+from tests.support.helpers import Recorder, digest, small_config, train_here, train_on_ranks
+from tests.unit.tasks.test_own_task import config as ink
+from tests.unit.training.test_choosing import best, of, shuffled
+
+EPOCHS = 30
+impatient = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=EPOCHS, lr=0.2)
+
+
+def after_the_best(accuracies: list[float]) -> int:
+    return len(accuracies) - 1 - accuracies.index(max(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "is_exhausted"),
+    [
+        ([], False),
+        ([0.5, 0.4], False),
+        ([0.5, 0.4, 0.5], True),
+        ([0.5, 0.4, 0.6], False),
+        ([0.5, 0.6, 0.4], False),
+        ([0.5, 0.6, 0.4, 0.55], True),
+        ([0.5, math.nan, math.nan], True),
+        ([math.nan, 0.1, math.nan], False),
+    ],
+)
+def test_patience_counts_epochs_without_a_better_figure(accuracies: list[float], is_exhausted: bool) -> None:
+    config, epochs = of(patience=2), [{"val/accuracy": value, "test/accuracy": 1.0} for value in accuracies]
+    assert choosing.is_exhausted(config, USUAL, epochs) == is_exhausted
+    assert not choosing.is_exhausted(replace(config, patience=None), USUAL, epochs)
+
+
+def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
+    config = ink(val_share=0.2, patience=2)
+    task = tasks.spec(config)
+    falling, rising = ([{"val/rmse": value} for value in values] for values in ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0]))
+    assert not choosing.is_exhausted(config, task, falling)
+    assert choosing.is_exhausted(config, task, rising)
+
+
+def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_path: Path) -> None:
+    config = impatient("1x1", patience=2)
+    dataset, outcomes = data.read(config), []
+    for name, given in (("as they are", dataset), ("shuffled", shuffled(dataset))):
+        outcome = train_here(config, given, tmp_path / name, recorder := Recorder())
+        accuracies = [record.row.metrics["val/accuracy"] for record in recorder.epochs]
+        assert outcome.epochs == len(accuracies) < EPOCHS
+        assert after_the_best(accuracies) == 2
+        assert all(after_the_best(accuracies[:epoch]) < 2 for epoch in range(1, len(accuracies)))
+        assert outcome.stopped_by == "patience"
+        assert outcome.metrics["chosen/epoch"] == outcome.epochs - 2
+        assert outcome.checkpoint.endswith(f"step-{4 * outcome.epochs:08d}")
+        outcomes.append(outcome)
+    first, other = outcomes
+    assert (first.epochs, first.weights_sha256) == (other.epochs, other.weights_sha256)
+    for name in ("test/accuracy", "chosen/test/accuracy"):
+        assert first.metrics[name] != other.metrics[name]
+
+
+def test_the_same_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    config = impatient("1x2", patience=2)
+    alone = train_here(impatient("1x1", patience=2), data.read(config), tmp_path / "1x1")
+    outcomes = [outcome for outcome, _ in train_on_ranks(config, tmp_path / "1x2")]
+    stopped = replace(config, checkpoint_every=3)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=4 * (alone.epochs - 1) + 3)
+    outcomes += [outcome for outcome, _ in train_on_ranks(stopped, tmp_path / "resumed")]
+    for outcome in outcomes:
+        assert outcome is not None
+        assert (outcome.epochs, outcome.stopped_by) == (alone.epochs, "patience")
+        assert outcome.weights_sha256 == alone.weights_sha256
+        assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["chosen/test/accuracy"]
+
+
+def test_more_patience_goes_on_to_the_same_bits_and_the_same_does_not(tmp_path: Path) -> None:
+    few, many = (impatient("1x1", patience=patience) for patience in (1, 3))
+    dataset = data.read(few)
+    short = train_here(few, dataset, tmp_path / "resumed")
+    again = train_here(few, dataset, tmp_path / "resumed", recorder := Recorder())
+    assert (again.epochs, recorder.epochs) == (short.epochs, [])
+    resumed = train_here(many, dataset, tmp_path / "resumed")
+    whole = train_here(many, dataset, tmp_path / "whole")
+    assert short.epochs < resumed.epochs == whole.epochs < EPOCHS
+    digests = {digest(newest[1]) for name in ("resumed", "whole") if (newest := checkpoint.latest(tmp_path / name))}
+    assert len(digests) == 1
+    assert best(tmp_path / "resumed").name == best(tmp_path / "whole").name
+    with pytest.raises(ConfigError) as refused:
+        limits.refuse_exhausted(few, USUAL, short.history, "mine")
+    assert refused.value.as_flag() == (
+        "--patience must be more than the epochs without a better val/accuracy after which run mine has ended, got 1"
+    )
+    limits.refuse_exhausted(many, USUAL, short.history, "mine")
+
+
+def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) -> None:
+    config = impatient("1x1", patience=1)
+    dataset = data.read(config)
+    first = train_here(config, dataset, tmp_path)
+    longer = replace(config, topology="1x2", patience=9, checkpoint_every=3)
+    train_on_ranks(longer, tmp_path, stop_after=4 * first.epochs + 3)
+    ended = train_here(config, dataset, tmp_path)
+    assert ended.epochs == first.epochs + 1
+    assert ended.checkpoint.endswith(f"step-{4 * ended.epochs:08d}")
+
+
+def test_a_run_that_comes_to_its_last_epoch_was_not_stopped(tmp_path: Path) -> None:
+    config = impatient("1x1", patience=1)
+    dataset = data.read(config)
+    ended = train_here(config, dataset, tmp_path / "ended").epochs
+    outcome = train_here(replace(config, epochs=2, patience=2), dataset, tmp_path / "whole")
+    assert ended < EPOCHS
+    assert (outcome.epochs, outcome.stopped_by) == (2, "")
+
+
+def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -> None:
+    asked = TrainConfig(dataset="digits", patience=3)
+    config = recipe.resolve(asked)
+    assert config.val_share == 0.1
+    assert recipe.share_note(config, asked)
+    assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
+    assert command_line.train(recipe.command(config).split()[2:]).config.patience == 3
+    assert "patience" not in runfile.to_mapping(of())
+    by_test: ResolvedConfig = of(patience=3, choose_by="test")
+    assert (by_test.val_share, choosing.measured(by_test)) == (None, "test")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--patience", "0"], "--patience must be at least 1, got 0"),
+        (["--patience", "-2"], "--patience must be at least 1, got -2"),
+        (["--patience", "1.5"], "--patience must be a whole number, got '1.5'"),
+        (["--patience", "3", "--val-share", "0"], "--val-share must be above 0 for --patience 3, which chooses by "),
+        (["--patience", "3", "--per-rank-test"], "--patience cannot go with --per-rank-test, "),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        recipe.resolve(command_line.train(["--dataset", "digits", *words]).config)
+    assert refused.value.as_flag().startswith(sentence)
