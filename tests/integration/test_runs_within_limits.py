@@ -96,6 +96,31 @@ def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_wit
     assert (again.info.status, "cifar_ray.stopped_by" in again.data.tags) == ("FINISHED", False)
 
 
+def test_a_run_ends_by_its_patience_and_goes_on_with_more(person: Person) -> None:
+    words = ["train", *SHORT, "--convolutions", "channels_last", "--epochs", "40", "--lr", "0.3", "--run-name", "mine"]
+    done = person.succeeds(*words, "--patience", "1")
+    last = done.stdout.splitlines()[-1]
+    told = r"stopped by --patience 1 after epoch (\d+) of 40, val/accuracy was best after epoch (\d+); "
+    found = re.match(told, last)
+    assert found is not None, last
+    assert int(found[1]) == int(found[2]) + 1
+    run = person.run_named("mine")
+    assert (run.info.status, run.data.tags["cifar_ray.stopped_by"]) == ("FINISHED", "patience")
+    assert {"test/accuracy", "chosen/test/accuracy"} <= run.data.metrics.keys()
+    assert len(run.outputs.model_outputs) == 1
+    (listed,) = json.loads(person.succeeds("runs", "--json").stdout)
+    assert listed["state"] == "stopped"
+    refused = (
+        "--patience must be more than the epochs without a better val/accuracy after which run mine has ended, got 1"
+    )
+    assert person.refused("resume", "mine") == refused
+    on = person.succeeds("resume", "mine", "--patience", "2")
+    assert f"epoch {int(found[1]) + 1}/40" in on.stdout
+    assert len(person.run_named("mine").outputs.model_outputs) == 2
+    assert person.succeeds("register", "mine", "--name", "one").returncode == 0
+    assert person.leftovers() == []
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -277,6 +277,20 @@ def test_checkpoints_become_models_of_the_run(
     assert client.get_model_version("taken", str(registered.version)).tags["weights_sha256"] == outcome.weights_sha256
 
 
+def test_a_run_that_goes_on_after_its_end_has_its_later_model(
+    client: MlflowClient, config: TrainConfig, digits: Dataset, tmp_path: Path
+) -> None:
+    outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
+    record = begin(client, config, digits, tmp_path)
+    record.result(outcome, digits)
+    kept = run_folder.RunFolder(storage.at(str(tmp_path)), "key")
+    for epoch, path in enumerate(checkpoint.every(tmp_path / "checkpoints"), 1):
+        record.model("final", partial(kept.predictor, path.name), digits, epoch)
+    assert record.end("FINISHED")
+    *_, final = artifacts.logged_models(client, client.get_run(record.run_id))
+    assert final.tags["weights_sha256"] == outcome.weights_sha256
+
+
 @pytest.mark.parametrize(
     ("wanted", "best", "logged"),
     [
@@ -293,7 +307,9 @@ def test_the_models_that_are_asked_for_are_logged(
 ) -> None:
     asked: list[str] = []
     record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
-    outcome = SimpleNamespace(epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by="")
+    outcome = SimpleNamespace(
+        epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by=""
+    )
     RunSession(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
     assert asked == logged
 

@@ -151,7 +151,7 @@ def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: py
     text = capsys.readouterr().out
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
     runs = ["Data", "Task", "Model", "Optimisation", "Batch", "Where it runs", "Strategy"]
-    runs += ["Limits in time and money", "Tracking"]
+    runs += ["Limits in time, money and patience", "Tracking"]
     assert [title for title in titles if not title.endswith("options")] == runs
     words = " ".join(text.split())
     for name, owners in (

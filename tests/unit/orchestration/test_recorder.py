@@ -217,6 +217,14 @@ def test_a_run_that_a_limit_has_stopped_says_whose_limit_it_was() -> None:
     assert not any(trial.completed for trial in made.trials)
 
 
+def test_a_run_that_its_patience_has_ended_has_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    made = recorder()
+    ended = replace(outcome(2.0), stopped_by="patience")
+    made.catch_up(Filled(TrialEvent(0, TrialFinished(ended))), [(0, False)])
+    assert (made.trials[0].state, made.trials[0].completed) == (boards.FINISHED, True)
+    assert "stopped by --patience after epoch 3" in capsys.readouterr().out
+
+
 def test_a_run_is_not_started_before_it_is_known_what_the_last_one_took(capsys: pytest.CaptureFixture[str]) -> None:
     made = recorder(max_time="50s")
     first, second = made.trials

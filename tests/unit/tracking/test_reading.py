@@ -216,6 +216,21 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
     }
 
 
+def test_a_run_that_its_patience_has_ended_counts_as_finished(client: MlflowClient) -> None:
+    own = sweep(client, [cell("one", **SIZES), cell("two", **SIZES)])
+    for name in ("one", "two"):
+        run_id = child(client, own, name, **RESNET, **SIZES)
+        if name == "two":
+            client.set_tag(run_id, store.STOPPED_BY_TAG, "patience")
+        client.set_terminated(run_id, "FINISHED")
+    study = reading.study(client.tracking_uri, "s")
+    assert [(one.status, one.finished, one.reason) for one in study.trials] == [("FINISHED", True, "")] * 2
+    told = "1 of 2 finished runs ended by --patience before their last epoch: their times are of fewer epochs."
+    assert told in cautions.cautions(Runs(study))
+    known = parent.trials(client, parent.connect("s", client.tracking_uri)[1])
+    assert [(one.status, one.stopped, one.left, one.reason) for one in known.values()] == [("FINISHED", False, False, "")] * 2  # fmt: skip
+
+
 def test_what_is_no_training_cannot_be_compared(client: MlflowClient) -> None:
     child(client, sweep(client, []), "bare", **RESNET)
     with pytest.raises(ConfigError) as caught:
