@@ -72,6 +72,11 @@ class Folder:
         """A folder in this one, which need not exist."""
         return Folder(self._of(name), self.scheme, self.endpoint, self.region)
 
+    @property
+    def above(self) -> Folder:
+        """The folder that it is in."""
+        return Folder(str(PurePosixPath(self.path).parent), self.scheme, self.endpoint, self.region)
+
     def exists(self) -> bool:
         """Whether there is anything in it."""
         return bool(self.names())

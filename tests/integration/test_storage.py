@@ -81,9 +81,10 @@ def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Pat
 
 def test_weights_to_start_from_are_kept_beside_the_checkpoints(folder: Folder) -> None:
     with pytest.raises(FileNotFoundError):
-        checkpoints.initial(folder)
-    checkpoints.keep_initial(folder, b"weights" * 1000)
-    assert checkpoints.initial(folder) == b"weights" * 1000
+        checkpoints.initial(folder.below("run"), "ab")
+    checkpoints.keep_initial(folder, "ab", b"weights" * 1000)
+    assert checkpoints.initial(folder, "ab") == b"weights" * 1000
+    assert checkpoints.initial(folder.below("run"), "ab") == b"weights" * 1000  # those of a sweep
 
 
 def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: Folder) -> None:

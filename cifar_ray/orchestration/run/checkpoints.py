@@ -1,6 +1,6 @@
 """A run's checkpoints on a disk, where training and loading need them: a local folder's own, copies of a bucket's.
 
-Beside them are the weights that the run starts from, if they were given.
+Beside them, or in the sweep's folder, are the weights that the run starts from, if they were given.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, step_of
-
-_INITIAL = "initial.safetensors"
 
 
 @dataclass(frozen=True)
@@ -172,21 +170,28 @@ def _naming(bucket: Folder, path: Path) -> Iterator[None]:
         raise CheckpointError(str(error).replace(str(path), bucket.address)) from None
 
 
-def keep_initial(folder: Folder, weights: bytes) -> None:
-    """Keep the weights that a run starts from in its folder.
+def keep_initial(folder: Folder, digest: str, weights: bytes) -> None:
+    """Keep the weights of that SHA-256, which runs start from, in the folder of a run, or of a sweep for all its runs.
 
     Raises:
         ConfigError: when the folder cannot be written.
     """
     with storage.refusing(folder), storage.scratch() as here:
-        (here / _INITIAL).write_bytes(weights)
-        folder.upload(here / _INITIAL)
+        (here / _initial(digest)).write_bytes(weights)
+        folder.upload(here / _initial(digest))
 
 
-def initial(folder: Folder) -> bytes:
-    """What :func:`keep_initial` has kept; a run that has a checkpoint does without."""
-    with folder.on_disk(_INITIAL) as path:
-        return path.read_bytes()
+def initial(folder: Folder, digest: str) -> bytes:
+    """What :func:`keep_initial` has kept for a run; one that has a checkpoint does without."""
+    for place in (folder, folder.above):
+        with place.on_disk(_initial(digest)) as path:
+            if path.is_file():
+                return path.read_bytes()
+    raise FileNotFoundError(f"{folder.address} has no {_initial(digest)}, which the run starts from")
+
+
+def _initial(digest: str) -> str:
+    return f"initial-{digest[:16]}.safetensors"
 
 
 def remove_copies(folder: Folder) -> None:

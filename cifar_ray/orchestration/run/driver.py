@@ -94,7 +94,7 @@ def train(
         try:
             with held:
                 if weights is not None:
-                    checkpoints.keep_initial(folder.folder, weights)
+                    checkpoints.keep_initial(folder.folder, str(config.weights_digest), weights)
                 config, dataset, data_s = _read(config, console)
                 with _allocated(config, folder, held, console) as ready:
                     chosen = ready.chosen

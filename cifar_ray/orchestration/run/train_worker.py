@@ -109,7 +109,7 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
         try:
-            initial = partial(checkpoints.initial, payload["folder"])
+            initial = partial(checkpoints.initial, payload["folder"], str(config.weights_digest))
             return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial)
         except StoppedError as stop:
             return Stopped(stop.step)

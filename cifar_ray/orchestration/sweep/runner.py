@@ -198,6 +198,7 @@ class _Sweep:
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._ready = Preparation(self._base, self._board)
         self._locks: list[Lock] = []
+        self._kept: set[str] = set()  # digests of weights in the folder
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
         """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
@@ -425,10 +426,11 @@ class _Sweep:
     def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
         """What a trial's process gets; its folder is made if it has none."""
         if trial.folder is None:
+            if (digest := config.weights_digest) is not None and digest not in self._kept:
+                checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
+                self._kept.add(digest)
             trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
             self._locks.append(held)
-            if config.weights_digest is not None:
-                checkpoints.keep_initial(trial.folder.folder, self._ready.weights[config.weights_digest])
         return TrialSpec(trial.index, config, trial.folder.folder)
 
     def _release(self) -> None:
