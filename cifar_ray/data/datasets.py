@@ -20,7 +20,7 @@ from cifar_ray.data import published
 if TYPE_CHECKING:
     import torch
 
-_CONSTANTS = {
+CONSTANTS = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
@@ -68,7 +68,7 @@ class DatasetSpec:
         """The same, where pixels are normalised as a config's ``normalise`` says."""
         if by == "dataset":
             return self
-        mean, std = _CONSTANTS[by]
+        mean, std = CONSTANTS[by]
         return replace(self, mean=mean, std=std)
 
 

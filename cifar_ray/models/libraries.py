@@ -1,7 +1,7 @@
 """Networks of other libraries, by the libraries' own registries: ``--model torchvision:NAME`` and ``timm:NAME``.
 
-Each library has a module here with four functions: its names, what builds one of them, the names of the weights that
-there are for one, and the download of such weights.
+Each library has a module here with five functions: its names, what builds one of them, the names of the weights that
+there are for one, the download of such weights, and the constants that pixels were normalised by.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ def weights(model: str) -> Sequence[str]:
     module, name = _found(model)
     known: Sequence[str] = module.weights(name)
     return known
+
+
+def pixels(model: str, tag: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of the pixels that the library's weights ``tag`` were trained with."""
+    module, name = _found(model)
+    constants: tuple[tuple[float, ...], tuple[float, ...]] = module.pixels(name, tag)
+    return constants
 
 
 def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:

@@ -40,3 +40,9 @@ def fetch(name: str, tag: str, image_size: int, channels: int, **options: Any) -
     network = _create(f"{name}.{tag}", image_size, in_chans=channels, pretrained=True, **options)
     state: dict[str, Tensor] = network.state_dict()
     return state
+
+
+def pixels(name: str, tag: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of the pixels that the weights ``tag`` were trained with."""
+    known = timm.get_pretrained_cfg(f"{name}.{tag}")
+    return tuple(known.mean), tuple(known.std)

@@ -10,8 +10,9 @@ from torchvision import models
 OF_WEIGHTS = ("weights", "weights_backbone", "progress")
 CACHE = "TORCH_HOME (~/.cache/torch)"
 
-# Auxiliary classifiers give logits of their own; without init_weights, torchvision warns of its default.
-_SINGLE_HEAD = {"aux_logits": False, "init_weights": True}
+# Auxiliary classifiers give logits of their own; without init_weights, torchvision warns of its default. Its weights
+# were trained with pixels of mean 0.5; transform_input makes those of `--normalise imagenet`.
+_INCEPTION = {"aux_logits": False, "init_weights": True, "transform_input": True}
 
 
 def names() -> list[str]:
@@ -30,7 +31,7 @@ def build(name: str, image_size: int, channels: int, classes: int, **options: An
 
 def _usual(name: str, image_size: int) -> dict[str, Any]:
     if name in ("googlenet", "inception_v3"):
-        return _SINGLE_HEAD
+        return _INCEPTION
     if name.startswith("vit_"):
         return {"image_size": image_size}
     return {"input_size": (image_size, image_size)} if name.startswith("maxvit_") else {}
@@ -47,3 +48,9 @@ def fetch(name: str, tag: str, *_: int, **__: Any) -> dict[str, Tensor]:
         progress=False, check_hash=True, weights_only=True
     )
     return state
+
+
+def pixels(name: str, tag: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of the pixels that the weights ``tag`` were trained with."""
+    transforms = models.get_model_weights(name)[tag].transforms()
+    return tuple(transforms.mean), tuple(transforms.std)

@@ -155,6 +155,9 @@ def test_weights_of_another_model_or_that_are_not_there_are_refused_before_a_run
     assert resident.refused(*WORDS, "--weights", "nobody").startswith(
         "--weights must be a run or a file, got 'nobody': there is no run 'nobody' in sqlite:"
     )
+    (resident.home / ".cifar_ray" / "runs" / "taken" / "checkpoints").mkdir(parents=True)
+    taken = resident.refused(*WORDS, "--run-name", "taken", "--weights", "nobody")
+    assert taken.startswith("--run-name must be new")
     assert "is for `cifar-ray train`" in _torchrun_refuses("--weights", "small.pt")
 
 

@@ -84,6 +84,7 @@ def train(
             console.line(note)
         weights = None
         if config.weights is not None:
+            run_folder.refuse_taken(config, uri)
             console.doing(f"reading the weights {config.weights}")
             config, weights = given_weights.find(config, uri, console.line)
         tracking.quieten(config.verbose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -13,9 +13,11 @@ from cifar_ray.config.errors import ConfigError, brief, one_of, suggestion
 from cifar_ray.config.option import library_of
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data.datasets import CONSTANTS
 from cifar_ray.models import libraries
 from cifar_ray.orchestration.run import results
 from cifar_ray.training import initial_weights
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
 _BEST = ":best"
@@ -53,6 +55,8 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:
         spec = data.spec(config)
+        if difference := _other_pixels(config, text):
+            note(difference)
         return config, libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options)
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
@@ -60,4 +64,31 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
     except (ConfigError, CheckpointError) as error:
         what = f"a run, a file or {one_of(known)} of {model}" if known else "a run or a file"
         raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
+    for difference in _other_data(config, found.snapshot):
+        note(difference)
     return config, found.snapshot.weights
+
+
+def _other_pixels(config: ResolvedConfig, tag: str) -> str:
+    """That the run normalises pixels in another way than the library did for its weights; empty when it does not."""
+    theirs = libraries.pixels(config.model, tag)
+    if theirs == CONSTANTS.get(config.normalise):
+        return ""
+    same = next((name for name, constants in CONSTANTS.items() if constants == theirs), None)
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in theirs)
+    return (
+        f"weights of {tag}: trained with pixels normalised by mean {mean} and standard deviation {std}, as "
+        f"{f'--normalise {same}' if same else 'no --normalise'} does"
+    )
+
+
+def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
+    """In what the images of a run differ from those of the run whose weights it starts from."""
+    if theirs.config.normalise != config.normalise:
+        yield f"weights of {config.weights}: trained with --normalise {theirs.config.normalise}"
+    is_other = theirs.config.dataset_name != config.dataset_name
+    if is_other and len(theirs.class_names) == data.spec(config).num_classes:
+        yield (
+            f"weights of {config.weights}: their head is for the {len(theirs.class_names)} classes of "
+            f"{theirs.config.dataset_name}, and is taken as it is"
+        )

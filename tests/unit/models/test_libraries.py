@@ -14,6 +14,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import libraries
+from cifar_ray.orchestration.run import given_weights
 from cifar_ray.training import recipe
 from tests.support.helpers import resolved
 
@@ -56,6 +57,25 @@ def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
     with torch.random.fork_rng(devices=[]):
         network = models.build(TrainConfig(model=f"torchvision:{name}"), spec).train()  # type: ignore[arg-type]
     assert network(torch.rand(2, 3, side, side)).shape == (2, 10)
+    assert network.transform_input  # as torchvision's own weights need it
+
+
+@pytest.mark.parametrize(
+    ("model", "tag", "normalise", "advice"),
+    [
+        ("torchvision:resnet18", "DEFAULT", "imagenet", ""),
+        ("torchvision:resnet18", "DEFAULT", "dataset", "as --normalise imagenet does"),
+        ("torchvision:efficientnet_v2_l", "DEFAULT", "imagenet", "as --normalise half does"),
+        ("timm:vit_base_patch16_224", "augreg_in1k", "imagenet", "as --normalise half does"),
+        ("timm:vit_base_patch16_clip_224", "openai", "imagenet", "as no --normalise does"),
+    ],
+)
+def test_weights_of_other_pixels_are_named_with_what_fits(model: str, tag: str, normalise: str, advice: str) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits"))
+    config = dataclasses.replace(config, model=model, normalise=normalise)  # type: ignore[arg-type]
+    note = given_weights._other_pixels(config, tag)
+    assert note.endswith(advice)
+    assert bool(note) == bool(advice)
 
 
 @pytest.mark.parametrize("name", ["torchvision:vit_b_16", "timm:vit_small_patch16_224"])
