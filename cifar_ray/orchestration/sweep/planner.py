@@ -10,7 +10,7 @@ import math
 import random
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,16 +97,20 @@ def _domain(values: Any) -> Any:
 
 
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep with its folders of images, its files of weights and of its price, independent of the working folder.
+    """The sweep, whose folders of images, price file and (in a search) weights do not depend on the working folder.
 
     Raises:
         ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
     """
     price = cost.checked(config.base.price)
 
+    paths: dict[str, Callable[[str], str]] = {"dataset": data.own.absolute}
+    if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
+        paths["weights"] = _absolute_file
+
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
         changed = dict(values)
-        for name, path_of in {"dataset": data.own.absolute, "weights": _absolute_file}.items():
+        for name, path_of in paths.items():
             named = values.get(name)
             if isinstance(named, list | tuple):
                 changed[name] = [each if each is None else path_of(str(each)) for each in named]

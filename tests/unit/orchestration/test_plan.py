@@ -118,12 +118,14 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
     spec = data.SPECS["digits"]
     torch.save(models.build(TrainConfig(model="simple_cnn"), spec).state_dict(), "small.pt")
     grid = {"model": ["simple_cnn", "resnet"], "weights": ["small.pt", "nobody"]}
+    search = plans.absolute(made(grid=grid, search="optuna", samples=2))
+    assert search.grid[0]["weights"] == [f"{tmp_path}/small.pt", "nobody"]
     sweep = plans.absolute(made(grid={**grid, "weights": ["small.pt"]}, skip_infeasible=True))
-    assert sweep.grid[0]["weights"] == [f"{tmp_path}/small.pt"]
-    assert plans.absolute(made(grid=grid)).grid[0]["weights"][1] == "nobody"
     trials, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
     ready.read_weights(trials, f"sqlite:///{tmp_path}/none.db")
     assert [trial.config is None for trial in trials] == [False, True]
+    assert trials[0].config is not None
+    assert trials[0].config.weights == f"{tmp_path}/small.pt"
     assert "weights must fit at least half of the parameters of resnet" in trials[1].reason
     plans.refuse(sweep, trials)
     assert trials[1].state == board.SKIPPED
