@@ -92,6 +92,7 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     resident.succeeds(*WORDS, "--epochs", "1", "--run-name", "source")
     source = resident.run_named("source").data
     words = [*WORDS, "--weights", "source", "--epochs", "12", "--checkpoint-every", "3", "--topology", "1x2"]
+    words += ["--val-share", "0.1"]  # by which the best checkpoint is chosen
     calm = resident.succeeds(*words, "--run-name", "calm").stdout
     assert "weights of source: 100.0% of the parameters\n" in calm
     params = resident.run_named("calm").data.params
