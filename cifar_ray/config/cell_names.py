@@ -40,7 +40,7 @@ def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
     text = "+".join(map(str, value)) if isinstance(value, tuple) else text
     text = text.replace("e+", "e")
-    if name == "dataset" and not whole:  # of a folder's path, its name
+    if name in ("dataset", "weights") and not whole:  # of a path, its name
         text = text.rpartition("/")[2]
     mark = "-" if isinstance(value, str) else ""
     return SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text

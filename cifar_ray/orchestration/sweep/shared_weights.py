@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.config import option
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.planner import PlannedTrial
 
@@ -53,5 +52,4 @@ def find(
 
 def _kind(config: ResolvedConfig) -> Any:
     """What decides which weights there are, and how much of them fits."""
-    options = (repr(option.value_of(config, name)) for name in option.names_for(TrainConfig, "model"))
-    return config.weights, config.weights_digest, config.model, config.dataset_key, *options
+    return config.weights, config.weights_digest, config.dataset_key, *config.model_key
