@@ -45,8 +45,6 @@ from cifar_ray.training.observer import Outcome
 
 _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
-_OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
-"""Axes that together decide which data set is read."""
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
@@ -82,9 +80,9 @@ def _probes(axes: Axes) -> list[dict[str, Any]]:
     """
     values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
     first = {name: several[0] for name, several in values.items()}
-    data_sets = {name: values[name] for name in values if name in _OF_DATA}
+    data_sets = {name: values[name] for name in values if name in sweeps.OF_DATA}
     found = [{**first, **dict(zip(data_sets, each, strict=True))} for each in itertools.product(*data_sets.values())]
-    others = (name for name in values if name not in _OF_DATA)
+    others = (name for name in values if name not in sweeps.OF_DATA)
     return found + [{**first, name: value} for name in others for value in values[name][1:]]
 
 
