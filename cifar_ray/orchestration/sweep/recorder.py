@@ -194,6 +194,11 @@ class SweepRecorder:
         home, name = self.record.experiment_id, trial.cell.name
         return RunRecord.create(self.client, trial.config, name, folder.key, folder.address, dataset, begun, tags, home)
 
+    @property
+    def left(self) -> int:
+        """How many runs the limits have stopped, have not started, or have left to be proposed."""
+        return self._limited + sum(trial.is_open for trial in self.trials)
+
     def admit(self, index: int | None) -> bool | None:
         """Whether a trial, or any, is to start; None until it is known what others have taken. For Tune's thread."""
         if sum(trial.admitted and not trial.reported for trial in self.trials) >= self.at_once:
@@ -294,9 +299,9 @@ class SweepRecorder:
         if status != "FINISHED":
             command = f"cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}"
             self.board.line(f"`{command}` continues the sweep")
-        elif left := self._limited + sum(trial.is_open for trial in self.trials):
+        elif self.left:
             self.board.line(
-                f"the limits have left {counted(left, 'run')}; "
+                f"the limits have left {counted(self.left, 'run')}; "
                 f"`cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}` with a larger one goes on"
             )
         if not self.record.end(status):

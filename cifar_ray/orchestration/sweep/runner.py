@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from ray.tune.schedulers import TrialScheduler
 
 from cifar_ray import storage, tracking
 from cifar_ray.config import imports
@@ -224,9 +226,11 @@ class _Sweep:
                 status = "FAILED"
                 try:
                     self._announce(at_once)
-                    if self._left():
+                    if self._first_turn():
                         self._train(recorder, at_once, goal, check)
-                    if goal is not None and self._add_repeats(goal, record):
+                    if goal is not None and not recorder.left:  # what limits have left may be better
+                        self._add_repeats(goal, record)
+                    if any(trial.repeats for trial, _ in self._waiting()):
                         self._train(recorder, at_once, None, check)
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt) as error:
@@ -291,6 +295,14 @@ class _Sweep:
         """How many trials are to be trained, with those whose values are still to be proposed."""
         return sum(trial.state == boards.WAITING for trial in self._trials)
 
+    def _first_turn(self) -> list[PlannedTrial]:
+        """The trials that are to be trained before the repeats of the best run, which no scheduler may stop."""
+        return [trial for trial in self._trials if trial.state == boards.WAITING and not trial.repeats]
+
+    def _scheduler(self, goal: Goal) -> TrialScheduler | None:
+        """The scheduler of the first turn, by the epochs of all that it may come to train."""
+        return scheduler_of(self._config, goal, [config for _, config in preparation.configured(self._asked())])
+
     def _asked(self) -> list[PlannedTrial]:
         """What the cluster is to have room for: the trials to train, and such as may be proposed."""
         return [trial for trial, _ in self._waiting()] + [probe for probe in self._probes if probe.config]
@@ -334,16 +346,15 @@ class _Sweep:
 
     def _train(self, recorder: SweepRecorder, at_once: int, goal: Goal | None, check: Callable[[], object]) -> None:
         mailbox = events.open_mailbox()
-        scheduler = None
-        if goal is not None:
-            scheduler = scheduler_of(self._config, goal, [config for _, config in self._waiting()])
+        turn = self._waiting() if goal is None else preparation.configured(self._first_turn())
+        scheduler = None if goal is None else self._scheduler(goal)
         notes = self._folder.disk / "ray_tune"
         proposed, proposer = sum(trial.is_open for trial in self._trials), None
         if goal is not None and proposed:
             begin, drop = partial(self._begin, recorder.record), partial(self._drop, recorder.record)
             proposer = OptunaProposer(self._config, goal, self._trials, begin, drop)
         admit = recorder.admit if self._budget.limited else None
-        trials = (self._specs(), self._ready.datasets, mailbox, notes, at_once)
+        trials = (self._specs(turn), self._ready.datasets, mailbox, notes, at_once)
         tuning = Tuning(*trials, scheduler, proposer, proposed, admit)
         self._board.start(at_once)
         looked = time.monotonic()
@@ -367,8 +378,8 @@ class _Sweep:
             reservations.remove_abandoned()
             raise
         for trial in self._trials:
-            is_left = trial.state in (boards.WAITING, boards.RUNNING) and not trial.is_open
-            if is_left and trial.index not in recorder.too_large:
+            waits = trial.is_open or (trial.repeats and goal is not None)
+            if trial.state in (boards.WAITING, boards.RUNNING) and not waits and trial.index not in recorder.too_large:
                 recorder.close(trial, boards.FAILED, tuning.trouble or "Ray Tune has ended without it")
         if tuning.trouble:
             raise RunFailedError(f"Ray Tune has failed: {tuning.trouble}")
@@ -376,8 +387,8 @@ class _Sweep:
             left, reason = counted(len(recorder.too_large), "run"), next(iter(recorder.too_large.values()))
             raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
 
-    def _add_repeats(self, goal: Goal, record: SweepRecord) -> bool:
-        """Whether the best run is to be trained again with other seeds: these trials then wait."""
+    def _add_repeats(self, goal: Goal, record: SweepRecord) -> None:
+        """Add the trials, if any, that train the best run again with other seeds."""
         added = repeats_of(goal, self._config, self._trials)
         for trial in added:
             self._ready.prepare(trial, self._client.tracking_uri)
@@ -391,7 +402,6 @@ class _Sweep:
             again = counted(len(left), "other seed")
             self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")
             self._save_cells(record)
-        return bool(left)
 
     def _begin(self, record: SweepRecord, trial: PlannedTrial) -> TrialSpec | None:
         """Prepare and record a trial that was proposed; None when it cannot run here, which is recorded, too."""
@@ -414,14 +424,14 @@ class _Sweep:
         planner.write_cells(self._folder, cells)
         record.cells(cells)
 
-    def _specs(self) -> list[TrialSpec]:
-        """Make or lock the folder of every waiting trial."""
-        begun = [trial.folder for trial, _ in self._waiting() if trial.folder is not None]
+    def _specs(self, turn: Sequence[tuple[PlannedTrial, ResolvedConfig]]) -> list[TrialSpec]:
+        """Make or lock the folders of these trials."""
+        begun = [trial.folder for trial, _ in turn if trial.folder is not None]
         if begun:  # in an object store, each is watched for a minute if its driver was killed on another machine
             self._board.doing(f"taking over {counted(len(begun), 'run')} of an earlier driver")
             with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
                 list(pool.map(lambda folder: self._locks.append(folder.lock()), begun))
-        return [self._spec(trial, config) for trial, config in self._waiting()]
+        return [self._spec(trial, config) for trial, config in turn]
 
     def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
         """What a trial's process gets; its folder is made if it has none."""

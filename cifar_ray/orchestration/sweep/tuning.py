@@ -105,15 +105,14 @@ class _Queue(Searcher):
             spec = self._waiting.popleft()
             if may:
                 return spec
-        while self._proposer is not None:
-            may = self._admit(None)
-            proposed = self._proposer.propose() if may else None
-            if proposed is None:
-                return None if may is None else self.FINISHED
-            if self._admit(proposed.index):
-                return proposed
-            self._proposer.ended(proposed.index, {})
-        return self.FINISHED
+        may = self._proposer is not None and self._admit(None)
+        if self._proposer is None or not may:
+            return None if may is None else self.FINISHED
+        proposed = self._proposer.propose()
+        if proposed is None or self._admit(proposed.index):
+            return proposed or self.FINISHED
+        self._proposer.ended(proposed.index, {})
+        return self.FINISHED  # more proposals, which the limits would refuse as well, would use up the samples
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if self._proposer is not None:

@@ -273,6 +273,26 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
     assert tuning.scheduler_of(sweep, goal, [dataclasses.replace(config, epochs=1) for config in short])._max_t == 1
 
 
+def test_the_scheduler_of_proposed_runs_goes_by_the_epochs_that_they_may_have(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    sweep = made(grid={"epochs": "int:3:9"}, search="optuna", samples=2, scheduler="asha")
+    search = _Sweep(sweep, storage.at(str(tmp_path)), None, plans.open_trials(sweep), 0.0)  # type: ignore[arg-type]
+    goal = goal_of(sweep, [probe.config for probe in search._probes if probe.config])
+    assert goal is not None
+    assert search._scheduler(goal)._max_t == 9
+
+
+def test_repeats_of_the_best_run_that_wait_are_trained_after_all_that_a_scheduler_may_stop(tmp_path: Path) -> None:
+    sweep = made(grid={"lr": [0.1, 0.2, 0.3]}, scheduler="asha", repeat=1)
+    trials = planned(sweep)
+    trials[0].state = board.FINISHED
+    trials[2].repeats = trials[0].cell.name
+    resumed = _Sweep(sweep, storage.at(str(tmp_path)), None, trials, 0.0)  # type: ignore[arg-type]
+    assert resumed._first_turn() == [trials[1]]
+    trials[1].state = board.FINISHED
+    assert resumed._first_turn() == []
+
+
 @pytest.mark.parametrize(
     ("values", "figure", "share"),
     [

@@ -239,6 +239,7 @@ def test_a_run_is_not_started_before_it_is_known_what_the_last_one_took(capsys: 
     made.catch_up(Filled(), [])
     reason = "expected to take 30 s, and 20 s of the sweep's --max-time 50s are left"
     assert (second.state, second.reason) == (boards.SKIPPED, reason)
+    assert made.left == 1
     assert f"seed2: skipped, {reason}" in capsys.readouterr().out
     assert [cell["state"] for cell in (trial.described(made.config) for trial in made.trials)] == ["RUN", "SKIPPED"]
 

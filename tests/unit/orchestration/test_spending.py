@@ -214,11 +214,11 @@ def test_ray_tune_gets_a_run_when_it_may_start_and_none_that_is_left_out() -> No
         0: [True],
         1: [None, False],
         2: [True],
-        None: [None, True, True, False],
-        3: [False],
-        4: [True],
+        None: [None, True, True],
+        3: [True],
+        4: [False],
     }
-    specs = [TrialSpec(index, None, None) for index in range(5)]  # type: ignore[arg-type]
+    specs = [TrialSpec(index, None, None) for index in range(6)]  # type: ignore[arg-type]
 
     class Proposing:
         left = specs[3:]
@@ -232,5 +232,6 @@ def test_ray_tune_gets_a_run_when_it_may_start_and_none_that_is_left_out() -> No
 
     given = _Queue(specs[:3], Proposing(), lambda index: answers[index].pop(0))
     shown = [given.suggest("") for _ in range(6)]
-    assert shown == [{"trial": specs[0]}, None, {"trial": specs[2]}, None, {"trial": specs[4]}, given.FINISHED]
-    assert Proposing.told == [3], "a proposal that is left out came to nothing"
+    assert shown == [{"trial": specs[0]}, None, {"trial": specs[2]}, None, {"trial": specs[3]}, given.FINISHED]
+    assert Proposing.told == [4], "a proposal that is left out came to nothing"
+    assert Proposing.left == specs[5:], "the other samples are kept for a larger limit"
