@@ -35,7 +35,7 @@ SPEC = TaskSpec(
 )
 
 _TOP = 5
-_MANY = 20
+MANY = 20
 """Classes above which the likeliest few are looked at, too."""
 
 _ONE = 2**20
@@ -112,7 +112,7 @@ class Classification:
 
         predicted, classes = outputs.argmax(1), outputs.shape[1]
         right = {}
-        if classes > _MANY:
+        if classes > MANY:
             own, numbers = outputs.gather(1, targets[:, None]), torch.arange(classes, device=outputs.device)
             before = ~(outputs <= own) | ((outputs == own) & (numbers < targets[:, None]))  # NaN is never right
             right["top5"] = (before.sum(1) < _TOP).sum()

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from cifar_ray import tasks
 from cifar_ray.config import errors, search
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.phases import PHASES
 from cifar_ray.config.search import Better
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, TaskSpec, choosing
+from cifar_ray.training.clock import PARTS
 
-_AT_END = ("best/", "bubble/", "peak_memory_mib", "skipped_steps", "staleness/", "time/")
-"""How the names of figures begin that a run has at its end alone, beside the throughput."""
+_TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")
+_AT_END = (
+    *("peak_memory_mib", "skipped_steps"),
+    *("bubble/theory", "bubble/measured", "staleness/mean", "staleness/max", "staleness/ahead_max"),
+    *(f"time/{name}_s" for name in (*_TIMES, *(f"step_{part}" for part in PARTS))),
+)
+"""Figures that a run has at its end alone, beside the throughput and the best validation figure."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +57,30 @@ class Goal:
         """How far two values are apart, as people read it: ``0.83 points`` between shares."""
         return f"{abs(value - other) * 100:.2f} points" if self._is_share else self.text(abs(value - other))
 
-    def check(self, sweep: SweepConfig, measured: Subset) -> None:
+    def check(self, sweep: SweepConfig, measured: Subset, has_optional: bool) -> None:
         """Refuse a figure that runs do not record, that a scheduler would miss, or that is not to choose.
 
-        ``measured``: the samples that runs are measured on after every epoch.
+        Args:
+            sweep: whose goal this is.
+            measured: the samples that runs are measured on after every epoch.
+            has_optional: whether a run may have the task's optional figures.
 
         Raises:
             ConfigError: naming what there is.
         """
         task = self.task
-        of_epochs = [figure.on(measured) for figure in (*task.figures, LOSS)]
+        of_epochs = [figure.on(measured) for figure in (*task.figures, LOSS) if has_optional or not figure.optional]
         of_epochs += ["train/epoch_loss", "epoch_s", task.epoch_throughput]
         if self.metric in of_epochs:
             return
-        if self.metric.startswith("test/"):
+        if self.metric.startswith("test/") and measured != "test":
             raise ConfigError("objective", f"must go with --choose-by test to be a figure of the test, {self.metric}")
         if sweep.scheduler != "none":
             flag = f"--scheduler {sweep.scheduler}"
             wanted = errors.one_of(of_epochs)
             raise ConfigError("objective", f"must be a figure of every epoch for {flag}, {wanted}, got {self.metric!r}")
-        if self.metric != task.throughput and not self.metric.startswith(_AT_END):
-            known = [*of_epochs, task.throughput]
+        known = [*of_epochs, task.throughput, *_AT_END, *([task.primary.best] if measured == "val" else [])]
+        if self.metric not in known:
             near = errors.suggestion(self.metric, known)
             problem = f"must be a figure that runs record, such as {known[0]}, got {self.metric!r}{near}"
             raise ConfigError("objective", problem)
@@ -104,7 +114,7 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
 
 def chooser_of(sweep: SweepConfig) -> str:
     """What of a sweep is to choose by what its runs have learned, as a flag; empty when nothing is."""
-    if sweep.objective is not None and not sweep.objective.startswith(("val/", "test/")):
+    if sweep.objective is not None and not sweep.objective.startswith(("val/", "best/", "test/")):
         return ""
     if sweep.scheduler != "none":
         return f"--scheduler {sweep.scheduler}"

@@ -34,7 +34,7 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import TaskSpec, choosing
+from cifar_ray.tasks import TaskSpec, choosing, classification
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.tracking.run import RunRecord
@@ -312,7 +312,8 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
     if config.is_search and len({run.choose_by for run in runs}) > 1:
         raise ConfigError("choose_by", "must be the same in all runs of a search, here val and test")
     if goal := goal_of(config, runs):
-        goal.check(config, choosing.measured(runs[0]))
+        has_optional = goal.task != tasks.USUAL or any(data.spec(run).num_classes > classification.MANY for run in runs)
+        goal.check(config, choosing.measured(runs[0]), has_optional)
     if config.scheduler == "none":
         return
     grace, longest = getattr(config, config.scheduler).grace, max((run.epochs for run in runs), default=math.inf)

@@ -422,6 +422,11 @@ def test_what_compares_runs_does_not_compare_tasks(values: dict[str, str], told:
         ("epoch_s:min", "median", None),
         ("images_per_s:max", "none", None),
         ("peak_memory_mib:min", "none", None),
+        ("time/step_forward_s:min", "none", None),
+        ("best/accuracy:max", "none", None),
+        ("best/xyz:max", "none", "must be a figure that runs record, such as val/accuracy, got 'best/xyz'"),
+        ("time/nonsense:min", "none", "must be a figure that runs record, such as test/accuracy, got 'time/nonsense'"),
+        ("val/top5_accuracy:max", "none", "must be a figure that runs record, such as val/accuracy, got 'val/top5_accuracy'"),
         ("val/accurcy:max", "none", "must be a figure that runs record, such as val/accuracy, got 'val/accurcy'; did you mean 'val/accuracy'?"),
         ("test/f1:max", "asha", "must go with --choose-by test to be a figure of the test, test/f1"),
         ("test/f1:max", "none", "must go with --choose-by test to be a figure of the test, test/f1"),
@@ -438,3 +443,11 @@ def test_an_objective_that_no_run_records_or_a_scheduler_misses_is_refused(
     with pytest.raises(ConfigError) as caught:
         plans.refuse(sweep, planned(sweep))
     assert caught.value.as_flag().startswith(f"--objective {told}")
+
+
+def test_an_objective_of_many_classes_or_of_the_test_is_judged_by_what_the_runs_are() -> None:
+    many = made(train={"dataset": "cifar100"}, grid={"epochs": [3]}, objective="val/top5_accuracy:max")
+    plans.refuse(many, planned(many))
+    typo = made(grid={"choose_by": ["test"]}, objective="test/acuracy:max")
+    with pytest.raises(ConfigError, match="got 'test/acuracy'; did you mean 'test/accuracy'"):
+        plans.refuse(typo, planned(typo))
