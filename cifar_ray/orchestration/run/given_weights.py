@@ -87,6 +87,11 @@ def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
     if theirs.config.normalise != config.normalise:
         yield f"weights of {config.weights}: trained with --normalise {theirs.config.normalise}"
     is_other = theirs.config.dataset_name != config.dataset_name
+    if not is_other and (theirs.config.val_share or 0) < (config.val_share or 0):
+        yield (
+            f"weights of {config.weights}: may have been trained on images that this run keeps for validation, whose "
+            "figures are then too good"
+        )
     if is_other and len(theirs.class_names) == data.spec(config).num_classes:
         yield (
             f"weights of {config.weights}: their head is for the {len(theirs.class_names)} classes of "
