@@ -34,6 +34,7 @@ from cifar_ray.training.observer import EpochRecord
 
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
 _TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1
+_FIGURES_EVERY_S = 60.0
 
 _BEHIND = {
     "asha": "ASHA: it was behind the best runs",
@@ -81,6 +82,7 @@ class SweepRecorder:
     _limited: int = 0
     _left_out: queue.SimpleQueue[PlannedTrial] = field(default_factory=queue.SimpleQueue)
     _looked: float = field(default_factory=time.monotonic)
+    _figures_at: float = field(default_factory=time.monotonic)
     _away: str = ""
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -241,6 +243,9 @@ class SweepRecorder:
         now = time.monotonic()
         self.budget.passed(now - self._looked)
         self._looked, self.board.usd = now, self.budget.usd
+        if now - self._figures_at >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
+            self._figures_at = now
+            self.record.figures(self.figures())
         while not self._left_out.empty():
             trial = self._left_out.get()
             self.board.skip(trial.index, trial.reason)

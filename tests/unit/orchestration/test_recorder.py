@@ -193,6 +193,17 @@ def test_epochs_count_as_training_of_a_run_that_does_not_finish() -> None:
     assert made.figures()["sweep/training_s"] == 3.0
 
 
+def test_what_a_sweep_has_used_is_recorded_once_a_minute_while_no_run_ends() -> None:
+    made: Any = recorder()
+    made.catch_up(Filled(), [])
+    assert made.record.told == []
+    made._figures_at -= 60
+    made.budget.placed_s = 70.0
+    for _ in range(2):
+        made.catch_up(Filled(), [])
+    assert [figures["sweep/placed_s"] for figures in made.record.told] == [70.0]
+
+
 def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_out() -> None:
     made = recorder("asha")
     epoch = EpochRecord(Row("epoch", 2, 0, {"epoch_s": 1.5}), [], {})
