@@ -25,6 +25,11 @@ WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "addre
 UPKEEP = ("version", *WHERE, *limits.KEYS, "start_timeout_s", "hang_timeout_s")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it."""
 
+OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
+"""Fields that together decide which data set is read."""
+
+_FOUND_IN_DATA = ("images", "class_weights_counts")
+
 
 def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """``base`` with ``values`` (as from flags) on top.
@@ -35,6 +40,7 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     values = dict(values)
     for field in dataclasses.fields(TrainConfig):
         of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
+        of |= {*OF_DATA} if field.name in _FOUND_IN_DATA else set()
         if field.metadata.get("recorded") and values.keys() & of:
             base = dataclasses.replace(base, **{field.name: default_of(field)})
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):

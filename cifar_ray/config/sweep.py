@@ -43,9 +43,6 @@ OWN = (
 )
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
-OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
-"""Axes that together decide which data set is read."""
-
 MOST_RUNS = 10_000
 """Runs of one sweep, at most."""
 
@@ -433,7 +430,7 @@ def _check_proposing(sweep: SweepConfig) -> None:
         raise ConfigError("grid", "must be one grid for --search optuna")
     if not any(map(_many, sweep.grid[0].values())):
         raise ConfigError("grid", "must have a field with several values or a range for --search optuna")
-    if drawn := [name for name in OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
+    if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
         raise ConfigError("grid", f"must list the values of {drawn[0]} for --search optuna: each is another data set")
     if sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 for --search optuna")

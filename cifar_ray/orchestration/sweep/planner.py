@@ -80,9 +80,9 @@ def _probes(axes: Axes) -> list[dict[str, Any]]:
     """
     values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
     first = {name: several[0] for name, several in values.items()}
-    data_sets = {name: values[name] for name in values if name in sweeps.OF_DATA}
+    data_sets = {name: values[name] for name in values if name in runfile.OF_DATA}
     found = [{**first, **dict(zip(data_sets, each, strict=True))} for each in itertools.product(*data_sets.values())]
-    others = (name for name in values if name not in sweeps.OF_DATA)
+    others = (name for name in values if name not in runfile.OF_DATA)
     return found + [{**first, name: value} for name in others for value in values[name][1:]]
 
 

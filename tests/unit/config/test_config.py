@@ -396,3 +396,7 @@ def test_what_was_found_in_a_users_files_is_forgotten_where_others_are_given() -
     again = runfile.merge(config, {"dataset": "digits", "model": "resnet"})
     assert again == TrainConfig(dataset="digits")
     assert runfile.merge(config, {"epochs": 3}).images == found
+    balanced = replace(config, class_weights="balanced", class_weights_counts=(1, 2, 3))
+    for key, value in {"val_share": 0.2, "test_share": 0.2, "image_size": 64}.items():
+        split = runfile.merge(balanced, {key: value})
+        assert (split.images, split.class_weights_counts) == (TrainConfig().images, None)
