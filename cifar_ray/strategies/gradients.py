@@ -182,7 +182,9 @@ def _idle(
     optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> list[dict[str, Any]]:
     """What a step with gradients of zero leaves in a new optimizer, by the place of each parameter that learns."""
-    other = make_optimizer(copy.deepcopy(model))  # a copy of the modules: some groups follow from them
+    held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    results = {id(value): value.detach() for value in held if not value.is_leaf}  # of a pass; PyTorch copies none
+    other = make_optimizer(copy.deepcopy(model, results))  # a copy of the modules: some groups follow from them
     for group, like in zip(other.param_groups, optimizer.param_groups):
         group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
     parameters = learned(other)
