@@ -307,6 +307,8 @@ def _confusion(runs: Runs) -> Chart | None:
         return None
     _, best = max(known, key=lambda ranked: ranked[0])
     chosen = "" if chooser is primary else " by validation"
+    if not chosen and len(known) > 1 and any(trial.chosen_by for trial in trials):  # earlier versions recorded nothing
+        chosen = ", chosen on the test set"
     caption = (
         f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} finished "
         f"run{chosen} ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."

@@ -133,6 +133,15 @@ def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> 
     assert "bs16 1x2 seed1, the most accurate finished run by validation (39.00 %)" in found["confusion"].caption
 
 
+def test_the_matrix_of_a_run_that_the_test_has_chosen_says_so() -> None:
+    runs = [replace(trial(seed=seed), tags={"cifar_ray.chosen_by": "nothing"}) for seed in (1, 2)]
+    assert (
+        "the most accurate finished run, chosen on the test set (50.00 %)." in made(study(*runs))["confusion"].caption
+    )
+    assert "chosen" not in made(study(runs[0]))["confusion"].caption
+    assert "chosen" not in made(study(trial(seed=1), trial(seed=2)))["confusion"].caption  # of an earlier version
+
+
 def heights_or_dots(chart: Chart) -> list[float]:
     (axes,) = chart.draw("light").axes
     return [float(dot.lines[0].get_ydata()[0]) for dot in axes.containers]
