@@ -420,7 +420,7 @@ def test_a_sweep_without_a_finished_run_has_a_report(
         (["--target", "1"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
         (["--target", "60"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 60"),
         (["--baseline", "x"], "--baseline must be rangoju_katneni_2025"),
-        (["--price", "x"], "--price must be c7i.large"),
+        (["--price", "x"], "--price must be USD per hour, c7i.large"),
         (["--style", "paper", "--width", "84"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
         (["--style", "paper", "--width", "1mm"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
         (["--width", "84mm"], "--width is the width of charts for a paper, and needs --style paper"),

@@ -506,7 +506,7 @@ def _sending(sent: list[int], worker: Worker) -> Iterator[None]:
 def _train_apart(
     config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None
 ) -> tuple[Outcome | None, Recorder]:
-    return _train(config, worker, folder if worker.rank == 0 else Path("/proc/none"), stop_after, None)
+    return _train(config, worker, folder if worker.rank == 0 else Path("/proc/none"), stop_after, None, b"")
 
 
 def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
