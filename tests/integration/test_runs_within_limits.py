@@ -48,6 +48,7 @@ def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_on
     assert person.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_with_a_larger_limit(
     person: Person,
 ) -> None:
@@ -69,6 +70,8 @@ def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_wit
     assert person.run_named("grid").data.metrics["cost/usd"] > own.data.metrics["cost/usd"] + 1
 
 
+@pytest.mark.extended
+@pytest.mark.slow
 def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_with_it(person: Person) -> None:
     words = [
         "sweep",
