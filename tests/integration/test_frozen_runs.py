@@ -19,6 +19,7 @@ NORM: dict[str, object] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)
 PLAIN: dict[str, object] = {"model": "simple_cnn"}
 CLOSE = 1e-5
 config = partial(small_config, steps_per_epoch=6, global_batch_size=48, log_every=1, precision="fp32")
+LONG = (pytest.mark.slow, pytest.mark.extended)
 
 
 def last(folder: Path) -> checkpoint.Snapshot:
@@ -56,10 +57,10 @@ def test_the_same_to_the_last_bit_at_any_number_of_workers(tmp_path: Path) -> No
     [
         ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
         ("ddp", "2x2", {"accumulate": 2, "ema": 0.9}),
-        ("all_reduce", "1x2", {"optimizer": "adamw"}),
-        ("gather_scatter", "1x2", {"clip_norm": 0.5}),
-        ("send_recv", "1x2", {}),
-        ("local_sgd", "1x3", {"local_sgd": {"sync_every": 2}}),
+        pytest.param("all_reduce", "1x2", {"optimizer": "adamw"}, marks=LONG),
+        pytest.param("gather_scatter", "1x2", {"clip_norm": 0.5}, marks=LONG),
+        pytest.param("send_recv", "1x2", {}, marks=LONG),
+        pytest.param("local_sgd", "1x3", {"local_sgd": {"sync_every": 2}}, marks=LONG),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -83,7 +84,12 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "topology"), [("ddp", "1x2"), ("all_reduce", "1x3"), ("fsdp", "1x2"), ("send_recv", "2x2")]
+    ("strategy", "topology"),
+    [
+        ("ddp", "1x2"),
+        ("fsdp", "1x2"),
+        *(pytest.param(*each, marks=LONG) for each in (("all_reduce", "1x3"), ("send_recv", "2x2"))),
+    ],
 )
 def test_strategies_that_are_close_are_so_with_frozen_parameters_and_groups(
     strategy: str, topology: str, tmp_path: Path

@@ -44,7 +44,11 @@ def last(folder: Path) -> str:
     ("model", "options"),
     [
         ("torchvision:mobilenet_v3_small", {"dropout": 0.3}),
-        ("timm:test_vit", {"drop_path_rate": 0.3, "drop_rate": 0.1}),
+        pytest.param(
+            "timm:test_vit",
+            {"drop_path_rate": 0.3, "drop_rate": 0.1},
+            marks=(pytest.mark.slow, pytest.mark.extended),
+        ),
     ],
 )
 def test_a_fine_tuned_network_is_the_same_at_any_number_of_workers(

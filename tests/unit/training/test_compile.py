@@ -124,7 +124,12 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "values"), [("ddp", {"accumulate": 2}), ("all_reduce", {}), ("local_sgd", {"precision": "bf16"})]
+    ("strategy", "values"),
+    [
+        ("ddp", {"accumulate": 2}),
+        pytest.param("all_reduce", {}, marks=pytest.mark.extended),
+        pytest.param("local_sgd", {"precision": "bf16"}, marks=pytest.mark.extended),
+    ],
 )
 def test_two_compiled_workers_are_close_to_two_without(
     strategy: str, values: dict[str, object], tmp_path: Path
@@ -139,6 +144,7 @@ def test_two_compiled_workers_are_close_to_two_without(
     assert losses(each[0][1]) != losses(plain[0][1])
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_dropout_draws_the_same_numbers(tmp_path: Path, few: Dataset) -> None:
     vit = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
