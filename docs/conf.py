@@ -22,7 +22,11 @@ autodoc_typehints = "signature"
 napoleon_custom_sections = [("Attributes", "params_style")]
 
 # Pages of the repository that pages here include, so that links to them stay on the site.
-INCLUDED = {"../CONTRIBUTING.md": "contributing.md", "../examples/bring_your_own/README.md": "ten_minutes.md"}
+INCLUDED = {
+    "../CONTRIBUTING.md": "contributing.md",
+    "../examples/bring_your_own/README.md": "ten_minutes.md",
+    "../examples/fine_tune/README.md": "fine_tuning.md",
+}
 
 
 def setup(app: Any) -> None:
