@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from cifar_ray.config.option import is_own
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, own, validation
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import arrays, order, own, validation
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 
 __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
@@ -22,6 +22,12 @@ def spec(config: TrainConfig) -> DatasetSpec:
     spec = SPECS[config.dataset]
     kept = round(spec.train_size * (config.val_share or 0.0))
     return dataclasses.replace(spec, train_size=spec.train_size - kept, val_size=kept)
+
+
+def steps_per_epoch(config: ResolvedConfig) -> int:
+    """Optimizer steps in an epoch, as many as are known before the data set has been read."""
+    whole = order.steps_per_epoch(spec(config).train_size, config.global_batch_size)
+    return config.steps_per_epoch or whole
 
 
 def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:

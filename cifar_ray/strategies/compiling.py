@@ -30,8 +30,8 @@ _COMPILERS = ("torch._dynamo", "torch._inductor")
 def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
     """The forward pass of ``model`` as one compiled graph, for images (B, C, H, W) that always have one shape.
 
-    The model stays as it is: whoever calls it itself, as an evaluation does, computes as without. Random numbers are
-    drawn as without, too.
+    The model itself is not changed, so evaluations, which call it directly, do not depend on compilation. Random
+    numbers are drawn as without it.
     """
     torch.compiler.reset()  # it compiles eight networks in a process, and the graphs of those hold memory of the GPU
     options: dict[str, Any] = {"fallback_random": True, "triton.cudagraphs": device.type == "cuda"}

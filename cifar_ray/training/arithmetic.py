@@ -108,8 +108,7 @@ def undecided(config: ResolvedConfig, passes: int) -> set[str]:
 
 def passes_of(config: ResolvedConfig) -> int:
     """Passes through the model in a whole run, forward and backward."""
-    steps = config.steps_per_epoch or data.spec(config).train_size // config.global_batch_size
-    return config.epochs * steps * config.accumulate
+    return config.epochs * data.steps_per_epoch(config) * config.accumulate
 
 
 @contextmanager

@@ -40,8 +40,7 @@ def _kind(config: ResolvedConfig) -> tuple[tuple[str, ...], str, str]:
 
 def _images(config: ResolvedConfig, epochs: int) -> int:
     """Images that a run trains on in so many epochs; in all of them when 0."""
-    steps = config.steps_per_epoch or data.spec(config).train_size // config.global_batch_size
-    return (epochs or config.epochs) * steps * config.global_batch_size
+    return (epochs or config.epochs) * data.steps_per_epoch(config) * config.global_batch_size
 
 
 class Budget:
