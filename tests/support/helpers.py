@@ -23,12 +23,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import Dataset, order
+from cifar_ray.data.augment import Normalise
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
@@ -593,3 +594,24 @@ def png(pixels: NDArray[Any]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
     return file.getvalue()
+
+
+def plain_losses(
+    asked: TrainConfig, steps: int, target: str, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> list[float]:
+    """The losses of a plain loop over global batches, without a strategy; ``loss_of`` gets outputs and targets."""
+    assert isinstance(asked, ResolvedConfig)
+    dataset = data.read(asked)
+    torch.manual_seed(0)
+    model = models.build(asked, dataset.spec).to(memory_format=torch.channels_last)
+    descent = torch.optim.SGD(model.parameters(), asked.lr, asked.momentum, nesterov=True)
+    images, targets = (torch.from_numpy(dataset.train[name]) for name in ("images", target))
+    losses = []
+    for step in range(steps):
+        samples = order.global_batch(order.permutation(0, 0, len(targets)), step, asked.global_batch_size)
+        loss = loss_of(model(Normalise(dataset.spec)(images[samples])), targets[samples])
+        descent.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        descent.step()
+        losses.append(loss.item())
+    return losses
