@@ -6,7 +6,7 @@ import dataclasses
 
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import arrays, order, own, validation
+from cifar_ray.data import arrays, own, validation
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
 
 __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
@@ -26,8 +26,8 @@ def spec(config: TrainConfig) -> DatasetSpec:
 
 def steps_per_epoch(config: ResolvedConfig) -> int:
     """Optimizer steps in an epoch, as many as are known before the data set has been read."""
-    whole = order.steps_per_epoch(spec(config).train_size, config.global_batch_size)
-    return config.steps_per_epoch or whole
+    # As order.steps_per_epoch has it, which is not imported here: it would bring torch to every command.
+    return config.steps_per_epoch or spec(config).train_size // config.global_batch_size
 
 
 def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:
