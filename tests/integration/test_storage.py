@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -16,15 +14,15 @@ import torch
 
 from cifar_ray import storage, tasks
 from cifar_ray.config import sweepfile
-from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import checkpoints, interrupts, run_folder
+from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep import planner
-from cifar_ray.storage import Folder, Lock, StorageError, errors, lease
+from cifar_ray.orchestration.sweep import planner, removal
+from cifar_ray.storage import Folder, Lock, StorageError, errors
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
@@ -199,43 +197,26 @@ def test_none_usable_is_said_with_the_stores_address(folder: Folder, snapshot: S
 TAKEN = ConfigError("", "taken")
 
 
-def test_one_driver_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_driver_of_a_machine_at_a_time(folder: Folder) -> None:
     with Lock(folder, TAKEN), pytest.raises(ConfigError, match="taken"):
         Lock(folder, TAKEN)
-    assert folder.names() == []
-    folder.write(lease.OBJECT, json.dumps({"machine": lease.machine(), "session": "of one that was killed here"}))
     with Lock(folder, TAKEN):
-        pass
+        assert folder.names() == []
 
 
-def test_a_driver_of_another_machine_is_waited_for_and_refused_when_it_lives(
-    folder: Folder, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
+    folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lease, "_WATCH_S", 0.2)
-    monkeypatch.setattr(lease, "RENEW_S", 0.1)
-    held = Lock(folder, TAKEN)
-    monkeypatch.setenv("HOME", str(tmp_path / "another"))
-    with pytest.raises(ConfigError, match="taken"):
-        Lock(folder, TAKEN)
+    uri = f"sqlite:///{tmp_path}/m.db"
+    run, held = run_folder.create(replace(small, storage=folder.address, run_name="mine"), uri)
     held.release()
-    monkeypatch.setattr(lease, "EXPIRE_S", 1.0)
-    folder.write(lease.OBJECT, json.dumps({"machine": "a third", "session": "of one that was killed there"}))
-    with Lock(folder, TAKEN):
-        assert json.loads(folder.read(lease.OBJECT))["machine"] == lease.machine()
-
-
-def test_a_driver_knows_that_another_has_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_S", 0.1)
-    held = Lock(folder, TAKEN)
-    assert not held.lost
-    other = json.dumps({"machine": "another", "session": "of a driver there"})
-    while not held.lost:  # what it is just writing may come after this
-        folder.write(lease.OBJECT, other)
-        time.sleep(0.3)
-    with pytest.raises(RunFailedError, match=rf"^{folder.address} has been taken over by another driver"):
-        interrupts.check_locks([held])
-    held.release()
-    assert folder.read(lease.OBJECT) == other
+    record = RunRecord.create(store.connect(uri), small, run.name, run.key, run.address, digits, begun=0.0)
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
+        removal.prepare("mine", uri, stack, str)
+    assert record.end("KILLED")
+    with contextlib.ExitStack() as stack:
+        removal.prepare("mine", uri, stack, str).execute()
+    assert not run.folder.exists()
 
 
 def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
@@ -284,15 +265,6 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     assert record.end("KILLED")
     assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
     assert "training on" in said.getvalue()
-
-
-def test_nothing_is_left_of_a_lock_that_was_released(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_S", 0.001)  # it writes all the time
-    for _ in range(5):
-        held = Lock(folder, TAKEN)
-        held.release()
-        assert not any(thread.name == "storage-lease" for thread in threading.enumerate())
-        assert folder.names() == []
 
 
 def test_an_address_has_no_secret_and_no_query() -> None:

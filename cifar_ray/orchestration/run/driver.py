@@ -31,7 +31,6 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
-from cifar_ray.storage import Lock
 from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
@@ -97,7 +96,7 @@ def train(
                 if weights is not None:
                     checkpoints.keep_initial(folder.folder, str(config.weights_digest), weights)
                 config, dataset, data_s = _read(config, console)
-                with _allocated(config, folder, held, console) as ready:
+                with _allocated(config, folder, console) as ready:
                     chosen = ready.chosen
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
@@ -156,7 +155,7 @@ def resume(
         return None
     client = store.connect(uri)
     folder = run_folder.open_existing(known.folder, known.key)
-    with signals(), folder.lock() as held, Console() as console:
+    with signals(), folder.lock(), Console() as console:
         for note in notes:
             console.line(note)
         before, kept, history = _existing(folder)
@@ -165,7 +164,7 @@ def resume(
         if known.stopped_by == PATIENCE:
             limits.refuse_exhausted(config, tasks.spec(config), history, folder.name)
         config, dataset, data_s = _read(config, console)
-        with _allocated(config, folder, held, console) as ready:
+        with _allocated(config, folder, console) as ready:
             chosen = ready.chosen
             if known.run_id:
                 record = RunRecord.reopen(client, chosen.config, known.run_id)
@@ -180,10 +179,10 @@ def resume(
 
 
 @contextmanager
-def _allocated(config: ResolvedConfig, folder: RunFolder, held: Lock, console: Console) -> Iterator[_Ready]:
+def _allocated(config: ResolvedConfig, folder: RunFolder, console: Console) -> Iterator[_Ready]:
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
-        connected(config, console, [held], imports.functions(config)) as check,
+        connected(config, console, imports.functions(config)) as check,
         allocation.allocator(console.waiting, check, console.line) as allocator,
     ):
         meter = Meter(folder.folder)  # which counts the wait for nodes

@@ -1,4 +1,4 @@
-"""End a command early where that is safe: on a signal, or because a lock or Ray was lost."""
+"""End a command early where that is safe: on a signal, or because Ray was lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.terminal import Display
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.storage import Lock
 
 _PATIENCE = 2  # signals before the process ends at once
 _APART_S = 1  # what comes sooner after a signal is the same wish: a shaky finger, or a parent that passes it on as well
@@ -35,20 +34,17 @@ RAY_LOST = (RayLostError, InterruptedWithRayError)
 
 
 @contextmanager
-def connected(
-    config: TrainConfig, display: Display, locks: Sequence[Lock] = (), functions: Sequence[str] = ()
-) -> Iterator[Callable[..., bool]]:
+def connected(config: TrainConfig, display: Display, functions: Sequence[str] = ()) -> Iterator[Callable[..., bool]]:
     """Context manager: a connection to Ray.
 
     Yields:
-        A function to call several times a second: it raises after a signal, or when a lock or Ray is lost. (A signal
+        A function to call several times a second: it raises after a signal, or when Ray is lost. (A signal
         handler must not raise inside Ray's compiled code.) Called with True, since workers can stop with a checkpoint,
         it returns True after the first signal, and raises after the second.
 
     Args:
         config: which Ray to join or start.
         display: shows that Ray is joined or started, and that an interruption begins.
-        locks: locks that this driver must not lose; may grow.
         functions: import paths of the user's own that workers need: their files are sent to the cluster.
     """
     pending: list[int] = []
@@ -69,26 +65,12 @@ def connected(
                 raise (InterruptedWithRayError if lost else InterruptedRunError)(pending[0])
         elif lost := ended():
             raise RayLostError(f"{lost} has ended: it was killed, or has failed; `cifar-ray resume` continues the run")
-        check_locks(locks)
         return bool(pending)
 
     # Twice, since Ray's compiled part installs a handler of its own when it starts.
     with signals(pending), connection.connected(config, functions, display.doing) as ended, signals(pending):
         check()
         yield check
-
-
-def check_locks(locks: Sequence[Lock]) -> None:
-    """Check that this driver still has all locks.
-
-    Raises:
-        RunFailedError: naming one that another driver has taken.
-    """
-    for held in locks:
-        if held.lost:
-            raise RunFailedError(
-                f"{held.folder.address} has been taken over by another driver, as this one could not write there"
-            )
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from cifar_ray.orchestration.run.results import Note
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, registry, store
 from cifar_ray.tracking.store import Client, Run
-
-_LOCKS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,7 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     folder = run_folder.reopen(storage.at(known.folder)) if _exists(known.folder) else None
     if folder is None or folder.key != known.key:  # there may be another run's of the same name
         folder = None
+    if folder is None or not folder.folder.local:
         _refuse_running(parents, known.folder)
     lock = stack.enter_context(folder.lock()) if folder else None
     return _removal(f"run {known.name}", client, parents, folder.folder if folder else None, lock, known.folder)
@@ -111,15 +109,15 @@ def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
     address, name = own.data.tags.get(store.FOLDER_TAG, ""), own.info.run_name
     folder = storage.at(address) if _exists(address) else None
     lock = None
-    if folder is None:
+    if folder is None or not folder.local:
         _refuse_running([*members, own], address)
-    else:
+    if folder is not None:
         with storage.refusing(folder):
             lock = stack.enter_context(Lock(folder, _busy(name)))
         tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
         members_here = [run_folder.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
-        with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:  # a run of a sweep may have been resumed by itself
-            list(pool.map(lambda run: run.lock().release(), members_here))
+        for run in members_here:  # which may have been resumed by itself
+            run.lock().release()
     return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)
 
 

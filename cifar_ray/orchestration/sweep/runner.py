@@ -6,7 +6,6 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +42,6 @@ from cifar_ray.tracking.store import Client
 from cifar_ray.training import recipe
 
 _POLL_S, _LOOK_S = 0.1, 1.0
-_LOCKS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class _Sweep:
             planner.refuse(self._config, [*self._trials, *self._probes])  # before a cluster is waited for
             configs = [config for _, config in preparation.configured(self._asked())]
             functions = sorted({path for config in configs for path in imports.functions(config)})
-            with connected(self._base, board, self._locks, functions) as check:
+            with connected(self._base, board, functions) as check:
                 with allocation.allocator(board.waiting, check, board.line) as allocator:
                     preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
@@ -426,11 +424,7 @@ class _Sweep:
 
     def _specs(self, turn: Sequence[tuple[PlannedTrial, ResolvedConfig]]) -> list[TrialSpec]:
         """Make or lock the folders of these trials."""
-        begun = [trial.folder for trial, _ in turn if trial.folder is not None]
-        if begun:  # in an object store, each is watched for a minute if its driver was killed on another machine
-            self._board.doing(f"taking over {counted(len(begun), 'run')} of an earlier driver")
-            with ThreadPoolExecutor(_LOCKS_AT_ONCE) as pool:
-                list(pool.map(lambda folder: self._locks.append(folder.lock()), begun))
+        self._locks += [trial.folder.lock() for trial, _ in turn if trial.folder is not None]
         return [self._spec(trial, config) for trial, config in turn]
 
     def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
