@@ -88,7 +88,9 @@ def resume(words: Sequence[str]) -> int:
         from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
-        print(f"run {run} is finished; `cifar-ray train --weights {run}` starts another from its weights")
+        given = changes.get("tracking_uri")
+        words = shlex.quote(run) + (f" --tracking-uri {shlex.quote(given)}" if given else "")
+        print(f"run {run} is finished; `cifar-ray train --weights {words}` starts another from its weights")
     return 0
 
 

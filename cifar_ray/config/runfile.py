@@ -22,8 +22,13 @@ VERSION = 2
 WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose")
 """Where a run is, and not what it is."""
 
-UPKEEP = ("version", *WHERE, *limits.KEYS, "start_timeout_s", "hang_timeout_s")
-"""Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it."""
+_IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)
+UPKEEP = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeout_s")
+"""Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it.
+
+``--patience`` is a parameter: it decides how many epochs a run has. It stays the one that the run began with, as MLflow
+changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and in the tag ``cifar_ray.command``.
+"""
 
 OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
 """Fields that together decide which data set is read."""

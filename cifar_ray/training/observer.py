@@ -141,6 +141,7 @@ class Outcome:
         confusion: test images by true class (row) and predicted class (column), of the same checkpoint.
         history: every row of the run.
         stopped_by: ``patience`` when that has ended the run before its last epoch, else empty.
+        untested: why the best checkpoint has no test figures, as a sentence, when it cannot be read; else empty.
     """
 
     epochs: int
@@ -153,6 +154,7 @@ class Outcome:
     confusion: list[list[int]]
     history: tuple[Row, ...]
     stopped_by: str = ""
+    untested: str = ""
 
     @property
     def ended(self) -> float:

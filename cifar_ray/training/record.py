@@ -21,7 +21,7 @@ from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.training import checkpoint, hardware, manifest, optimizer
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
-from cifar_ray.training.errors import DivergedError, RankFailedError
+from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
 from cifar_ray.training.setup import TrainingState
 
@@ -163,13 +163,15 @@ class Tested:
 
     Attributes:
         last: of the last checkpoint.
-        chosen: of the one that was chosen; None when none was.
+        chosen: of the one that was chosen; None when none was, or it cannot be read.
         epoch: the chosen one's.
+        problem: why the chosen one cannot be tested, as a sentence; empty when it can.
     """
 
     last: Evaluation
     chosen: Evaluation | None = None
     epoch: int = 0
+    problem: str = ""
 
 
 def test(state: TrainingState, last: Evaluation | None) -> Tested:
@@ -179,20 +181,40 @@ def test(state: TrainingState, last: Evaluation | None) -> Tested:
         state: after the last epoch.
         last: of the last epoch; None when it was done before this process.
     """
-    paths: list[Path | None] = [None, None]
+    found: list[Any] = [None, None, ""]
     if state.worker.rank == 0:
-        paths = [checkpoint.every(state.folder)[-1], checkpoint.best(state.folder)]
+        found = [checkpoint.every(state.folder)[-1], *_choice(state)]
     if state.worker.world_size > 1:
-        dist.broadcast_object_list(paths, src=0, device=state.worker.device)
-    newest, best = paths
-    assert newest is not None
+        dist.broadcast_object_list(found, src=0, device=state.worker.device)
+    newest, best, problem = found
     with state.clock.phase("evaluation"):
         if last is None or state.tester is not state.evaluator:
             last = _tested(state, newest)
         if best is None:
-            return Tested(last)
+            return Tested(last, problem=problem)
         epoch = manifest.step_of(best.name) // state.loader.steps_per_epoch
         return Tested(last, last if best == newest else _tested(state, best), epoch)
+
+
+def _choice(state: TrainingState) -> tuple[Path | None, str]:
+    """The checkpoint that is the best by the run's history, and why it cannot be read; None where there is none.
+
+    A damaged one does not make the next best the chosen one, as :func:`checkpoint.best` would.
+    """
+    chooser = choosing.objective(state.config, state.task.spec)
+    if chooser is None or (best := checkpoint.best(state.folder)) is None:
+        return None, ""
+    rows = [row for row in state.history if row.kind == "epoch"]
+    top = max(rows, key=lambda row: chooser.figure.rank(row.metrics.get(chooser.metric, math.nan)))
+    of_epoch = {manifest.step_of(path.name): path for path in checkpoint.every(state.folder)}
+    best = of_epoch.get(top.step * state.loader.steps_per_epoch, best)
+    try:
+        if best != max(of_epoch.items())[1]:  # the last, whose figures are known
+            checkpoint.load(best)
+    except CheckpointError as error:
+        why = str(error).replace(f"{state.folder}/", "")
+        return None, f"the best checkpoint, of epoch {top.step}, cannot be tested: {why}"
+    return best, ""
 
 
 def _tested(state: TrainingState, path: Path) -> Evaluation:
@@ -238,22 +260,23 @@ def outcome(state: TrainingState, tested: Tested) -> Outcome:
         confusion=shown.confusion,
         history=tuple(state.history),
         stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
+        untested=tested.problem,
     )
 
 
 def _chosen(state: TrainingState, tested: Tested, epochs: Sequence[Row]) -> dict[str, float]:
-    """Metrics of the chosen checkpoint: its epoch, its test figures, and the validation figure that chose it.
+    """How many validation samples there are, and metrics of the chosen checkpoint.
 
-    With the last, how many validation samples there are.
+    These are its epoch, its test figures, and the validation figure that chose it.
     """
+    task, validated = state.task.spec, state.config.validated
+    metrics = {task.counted_on("val"): float(state.evaluator.count)} if validated else {}
     if tested.chosen is None:
-        return {}
-    metrics = {f"{CHOSEN}test/{name}": value for name, value in tested.chosen.metrics.items()}
+        return metrics
+    metrics |= {f"{CHOSEN}test/{name}": value for name, value in tested.chosen.metrics.items()}
     metrics[CHOSEN_EPOCH] = float(tested.epoch)
-    of = state.task.spec.primary
-    if state.config.validated:
-        metrics[of.best] = epochs[tested.epoch - 1].metrics[of.on("val")]
-        metrics[state.task.spec.counted_on("val")] = float(state.evaluator.count)
+    if validated:
+        metrics[task.primary.best] = epochs[tested.epoch - 1].metrics[task.primary.on("val")]
     return metrics
 
 

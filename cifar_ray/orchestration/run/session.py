@@ -282,6 +282,8 @@ class RunSession:
         self.record.result(outcome, self.dataset)
         if outcome.stopped_by:
             self.record.tags({STOPPED_BY_TAG: outcome.stopped_by})
+        if outcome.untested:
+            self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)

@@ -10,6 +10,7 @@ from cifar_ray.config import command_line, limits, runfile, sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig, cells, combinations
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.training import recipe
 
 GRID: dict[str, Any] = {"grid": {"seed": [1, 2]}}
 
@@ -70,8 +71,11 @@ def test_a_limit_is_no_axis(name: str) -> None:
         sweepfile.from_mapping({"name": "s", "grid": {name: ["1h" if name == "max_time" else "1"]}})
 
 
-def test_limits_are_no_parameters_of_a_run() -> None:
-    assert set(limits.KEYS) <= set(runfile.UPKEEP)
+def test_limits_are_no_parameters_of_a_run_but_its_patience_is() -> None:
+    asked = TrainConfig(max_time="4h", max_cost=9.0, price="2.49", patience=3, val_share=0.1)
+    recorded = runfile.params(recipe.resolve(asked))
+    assert {name: value for name, value in recorded.items() if name in limits.KEYS} == {"patience": "3"}
+    assert "patience" not in runfile.params(recipe.resolve(TrainConfig()))
 
 
 def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
