@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from cifar_ray.orchestration.run.listeners import Callback
     from cifar_ray.orchestration.run.mlflow_run import MLflowRun
     from cifar_ray.orchestration.run.train_result import TrainResult
-    from cifar_ray.orchestration.sweep.runner import SweepResult, sweep
+    from cifar_ray.orchestration.sweep.driver import SweepResult
+    from cifar_ray.orchestration.sweep.runner import sweep
     from cifar_ray.reporting.compare import compare
     from cifar_ray.reporting.report import report
 
@@ -42,7 +43,7 @@ _HOMES = {
     "Callback": "cifar_ray.orchestration.run.listeners",
     "MLflowRun": "cifar_ray.orchestration.run.mlflow_run",
     "SweepConfig": "cifar_ray.config.sweep",
-    "SweepResult": "cifar_ray.orchestration.sweep.runner",
+    "SweepResult": "cifar_ray.orchestration.sweep.driver",
     "TrainConfig": "cifar_ray.config.train",
     "TrainResult": "cifar_ray.orchestration.run.train_result",
     "compare": "cifar_ray.reporting.compare",

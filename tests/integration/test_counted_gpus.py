@@ -48,10 +48,10 @@ from types import SimpleNamespace
 import ray
 
 from cifar_ray import storage
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
-from cifar_ray.orchestration.sweep import planner, runner
+from cifar_ray.orchestration.sweep import driver, planner
 
 
 class Meeting:
@@ -78,9 +78,9 @@ class Meets:
 ray.init("local", num_cpus=5, num_gpus=1, include_dashboard=False, log_to_driver=False)
 run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda"}
 config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run, gpus_per_worker=0.25)
-trials = planner.plan(sweeps.cells(config, planner.draw(config)), config.gpus_per_worker)
+trials = planner.plan(cells_of(config, planner.draw(config)), config.gpus_per_worker)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
-planned = runner._Sweep(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
+planned = driver.Driver(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
 print(f"at once: {planned._fit_to_cluster()}")
 print(f"each: {trials[0].config.cpus_reserved} CPU, {trials[0].config.gpus_reserved} GPU")
 planned._announce(4)

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cifar_ray import data
 from cifar_ray.config import runfile, sweepfile, yaml
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support import stores
@@ -44,7 +45,7 @@ def test_a_file_is_a_run_that_can_be_started(file: Path) -> None:
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
     sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file), {}, str(file)))
-    cells = sweeps.cells(sweep, sweeps.combinations(sweep))
+    cells = cells_of(sweep, sweeps.combinations(sweep))
     assert len(cells) > 1
     assert all(recipe.resolve(cell.config) for cell in cells if cell.config)
     assert [cell.name for cell in cells if cell.config is None] == []

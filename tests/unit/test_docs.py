@@ -18,6 +18,7 @@ from cifar_ray.cli import cluster
 from cifar_ray.cli.main import COMMANDS
 from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.reporting import cost
@@ -122,7 +123,7 @@ def test_sweep_commands_are_read(page: Path) -> None:
             continue
         sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(ROOT / file) if file else {}, given, file))
         if sweep.search == "grid":
-            assert all(cell.config for cell in sweeps.cells(sweep, sweeps.combinations(sweep)))
+            assert all(cell.config for cell in cells_of(sweep, sweeps.combinations(sweep)))
 
 
 def built(page: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import dollars, duration
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 

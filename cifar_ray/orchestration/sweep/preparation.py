@@ -19,7 +19,7 @@ from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import shared_arithmetic, shared_weights
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
 from cifar_ray.training import arithmetic, hardware, recipe

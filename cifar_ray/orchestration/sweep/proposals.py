@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import cells
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.search import Range
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import Goal, chooser_of
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class OptunaProposer:
             suggested = self._search.suggest(key)
             values = {name: of[suggested[name]] if name in suggested else of[0] for name, of in self._lists.items()}
             proposal = {name: values.get(name, suggested.get(name)) for name in self._config.grid[0]}
-            cell = sweeps.proposed(self._config, proposal, [other.cell for other in others])
+            cell = cells.proposed(self._config, proposal, [other.cell for other in others])
             if cell is not None:
                 self._asked[trial.index] = key
                 trial.proposal, trial.is_open = proposal, False

@@ -23,7 +23,7 @@ from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.limits import Budget
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import BY_SWEEP, TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
 from cifar_ray.tracking import parent, store, uri
 from cifar_ray.tracking.parent import SweepRecord

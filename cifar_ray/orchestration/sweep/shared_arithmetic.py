@@ -13,7 +13,7 @@ import torch
 from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
 

@@ -8,11 +8,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cifar_ray.config.cells import Cell
 from cifar_ray.config.errors import counted
-from cifar_ray.config.sweep import Cell, SweepConfig
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.goal import Goal
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.training import recipe
 
 _LONGER = 2

@@ -19,7 +19,7 @@ from cifar_ray.orchestration.run import driver, results
 from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.orchestration.sweep import runner
-from cifar_ray.orchestration.sweep.runner import SweepResult
+from cifar_ray.orchestration.sweep.driver import SweepResult
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import TASK_TAG

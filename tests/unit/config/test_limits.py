@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import command_line, limits, runfile, sweepfile
+from cifar_ray.config.cells import cells
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import SweepConfig, cells, combinations
+from cifar_ray.config.sweep import SweepConfig, combinations
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 

@@ -10,15 +10,16 @@ import pytest
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
+from cifar_ray.config.cells import Cell, cells, proposed
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import Cell, Range, SweepConfig
+from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.models.options import ResNetOptions, ViTOptions
 
 
 def cells_of(**values: Any) -> list[Cell]:
     sweep = sweepfile.from_mapping({"name": "s", **values})
-    return sweeps.cells(sweep, sweeps.combinations(sweep))
+    return cells(sweep, sweeps.combinations(sweep))
 
 
 def refusal(**values: Any) -> str:
@@ -154,7 +155,7 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
 def test_cells_of_a_held_global_batch_are_named_and_recorded_by_it() -> None:
     grid = {"batch_size": [16, 64], "topology": ["1x2"], "accumulate": [1, 2]}
     sweep = SweepConfig("s", (grid,), train={"global_batch_size": 128}, hold="global_batch")
-    made = sweeps.cells(sweep, sweeps.combinations(sweep))
+    made = cells(sweep, sweeps.combinations(sweep))
     assert [(cell.values["global_batch_size"], cell.values["accumulate"]) for cell in made] == [
         (16, 1), (32, 2), (64, 1), (128, 2)
     ]  # fmt: skip
@@ -394,7 +395,7 @@ def test_a_plus_joins_the_words_of_one_value() -> None:
     axes = sweepfile.read_axes(["freeze=0,0+1", "lr-scale=0=0.1"])
     sweep = sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits", "model": "resnet"}, "grid": axes})
     assert sweep.grid[0] == {"freeze": [("0",), ("0", "1")], "lr_scale": [("0=0.1",)]}
-    names = [cell.name for cell in sweeps.cells(sweep, sweeps.combinations(sweep))]
+    names = [cell.name for cell in cells(sweep, sweeps.combinations(sweep))]
     assert names == ["freeze0 1x1 seed0", "freeze0+1 1x1 seed0"]
 
 
@@ -496,19 +497,19 @@ def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(
 def test_a_proposed_cell_has_a_name_that_is_new_and_is_no_other_cell_again() -> None:
     values = {"grid": {"lr": "loguniform:0.01:0.1", "batch_size": [16, 32]}, "search": "optuna", "samples": 4}
     sweep = sweepfile.from_mapping({"name": "s", "train": {"seed": 3, "topology": "1x2"}, **values})
-    cells: list[Cell] = []
+    earlier: list[Cell] = []
     for lr in (0.012341, 0.012342, 0.05):
-        cell = sweeps.proposed(sweep, {"lr": lr, "batch_size": 16}, cells)
+        cell = proposed(sweep, {"lr": lr, "batch_size": 16}, earlier)
         assert cell is not None
         assert cell.config is not None
         assert (cell.config.lr, cell.config.seed, cell.config.world_size) == (lr, 3, 2)
-        cells.append(cell)
-    assert [cell.name for cell in cells] == [
+        earlier.append(cell)
+    assert [cell.name for cell in earlier] == [
         "lr0.0123 bs16 1x2 seed3",
         "lr0.012342 bs16 1x2 seed3",
         "lr0.05 bs16 1x2 seed3",
     ]
-    assert sweeps.proposed(sweep, {"lr": 0.05, "batch_size": 16}, cells) is None
+    assert proposed(sweep, {"lr": 0.05, "batch_size": 16}, earlier) is None
 
 
 def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
@@ -522,8 +523,6 @@ def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
     )
     names = [
         cell.name
-        for cell in sweeps.cells(
-            sweep, [{"weight_decay": 0.1, "batch_size": 16}, {"weight_decay": 0.2, "batch_size": 16}]
-        )
+        for cell in cells(sweep, [{"weight_decay": 0.1, "batch_size": 16}, {"weight_decay": 0.2, "batch_size": 16}])
     ]
     assert names == ["weight-decay0.1 bs16 1x1 seed0", "weight-decay0.2 bs16 1x1 seed0"]

@@ -15,6 +15,7 @@ from torch import nn
 from cifar_ray import models
 from cifar_ray.config import command_line, imports, runfile, sweepfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -75,7 +76,7 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
             "train": {"dataset": "digits"},
         }
     )
-    cells = sweeps.cells(swept, sweeps.combinations(swept))
+    cells = cells_of(swept, sweeps.combinations(swept))
     assert [cell.config.model_options for cell in cells if cell.config] == [{"width": 4}, {"width": 8}]
     assert {cell.reason for cell in cells if not cell.config} == {
         "model_options is for --model torchvision:NAME, timm:NAME or MODULE:FUNCTION only, and the model is simple_cnn"

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import ray
 
+from cifar_ray.config.cells import cells
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.sweep import SweepConfig, cells
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import preparation
+from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.planner import draw, plan
-from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.training import recipe
 
 WITH_GPU, WITHOUT = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}
@@ -115,11 +116,11 @@ def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster) -
         NodeAllocator(lambda *_: None, lambda: None).allocate(config(start_timeout_s=0.01))
 
 
-def of_a_sweep(topologies: list[str], device: str = "auto") -> _Sweep:
+def of_a_sweep(topologies: list[str], device: str = "auto") -> Driver:
     train = {"dataset": "digits", "model": "simple_cnn", "device": device, "start_timeout_s": 1.0}
     sweep = SweepConfig("s", ({"topology": topologies},), train=train, skip_infeasible=True)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    return _Sweep(sweep, folder, None, plan(cells(sweep, draw(sweep))), 0.0)  # type: ignore[arg-type]
+    return Driver(sweep, folder, None, plan(cells(sweep, draw(sweep))), 0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])

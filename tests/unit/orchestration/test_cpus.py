@@ -12,18 +12,18 @@ import pytest
 
 from cifar_ray import storage
 from cifar_ray.config import flags, runfile, schema, sweepfile
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run import run_folder
+from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
-from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.training import hardware, recipe, setup
@@ -201,7 +201,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, hold="global_batch", **values)
     trials = plan(cells_of(sweep, draw(sweep)))
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    made = _Sweep(sweep, folder, None, trials, 0.0)  # type: ignore[arg-type]
+    made = Driver(sweep, folder, None, trials, 0.0)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
         assert made._fit_to_cluster() == at_once
@@ -214,7 +214,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         for trial in again[:-1]:
             trial.state = "finished"
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
-        assert _Sweep(sweep, folder, None, again, 0.0)._fit_to_cluster() == 1  # type: ignore[arg-type]
+        assert Driver(sweep, folder, None, again, 0.0)._fit_to_cluster() == 1  # type: ignore[arg-type]
         assert again[-1].config is not None
         assert again[-1].config.cpus_per_worker == shares[-1]
     assert all(one.cpus_follow is False for one in [*found, again[-1].config] if one)
@@ -228,7 +228,7 @@ def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: An
         trial.state, trial.figures = boards.FINISHED, {"test/accuracy": accuracy, "val/accuracy": accuracy}
     goal = goal_of(sweep, [trial.config for trial in trials if trial.config])
     client, record, kept = SimpleNamespace(tracking_uri="sqlite:///x"), SimpleNamespace(cells=len), len(trials)
-    made = _Sweep(sweep, storage.at(str(tmp_path)), client, trials, 0.0)  # type: ignore[arg-type]
+    made = Driver(sweep, storage.at(str(tmp_path)), client, trials, 0.0)  # type: ignore[arg-type]
     cluster([node(0)])
     assert goal is not None
     made._add_repeats(goal, record)  # type: ignore[arg-type]

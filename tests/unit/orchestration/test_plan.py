@@ -15,7 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from cifar_ray import data, models, storage
 from cifar_ray.config import runfile, sweepfile
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -23,9 +23,9 @@ from cifar_ray.display import sweep as board
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
+from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.orchestration.sweep.runner import _Sweep
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.training import recipe
 from tests.support.helpers import Recorder, train_here
@@ -37,7 +37,7 @@ def made(**values: object) -> SweepConfig:
 
 
 def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
-    return plans.plan(sweeps.cells(sweep, plans.draw(sweep)), chooser=chooser_of(sweep))
+    return plans.plan(cells_of(sweep, plans.draw(sweep)), chooser=chooser_of(sweep))
 
 
 def test_a_random_search_draws_each_combination_once() -> None:
@@ -153,7 +153,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
 
 def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
     sweep = made(grid={"batch_size": [16]}, gpus_per_worker=0.25)
-    trials = plans.plan(sweeps.cells(sweep, plans.draw(sweep)), sweep.gpus_per_worker)
+    trials = plans.plan(cells_of(sweep, plans.draw(sweep)), sweep.gpus_per_worker)
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
     again, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
@@ -205,7 +205,7 @@ def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
         (tmp_path / trial.slug).mkdir()
         (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": f"k{number}", "name": trial.slug}))
         trial.find_again(storage.at(str(tmp_path)), known)
-    resumed = _Sweep(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), trials, 0.0)  # type: ignore[arg-type]
+    resumed = Driver(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), trials, 0.0)  # type: ignore[arg-type]
     resumed._announce(1)
     assert [(row.state, row.note, row.took_s) for row in resumed._board.rows[:3]] == [
         (board.FINISHED, "accuracy 50.00%, training 2.0 s, 1,000 images/s", 9.0),
@@ -276,7 +276,7 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
 def test_the_scheduler_of_proposed_runs_goes_by_the_epochs_that_they_may_have(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     sweep = made(grid={"epochs": "int:3:9"}, search="optuna", samples=2, scheduler="asha")
-    search = _Sweep(sweep, storage.at(str(tmp_path)), None, plans.open_trials(sweep), 0.0)  # type: ignore[arg-type]
+    search = Driver(sweep, storage.at(str(tmp_path)), None, plans.open_trials(sweep), 0.0)  # type: ignore[arg-type]
     goal = goal_of(sweep, [probe.config for probe in search._probes if probe.config])
     assert goal is not None
     assert search._scheduler(goal)._max_t == 9
@@ -287,7 +287,7 @@ def test_repeats_of_the_best_run_that_wait_are_trained_after_all_that_a_schedule
     trials = planned(sweep)
     trials[0].state = board.FINISHED
     trials[2].repeats = trials[0].cell.name
-    resumed = _Sweep(sweep, storage.at(str(tmp_path)), None, trials, 0.0)  # type: ignore[arg-type]
+    resumed = Driver(sweep, storage.at(str(tmp_path)), None, trials, 0.0)  # type: ignore[arg-type]
     assert resumed._first_turn() == [trials[1]]
     trials[1].state = board.FINISHED
     assert resumed._first_turn() == []
@@ -393,7 +393,7 @@ def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: 
         plans.refuse(sweep, planned(sweep))
     sweep = made(grid={"batch_size": [16]}, scheduler="asha")
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
-    earlier = plans.plan(sweeps.cells(sweep, plans.draw(sweep)))  # as versions did that had no validation images
+    earlier = plans.plan(cells_of(sweep, plans.draw(sweep)))  # as versions did that had no validation images
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in earlier])
     ((trial,),) = plans.read(KnownSweep("id", str(tmp_path), 0.0))[1:]
     assert trial.config is not None

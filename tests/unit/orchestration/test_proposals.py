@@ -17,7 +17,7 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner, proposals
 from cifar_ray.orchestration.sweep.goal import Goal
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import TrialSpec

@@ -12,6 +12,7 @@ import pytest
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
@@ -23,7 +24,7 @@ from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.limits import Budget, expected_seconds
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.training import recipe
@@ -137,7 +138,7 @@ def test_workers_stop_at_a_limit_between_two_steps_or_are_ended_where_they_have_
 def planned(grid: dict[str, Any], **options: Any) -> tuple[sweeps.SweepConfig, list[PlannedTrial]]:
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "global_batch_size": 64, "price": "3.6"}
     config = sweepfile.from_mapping({"name": "s", "train": train, "grid": grid, **options})
-    return config, planner.plan(sweeps.cells(config, planner.draw(config)))
+    return config, planner.plan(cells_of(config, planner.draw(config)))
 
 
 def finish(trial: PlannedTrial, seconds: float) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from cifar_ray.config import command_line, sweepfile
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 
 DONE, STOPPED, FAILED = boards.FINISHED, boards.STOPPED, boards.FAILED
@@ -27,7 +27,7 @@ def found(ends: list[tuple[str, dict[str, float]]], repeated: Sequence[float] = 
     rates = [round(0.1 * number, 1) for number in range(1, len(ends) + 1)]
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 3}
     sweep: SweepConfig = sweepfile.from_mapping({"name": "s", "train": train, "grid": {"lr": rates}, **values})
-    trials: list[PlannedTrial] = planner.plan(sweeps.cells(sweep, planner.draw(sweep)))
+    trials: list[PlannedTrial] = planner.plan(cells_of(sweep, planner.draw(sweep)))
     for trial, (state, figures) in zip(trials, ends, strict=True):
         trial.state, trial.figures = state, figures
     goal = goal_of(sweep, [trial.config for trial in trials if trial.config])

@@ -1,0 +1,153 @@
+"""One run of a sweep as its driver knows it: its config, how far it is, and what is recorded of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from cifar_ray import models, tasks
+from cifar_ray.config import cells, runfile
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.cells import Cell
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.orchestration.run import run_folder
+from cifar_ray.orchestration.run.limits import Spent, recorded
+from cifar_ray.orchestration.run.run_folder import RunFolder
+from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.storage import Folder
+from cifar_ray.tasks import TaskSpec
+from cifar_ray.tracking import parent
+from cifar_ray.tracking.parent import KnownTrial
+from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.study import placement
+from cifar_ray.training.observer import Outcome
+
+_LONGEST_SLUG = 100
+
+
+@dataclass
+class PlannedTrial:
+    """One run of the sweep.
+
+    Attributes:
+        index: its number in the sweep.
+        cell: its values.
+        config: the resolved config; None when it cannot run.
+        state: as the display names it.
+        reason: why it is skipped, was stopped, or has failed.
+        run_id: its MLflow run, if an earlier driver has made it.
+        unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
+        opening: makes or opens its MLflow run, until that is there.
+        held: its events meanwhile.
+        times: seconds by phase, and the throughput, once it has ended.
+        score: its task's primary figure after the last epoch, if it had finished under an earlier driver.
+        epoch: the last one of this driver.
+        figures: its latest figures; once it has finished, also those of its end.
+        is_open: whether its values are still to be proposed.
+        proposal: the values that were proposed, by axis.
+        repeats: name of the best run, if it is that one with another seed.
+        spent: what it has used so far, over all drivers.
+        admitted: whether the limits of the sweep let it start.
+        reported: whether it has ended; its state and its record may follow.
+        completed: whether it has trained to its end, so that its time tells what others take.
+    """
+
+    index: int
+    cell: Cell
+    config: ResolvedConfig | None
+    state: str = boards.WAITING
+    reason: str = ""
+    run_id: str = ""
+    unused_gpus: str = ""
+    folder: RunFolder | None = None
+    session: RunSession | None = None
+    outcome: Outcome | None = None
+    opening: Future[RunRecord | None] | None = None
+    held: list[Any] = field(default_factory=list)
+    recording: threading.Thread | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    score: float | None = None
+    epoch: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+    is_open: bool = False
+    proposal: Mapping[str, Any] | None = None
+    repeats: str = ""
+    spent: Spent = field(default_factory=Spent)
+    admitted: bool = False
+    reported: bool = False
+    completed: bool = False
+
+    @property
+    def slug(self) -> str:
+        """The name of its folder, with a hash where letters of the cell's name are lost."""
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.cell.name)
+        if len(plain) <= _LONGEST_SLUG and plain == self.cell.name.replace(" ", "-"):
+            return plain
+        return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
+
+    @property
+    def task(self) -> TaskSpec:
+        """What it learns; it can run."""
+        assert self.config is not None
+        return tasks.spec(self.config)
+
+    def result(self, score: float) -> str:
+        """Its result in words, once it has finished with that primary figure."""
+        return boards.result(self.task, score, self.times)
+
+    def described(self, sweep: SweepConfig) -> dict[str, Any]:
+        """The cell as it is to run, or why it is skipped, for JSON: the sweep's folder and its MLflow run have it."""
+        is_skipped = self.state == boards.SKIPPED
+        return {
+            "name": self.cell.name,
+            "values": self.cell.values,
+            "config": runfile.to_mapping(self.config) if self.config else None,
+            "params": runfile.params(self.config) if self.config else self._wished(sweep),
+            "state": "SKIPPED" if is_skipped else parent.OPEN if self.is_open else "RUN",
+            "reason": self.reason if is_skipped else "",
+            **({} if self.proposal is None else {"proposal": self.proposal}),
+            **({"repeats": self.repeats} if self.repeats else {}),
+        }
+
+    def _wished(self, sweep: SweepConfig) -> dict[str, str]:
+        """The parameters of a cell that cannot run, as far as its values say; the batch is rounded down."""
+        usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
+        merged = {**usual, **cells.merged(sweep, self.cell.values)}
+        values = {name: value for name, value in merged.items() if value is not None and name not in sweeps.OWN}
+        nodes, workers = placement(values["topology"]) or (1, 1)
+        per_step = nodes * workers * values.get("accumulate", 1)
+        if "batch_size" not in values:
+            values.setdefault("global_batch_size", models.of(values["model"]).recipes[0].base_batch)
+            values["batch_size"] = max(values["global_batch_size"] // per_step, 1)
+        values.setdefault("global_batch_size", values["batch_size"] * per_step)
+        return {runfile.parameter(name): str(value) for name, value in values.items()}
+
+    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial]) -> None:
+        """Read from its folder and from MLflow what an earlier driver has done.
+
+        Raises:
+            ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
+        """
+        own = folder.below(self.slug)
+        if self.state == boards.SKIPPED or self.is_open:
+            return
+        if run_folder.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
+            own.remove()
+            return
+        self.folder, self.spent = run_folder.reopen(own), recorded(own)
+        known = earlier.get(self.folder.key)
+        if known is None:
+            return
+        self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
+        self.figures = known.figures
+        ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
+        self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
+        self.completed = self.state == boards.FINISHED
+        self.score = known.score if self.state == boards.FINISHED else None
