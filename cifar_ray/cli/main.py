@@ -167,7 +167,7 @@ def report(command: ReportCommand) -> int:
     if not report.files:
         output.show(data.whole(report), as_json=True)
         return 0
-    for line in spoken(report.findings, report.cautions):
+    for line in (*filter(None, [report.lead]), *spoken(report.findings, report.cautions)):
         print(line)
     print(report.files[0])
     print(f"{len(report.files)} files in {report.files[0].parent}")

@@ -14,7 +14,7 @@ from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Study, Trial
 
 _MOST_LISTED = 5
 _HELD = 4
@@ -73,6 +73,8 @@ def _unfinished(study: Study) -> Iterator[str]:
         yield f"Not everything is done: {done}."
     for status, verb in _BAD_ENDS.items():
         those = [trial for trial in study.trials if trial.status == status and (trial.reason or status != "PENDING")]
+        if study.search is not None:  # its page says which ones its scheduler has stopped
+            those = [trial for trial in those if STOPPED_TAG not in trial.tags]
         if those:
             be = "was" if len(those) == 1 else "were"
             listed = "; ".join(map(outcome, those[:_MOST_LISTED]))

@@ -102,3 +102,26 @@ def distinct(first: Statistic, other: Statistic, images: float | None = None) ->
     """Whether the means of a figure differ, see :func:`visible`; None with one run of each: that is not tested."""
     least = visible(first, other, images)
     return None if least is None else abs(first.mean - other.mean) > least
+
+
+def of_shares(first: float, second: float, images: int) -> float:
+    """How likely two equal shares, each of so many images, come out as far apart as these, either way.
+
+    By Fisher's exact test. Of several shares, the highest may so be tested against the second, and needs no correction
+    for their number to be called the highest: Hung and Fithian, "Rank verification for exponential families", Annals of
+    Statistics 47 (2019). Images that both share make the test cautious.
+    """
+    from scipy import stats  # takes long to import
+
+    right = [round(min(max(share, 0.0), 1.0) * images) for share in (first, second)]
+    return float(stats.fisher_exact([[count, images - count] for count in right]).pvalue)
+
+
+def best_by_luck(share: float, images: int, among: int) -> float:
+    """How far the best of so many equal shares of so many images is above them all by luck, on average.
+
+    The expected largest of normal deviates, by Blom's approximation (1958).
+    """
+    from scipy import stats  # takes long to import
+
+    return float(stats.norm.ppf((among - 0.375) / (among + 0.25))) * math.sqrt(share * (1 - share) / images)

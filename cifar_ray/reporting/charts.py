@@ -51,7 +51,7 @@ def charts(runs: Runs) -> list[Chart]:
         _losses(runs, names),
         _stacked(runs, names, "phases", figures.PHASE_TIMES, "time (s)"),
         _stacked(runs, names, "step", (*figures.PARTS, figures.NOT_SPLIT), "time of an iteration (ms)"),
-        _confusion(runs),
+        confusion(runs),
     ]
     return [chart for chart in shown if chart is not None]
 
@@ -298,7 +298,8 @@ def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]], labels: t
     return shown
 
 
-def _confusion(runs: Runs) -> Chart | None:
+def confusion(runs: Runs) -> Chart | None:
+    """The confusion matrix of the best finished run that has one."""
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
     unit, of, primary = runs.task.spec.unit, runs.task.spec.primary, runs.task.primary
     chooser = runs.task.chooser(trials)

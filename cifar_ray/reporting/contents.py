@@ -162,6 +162,7 @@ class Report(Results):
     Attributes:
         comparison: a published study's figures beside these; None when none was asked for.
         charts: the two that matter most first.
+        lead: what stands before all else: the best run of a search; empty of other studies.
         version: of the program that wrote it.
         written: when, in UTC.
         files: what it was written to, the page for a browser first.
@@ -171,6 +172,7 @@ class Report(Results):
     charts: Sequence[Chart]
     version: str
     written: str
+    lead: str = ""
     files: Sequence[Path] = ()
 
     @property

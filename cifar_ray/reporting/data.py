@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from cifar_ray.reporting import frame
-from cifar_ray.reporting.contents import Results
+from cifar_ray.reporting.contents import Report, Results
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.tables import Part
 
@@ -102,6 +102,7 @@ def whole(results: Results) -> Row:
     return {
         "study": study.name,
         **{name: getattr(study, name) for name in ("store", "status", "command")},
+        **({"best": results.lead} if isinstance(results, Report) and results.lead else {}),
         "findings": findings,
         "cautions": list(results.cautions),
         **{name: records(results.data[name]) for name in ("runs", "figures")},

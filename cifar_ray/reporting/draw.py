@@ -183,7 +183,7 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str],
     columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
     columns, width = look.fitted(len(panels), columns, width)
     step = 0.8 / len(series)
-    figure, every = _panels(look, list(panels), columns, width, share=dots)
+    figure, every = panel_axes(look, list(panels), columns, width, share=dots)
     for shown, axes in zip(panels.values(), every):
         places = list(dict.fromkeys(bar.place for bar in shown))
         for bar in shown:
@@ -199,16 +199,16 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str],
                 top = (x, bar.mean + (bar.std or 0.0))
                 above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8 * look.scale}
                 axes.annotate(_short(bar.mean), top, (0, 5), **above)
-        _name_places(axes, places, width)
+        name_places(axes, places, width)
         axes.set(xlabel=look.wrapped("nodes x workers per node", width - _MARGIN), ylabel=axis)
         axes.margins(y=0.14)
         if not dots:
             axes.set_ylim(bottom=0)
     if dots:
-        handles = [_handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
+        handles = [handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
     else:
         handles = [_patch(name, look.bar(at)) for at, name in enumerate(series) if name]
-    _legend(look, figure, handles)
+    add_legend(look, figure, handles)
     return figure
 
 
@@ -219,7 +219,7 @@ def stacked(
     room = (look.width or 0.0) / look.scale / 2
     names = {name: look.wrapped(plain(name), room) for rows in panels.values() for name in rows}
     row = max(_ROW, 0.8 * _LINE * max(name.count("\n") + 1.5 for name in names.values()))
-    figure = _sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
+    figure = sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
     grid = figure.add_gridspec(len(panels), 1, height_ratios=[len(rows) + 1.5 for rows in panels.values()])
     fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
     unit = axis[axis.rindex("(") + 1 : -1]
@@ -238,14 +238,14 @@ def stacked(
         axes.set_ylim(len(rows) - 0.4, -0.6)  # the first at the top
         axes.set_xlim(0, max(sum(lengths.values()) for lengths in rows.values()) * 1.1 or 1)
     axes.set_xlabel(axis)
-    _legend(look, figure, [_patch(name, fill) for name, fill in fills.items()])
+    add_legend(look, figure, [_patch(name, fill) for name, fill in fills.items()])
     return figure
 
 
 def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str], share: bool) -> Any:
     """Lines with their spread over the seeds; the ``labels`` are those of the two axes."""
     columns, width = look.fitted(len(panels), 2 if len(panels) in (2, 4) else 3, 3.4)
-    figure, every = _panels(look, [title for title, _ in panels], columns, width, share=share)
+    figure, every = panel_axes(look, [title for title, _ in panels], columns, width, share=share)
     handles: dict[str, Any] = {}
     for (_, shown), axes in zip(panels, every):
         for line in shown:
@@ -256,13 +256,13 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
                 axes.fill_between(line.x, low, high, color=kind["color"], alpha=0.2, linewidth=0)
             if line.ideal:
                 axes.plot(line.x, line.ideal, color=kind["color"], linestyle=":", linewidth=1.2)
-            handles.setdefault(line.label, _handle(line.label, **kind))
+            handles.setdefault(line.label, handle(line.label, **kind))
         axes.set(xlabel=look.wrapped(labels[0], width - _MARGIN), ylabel=labels[1])
     handles.pop("", None)
     if any(line.ideal for _, shown in panels for line in shown):
         ideal = "ideal: n times the workers, n times the speed"
-        handles[ideal] = _handle(ideal, color=look.text, linestyle=":")
-    _legend(look, figure, list(handles.values()))
+        handles[ideal] = handle(ideal, color=look.text, linestyle=":")
+    add_legend(look, figure, list(handles.values()))
     return figure
 
 
@@ -280,7 +280,7 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], un
     few = len(images) <= MOST_CLASSES and written >= _SMALLEST
     side = 2.6 + 0.48 * len(images) if few else 9.0
     side = side if look.width is None else look.width / look.scale
-    figure = _sheet(look, side + 1.2, side)
+    figure = sheet(look, side + 1.2, side)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("shares", [look.page, look.full])
     mesh = axes.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
@@ -332,7 +332,7 @@ def svg(chart: Chart, theme: Theme) -> str:
     return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{prefix}", tag[0]), text).strip()
 
 
-def _sheet(look: Look, width: float, height: float) -> Any:
+def sheet(look: Look, width: float, height: float) -> Any:
     """An empty figure of this size in inches, in print as wide as its column, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
@@ -342,12 +342,12 @@ def _sheet(look: Look, width: float, height: float) -> Any:
     return figure
 
 
-def _panels(look: Look, titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
+def panel_axes(look: Look, titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
     """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
     rows = math.ceil(len(titles) / columns)
     titles = [look.wrapped(plain(title), width, _BOLD) for title in titles]
     height = 3.0 if look.width is None else min(3.0, 1.0 + 0.4 * width) + _LINE * max(t.count("\n") for t in titles)
-    figure = _sheet(look, max(width * columns, 5.0), height * rows + 0.6)
+    figure = sheet(look, max(width * columns, 5.0), height * rows + 0.6)
     every: list[Any] = []
     for number, title in enumerate(titles):
         beside = every[0] if every and share else None
@@ -357,7 +357,7 @@ def _panels(look: Look, titles: Sequence[str], columns: int, width: float, *, sh
     return figure, every
 
 
-def _legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
+def add_legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
     """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
     if not handles:
         return
@@ -372,7 +372,7 @@ def _legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
     figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
-def _name_places(axes: Any, names: Sequence[str], width: float) -> None:
+def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     """Names below the groups of bars of a panel that is ``width`` inches wide, slanted where there is no room."""
     axes.set_xticks(range(len(names)), [plain(name) for name in names])
     if len(names) * (max(map(len, names)) + 2) * _CHARACTER > width:
@@ -387,7 +387,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
-def _handle(label: str, **kind: Any) -> Any:
+def handle(label: str, **kind: Any) -> Any:
     """A legend's entry for a line or for points."""
     from matplotlib.lines import Line2D
 

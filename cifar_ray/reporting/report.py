@@ -28,6 +28,7 @@ from cifar_ray.reporting import (
     pages,
     papers,
     printed,
+    search_page,
     tables,
     words,
 )
@@ -86,7 +87,7 @@ def report(
         from cifar_ray.tracking import parent
 
         uri, csvs = stores.resolve_uri(tracking_uri), [file for file in built.files if file.suffix == ".csv"]
-        first = pages.summary(built.findings, built.cautions)
+        first = [*filter(None, [built.lead]), *pages.summary(built.findings, built.cautions)]
         if refused := parent.attach(uri, study.run_id, built.files[0], csvs, first):
             flags.note(f"MLflow does not take the report as an artifact of the sweep: {refused}")
     return built
@@ -123,28 +124,33 @@ def build(
         ConfigError: when the baseline is not known.
     """
     runs = Runs(replace(study.meant, name=title or study.name))
+    page, parts = search_page.page(runs, targets, price) if study.search else None, tables.parts(runs, targets, price)
     return Report(
-        **vars(results(runs, tables.parts(runs, targets, price), price)),
+        **vars(results(runs, parts, price, page)),
         comparison=papers.comparison(runs, baseline) if baseline is not None else None,
-        charts=charts.charts(runs),
+        charts=charts.charts(runs) if page is None else page.charts,
+        lead="" if page is None else page.lead,
         version=__version__,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
 
-def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Results:
+def results(
+    runs: Runs, parts: Sequence[tables.Part], price: Price | None, page: search_page.Page | None = None
+) -> Results:
     """The results of a study's runs, which reports and comparisons share.
 
     Args:
         runs: of the study.
         parts: what the tables show of them, from :func:`tables.parts` with the same price.
         price: of one node, for what the runs would cost; None for no costs.
+        page: what a search says in place of their findings and tables.
     """
     return Results(
         study=runs.study,
-        findings=words.findings(runs, price),
+        findings=words.findings(runs, price) if page is None else page.findings,
         cautions=cautions.cautions(runs, price),
-        sections=[part.section for part in parts],
+        sections=[part.section for part in parts] if page is None else page.sections,
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
     )
@@ -153,7 +159,8 @@ def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Re
 def summary(study: Study) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
     runs = Runs(study.meant)
-    return pages.summary(words.findings(runs, None), cautions.cautions(runs))
+    found = search_page.page(runs).findings if study.search else words.findings(runs, None)
+    return pages.summary(found, cautions.cautions(runs))
 
 
 @contextmanager

@@ -18,17 +18,14 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import STOPPED_BY_TAG, task_of
+from cifar_ray.tracking.study import STOPPED_BY_TAG, STOPPED_TAG, task_of
 from cifar_ray.tracking.uri import no_such_sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
-STOPPED_TAG = "cifar_ray.stopped"
-"""Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
-
 PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
 """Tags of a sweep: how many runs it is to have, and how many of them have failed before MLflow had them."""
 
-CELLS_FILE = "cells.json"
+CELLS_FILE, CONFIG_FILE = "cells.json", "sweep.yaml"
 OPEN = "OPEN"
 """State of a cell whose values are still to be proposed."""
 
@@ -89,7 +86,7 @@ class SweepRecord(Record):
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
         text = sweepfile.to_yaml(sweep)
-        record._sink.call(lambda client, run_id: client.log_text(run_id, text, "sweep.yaml"))
+        record._sink.call(lambda client, run_id: client.log_text(run_id, text, CONFIG_FILE))
         return record
 
     @classmethod
@@ -109,7 +106,9 @@ class SweepRecord(Record):
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record what a report needs of all cells, in the grid's order."""
         needed = [
-            {key: cell[key] for key in ("name", "params", "state", "reason")} for cell in cells if cell["state"] != OPEN
+            {key: cell[key] for key in ("name", "params", "state", "reason", "repeats") if key in cell}
+            for cell in cells
+            if cell["state"] != OPEN
         ]
         self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": needed}, CELLS_FILE))
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]

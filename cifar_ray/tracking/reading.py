@@ -11,11 +11,12 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import limits
+from cifar_ray.config import limits, runfile, sweepfile
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.search import Range
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Study, Trial
+from cifar_ray.tracking.study import LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Search, Study, Trial
 from cifar_ray.tracking.uri import no_such_name, no_such_run
 
 _CONFUSION = "confusion_matrix.json"
@@ -106,7 +107,23 @@ def _planned(client: MlflowClient, name: str, own: Run) -> Study:
         status=own.info.status,
         metrics=dict(own.data.metrics),
         cautions=(_NO_CELLS,) if listed is None else left_out,
+        search=_search(client, own.info.run_id),
     )
+
+
+def _search(client: MlflowClient, run_id: str) -> Search | None:
+    """How a sweep has searched; None of a plain grid, and where its configuration is not one of this version."""
+    try:
+        values = store.read_artifact(client, run_id, parent.CONFIG_FILE, sweepfile.load)
+        config = None if values is None else sweepfile.from_mapping(values)
+    except (MlflowException, OSError, ValueError):
+        return None
+    if config is None or not config.is_search:
+        return None
+    drawn = {field: of.kind for grid in config.grid for field, of in grid.items() if isinstance(of, Range)}
+    # Of a sweep that holds the global batch, an axis of batches has that name.
+    ranges = {runfile.parameter(name if name in config.axes else "global_batch_size"): drawn[name] for name in drawn}
+    return Search(config.search, config.scheduler, config.objective, ranges)
 
 
 def _named(
@@ -167,14 +184,16 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
         params, reason = cell["params"], cell.get("reason") or ""
         run = children.pop(cell["name"], None)
         if run is not None:
-            trials.append(_trial(client, run, params, reason))
+            trials.append(replace(_trial(client, run, params, reason), repeats=cell.get("repeats", "")))
         else:
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
             if status == "PENDING" and reason:
                 status = "FAILED"
             elif status == "PENDING" and own.info.status == "FINISHED":
                 reason = "MLflow does not have it (any more)"
-            trials.append(Trial(cell["name"], "", status, reason, params=params, tags=purpose))
+            trials.append(
+                Trial(cell["name"], "", status, reason, params=params, tags=purpose, repeats=cell.get("repeats", ""))
+            )
     return trials + [_trial(client, run, {}, "") for run in children.values()]
 
 

@@ -291,10 +291,15 @@ def as_default(uri: str) -> Iterator[None]:
 
 def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
     """What a JSON artifact of a run holds; None when there is no such artifact."""
+    return read_artifact(client, run_id, name, lambda path: json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_artifact(client: MlflowClient, run_id: str, name: str, read: Callable[[Path], T]) -> T | None:
+    """What ``read`` makes of an artifact of a run; None when there is no such artifact."""
     if not any(file.path == name for file in client.list_artifacts(run_id)):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        return json.loads(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
+        return read(Path(client.download_artifacts(run_id, name, folder)))
 
 
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:

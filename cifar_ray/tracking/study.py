@@ -21,6 +21,9 @@ STOPPED_BY_TAG = "cifar_ray.stopped_by"
 """Tag of a FINISHED run that was stopped by a limit, such as ``max_time``: it is not whole, and can go on. One that was
 stopped by ``patience`` can go on as well, and has all that a whole run has."""
 
+STOPPED_TAG = "cifar_ray.stopped"
+"""Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
+
 MEASURE_TAG = "cifar_ray.measure"
 """Tag of a sweep's run: what it was made for, as ``--measure`` has it."""
 
@@ -92,6 +95,7 @@ class Trial:
             step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
+        repeats: name of the best run of a search, if it is that one with another seed.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Trial:
     history: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     confusion: Sequence[Sequence[int]] | None = None
     class_names: Sequence[str] = ()
+    repeats: str = ""
 
     @property
     def finished(self) -> bool:
@@ -222,6 +227,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How a sweep has searched for its best run.
+
+    Attributes:
+        by: what chose the values: ``random``, ``optuna``, or ``grid`` for every combination.
+        scheduler: what stopped runs early, or ``none``.
+        objective: ``NAME:max`` or ``NAME:min``, what it went by; None for the figure that chooses.
+        ranges: axis -> the kind of range that its values were drawn from, such as ``loguniform``; others have lists.
+    """
+
+    by: str
+    scheduler: str
+    objective: str | None
+    ranges: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Study:
     """The runs that one report is about.
 
@@ -238,6 +260,7 @@ class Study:
         status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
         metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
         cautions: sentences on what of it could not be read.
+        search: how it has searched; None of a plain grid, and of several sweeps together.
     """
 
     name: str
@@ -251,6 +274,7 @@ class Study:
     status: str = "FINISHED"
     metrics: Mapping[str, float] = field(default_factory=dict)
     cautions: Sequence[str] = ()
+    search: Search | None = None
 
     @property
     def task(self) -> TaskSpec:

@@ -24,7 +24,7 @@ from cifar_ray.config.sweep import Axes, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_names
-from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
@@ -182,7 +182,7 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
         raise ConfigError("choose_by", "must be the same in all runs of a search, here val and test")
     if goal := goal_of(config, runs):
         has_optional = goal.task != tasks.USUAL or any(data.spec(run).num_classes > classification.MANY for run in runs)
-        goal.check(config, choosing.measured(runs[0]), has_optional)
+        check_goal(goal, config, choosing.measured(runs[0]), has_optional)
     if config.scheduler == "none":
         return
     grace, longest = getattr(config, config.scheduler).grace, max((run.epochs for run in runs), default=math.inf)

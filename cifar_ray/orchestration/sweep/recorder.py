@@ -25,11 +25,11 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import BY_SWEEP, TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
-from cifar_ray.tracking import parent, store, uri
+from cifar_ray.tracking import store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import MEASURE_TAG
+from cifar_ray.tracking.study import MEASURE_TAG, STOPPED_TAG
 from cifar_ray.training.observer import EpochRecord
 
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
@@ -225,7 +225,7 @@ class SweepRecorder:
             if stopped_by:
                 trial.session.halt(stopped_by)
             elif state == boards.STOPPED:
-                trial.session.record.tags({parent.STOPPED_TAG: self.config.scheduler})
+                trial.session.record.tags({STOPPED_TAG: self.config.scheduler})
             status = {boards.FINISHED: "FINISHED", boards.FAILED: "FAILED"}.get(state, "KILLED")
             if stopped_by:
                 _end_session(trial, trial.session, "FINISHED")

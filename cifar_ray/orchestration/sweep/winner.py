@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.cells import Cell
-from cifar_ray.config.errors import counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.reporting import winner as words
 from cifar_ray.training import recipe
 
 _LONGER = 2
@@ -61,22 +60,12 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     (value, best), *others = ranked
     again = [trial for trial in trials if trial.repeats == best.cell.name and trial.state == boards.FINISHED]
     repeated = tuple(one for trial in again if (one := goal.value(trial.figures)) is not None)
-    level = statistics.mean(repeated) if repeated else value
-    parts = [f"{best.cell.name}: {goal.named(value)}"]
-    if repeated:
-        spread = f" (standard deviation {goal.apart(statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
-        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(level)}{spread}")
-    ahead = None
-    if others:
-        second, other = others[0]
-        ahead = goal.rank(level) - goal.rank(second)
-        lead = f"{goal.apart(level, second)} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
-        parts.append(f"{lead} {other.cell.name}, the second of {counted(len(ranked), 'run')} that finished")
-    else:
-        parts.append("the only run that finished")
+    second = (others[0][1].cell.name, others[0][0]) if others else None
+    ahead = None if second is None else words.lead(goal, value, repeated, second[1])
+    sentence = words.sentence(goal, best.cell.name, value, repeated, second, len(ranked))
     assert best.config is not None
     command = recipe.command(dataclasses.replace(best.config, epochs=_LONGER * best.config.epochs))
-    return Winner(best.cell.name, goal.metric, value, ahead, repeated, ", ".join(parts), command)
+    return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
 
 
 def repeats_of(goal: Goal, sweep: SweepConfig, trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:

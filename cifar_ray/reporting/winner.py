@@ -1,0 +1,41 @@
+"""The winner of a search in words: how far it is ahead of the second, and how much of that may be luck."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from cifar_ray.config.errors import counted
+from cifar_ray.tasks.goal import Goal
+
+
+def lead(goal: Goal, value: float, repeated: Sequence[float], second: float) -> float:
+    """How far the best run is ahead of the second, in the figure's unit; by the mean of ``repeated`` if there are any.
+
+    Less than 0 if it is behind.
+    """
+    return goal.rank(statistics.mean(repeated) if repeated else value) - goal.rank(second)
+
+
+def sentence(
+    goal: Goal, name: str, value: float, repeated: Sequence[float], second: tuple[str, float] | None, finished: int
+) -> str:
+    """What a search says of its best run, without a full stop.
+
+    Args:
+        goal: what it was after.
+        name: of the run.
+        value: its figure.
+        repeated: values of the same run with other seeds.
+        second: name and value of the next best; None where no other run finished.
+        finished: how many finished, repeats aside.
+    """
+    level, parts = statistics.mean(repeated) if repeated else value, [f"{name}: {goal.named(value)}"]
+    if repeated:
+        spread = f" (standard deviation {goal.apart(statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
+        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(level)}{spread}")
+    if second is None:
+        return ", ".join([*parts, "the only run that finished"])
+    ahead = lead(goal, value, repeated, second[1])
+    words = f"{goal.apart(level, second[1])} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
+    return ", ".join([*parts, f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished"])

@@ -1,0 +1,70 @@
+"""What a search is after: a figure of its runs, and which way it is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cifar_ray.config.search import Better
+from cifar_ray.tasks.spec import Figure, Subset, TaskSpec
+
+_SUBSETS: Mapping[str, Subset] = {"val": "val", "best": "val", "test": "test"}
+"""How a metric's name begins -> the samples that it is counted on."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The figure that a search is after.
+
+    Attributes:
+        metric: its name among a run's metrics.
+        better: whether the highest value is the best, or the lowest.
+        task: what the runs learn.
+    """
+
+    metric: str
+    better: Better
+    task: TaskSpec
+
+    @property
+    def figure(self) -> Figure | None:
+        """The task's figure that it is; None of a loss, a time or anything else."""
+        subset, _, name = self.metric.partition("/")
+        return next((figure for figure in self.task.figures if subset in _SUBSETS and figure.name == name), None)
+
+    @property
+    def subset(self) -> Subset | None:
+        """The samples that it is counted on; None of what is no figure of an evaluation."""
+        return _SUBSETS.get(self.metric.partition("/")[0])
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share from 0 to 1, which people read in percent."""
+        return self.figure is not None and self.figure.percent
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``validation accuracy``."""
+        return self.metric.replace("val/", "validation ").replace("/", " ")
+
+    def value(self, figures: Mapping[str, float]) -> float | None:
+        """A run's value; None where it has none that is finite."""
+        value = figures.get(self.metric, math.nan)
+        return value if math.isfinite(value) else None
+
+    def rank(self, value: float) -> float:
+        """A number that is higher for a better value."""
+        return value if self.better == "max" else -value
+
+    def named(self, value: float) -> str:
+        """A value with its name, as people read it: ``validation accuracy 91.23%``."""
+        return f"{self.name} {self.text(value)}"
+
+    def apart(self, value: float, other: float) -> str:
+        """How far two values are apart, as people read it: ``0.83 points`` between shares."""
+        return f"{abs(value - other) * 100:.2f} points" if self.is_share else self.text(abs(value - other))
+
+    def text(self, value: float) -> str:
+        """A value as people read it: ``91.23%``."""
+        return f"{value:.2%}" if self.is_share else f"{value:,.4g}"

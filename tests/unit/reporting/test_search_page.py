@@ -1,0 +1,263 @@
+"""The report of a search, made of given figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from cifar_ray.reporting import chance, exported, importance, pages, report, search
+from cifar_ray.reporting.contents import Report, Table
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, Search, Study
+from tests.support.searches import ANY, AXES, drawn, searched, tried
+from tests.support.studies import DEPTH, grid, of_another_task, trial
+
+RATES = ("0.0123456", "0.1", "0.3")
+
+
+def three(*values: float, images: int = 1000, stopped_at: int = 0) -> Study:
+    """Three runs, of which the last may have been stopped early."""
+    ends = (0, 0, stopped_at)
+    runs = zip(range(3), values, RATES, ends, strict=True)
+    return searched(
+        [tried(number, value, {"lr": rate}, stopped_at=at, images=images) for number, value, rate, at in runs]
+    )
+
+
+def trials(made: Report) -> Table:
+    return made.sections[0].tables[0]
+
+
+def column(table: Table, title: str) -> dict[str, str]:
+    at = table.columns.index(title) - 1
+    return {label: entries[at].text for label, entries in table.rows}
+
+
+def test_the_best_run_stands_first_with_the_chance_of_its_lead() -> None:
+    made = report.build(three(0.9, 0.92, 0.85, stopped_at=2))
+    assert made.lead == (
+        "The best run is t1: validation accuracy 92.00%, 2.00 points ahead of t0, the second of 2 runs that finished. "
+        "It was chosen among 3 configurations, of which 1 was stopped before the end."
+    )
+    (finding,) = made.findings
+    assert [(one.title, one.figure, one.configuration) for one in finding.highlights] == [
+        ("Best run", "92.00 %", "t1"),
+        ("Ahead of the second", "2.00 points", "t0; not distinguishable"),
+        ("Accuracy in the test", "91.00 %", "the best run, after epoch 2"),
+        ("Trials", "3", "2 finished, 1 stopped"),
+    ]
+    assert finding.sentences[0] == (
+        "If the first two were equally good, 1,000 validation images would set them this far apart or further, either "
+        "way, with a probability of 14 % (Fisher's exact test), so the lead may be luck."
+    )
+    first = pages.markdown(made).partition("![")[0]
+    assert first.index("The best run is t1") < first.index("- Best run: ")
+    html = pages.html(replace(made, charts=()))
+    assert html.index('<p class="lead">The best run is t1') < html.index('<div class="cards">')
+
+
+def test_more_images_tell_the_same_lead_from_luck_and_mark_it() -> None:
+    for images, verdict, best in ((1000, "may be luck", False), (10000, "is ahead by more than chance", True)):
+        made = report.build(three(0.9, 0.92, 0.8, images=images))
+        assert verdict in made.findings[0].sentences[0]
+        assert trials(made).rows[0][1][3].best is best
+    assert made.findings[0].sentences[1] == (
+        "Of all 2 others that finished, the same test tells it from 2, corrected for 2 comparisons (Bonferroni, 5 %)."
+    )
+
+
+@pytest.mark.parametrize("among", [2, 20])
+def test_of_equally_good_runs_the_first_is_told_from_the_second_at_most_once_in_twenty(among: int) -> None:
+    shares = np.sort(np.random.default_rng(0).binomial(200, 0.8, size=(300, among)) / 200)
+    told = [chance.of_shares(top, second, 200) < chance.CHANCE for second, top in shares[:, -2:]]
+    assert 0 <= np.mean(told) <= 0.05
+    luck = shares[:, -1].mean() - 0.8
+    assert chance.best_by_luck(0.8, 200, among) == pytest.approx(luck, abs=0.004)
+
+
+def test_trials_are_sorted_and_those_stopped_early_marked() -> None:
+    table = trials(report.build(three(0.9, 0.92, 0.95, stopped_at=2)))
+    assert list(column(table, "End").items()) == [("t1", "finished"), ("t0", "finished"), ("t2", "stopped")]
+    assert column(table, "lr") == {"t1": "0.1", "t0": "0.0123", "t2": "0.3"}
+    assert column(table, "Epochs") == {"t1": "3", "t0": "3", "t2": "2"}
+    objective = table.columns.index("Objective: validation accuracy (%)") - 1
+    assert [row[objective].text for _, row in table.rows] == ["92.00", "90.00", "95.00"]
+    assert table.rows[2][1][objective].note == "after its last epoch, before the end"
+    assert column(table, "Chosen epoch") == {"t1": "2", "t0": "2", "t2": ""}
+    assert column(table, "Test accuracy (%)") == {"t1": "91.00", "t0": "89.00", "t2": ""}
+
+
+def test_there_is_nothing_of_a_grid_on_the_page() -> None:
+    made = report.build(drawn(12))
+    assert [chart.key for chart in made.charts] == ["axes", "parallel"]
+    text = pages.markdown(made)
+    assert not [word for word in ("Speed-up", "Fastest", "Efficiency", "Scaling is") if word in text]
+    assert all("stopped early by ASHA" not in caution for caution in made.cautions)
+
+
+def test_a_plain_grid_keeps_its_page() -> None:
+    made = report.build(grid())
+    assert (made.lead, made.sections[0].title) == ("", "resnet on cifar10")
+    assert 'class="lead"' not in pages.html(replace(made, charts=()))
+
+
+@pytest.mark.parametrize("count", [4, 60])
+@pytest.mark.parametrize("axes", [AXES[:3], AXES])
+def test_a_chart_has_a_panel_for_each_axis_and_each_trial_a_line(count: int, axes: tuple[str, ...]) -> None:
+    made = report.build(drawn(count, axes, stopped=count > 4))
+    over, parallel = (chart.draw("light") for chart in made.charts)
+    assert [panel.get_title() for panel in over.axes] == list(axes)
+    assert [panel.get_xscale() for panel in over.axes] == ["log", *["linear"] * (len(axes) - 1)]
+    for panel in over.axes:
+        assert sum(len(line.get_xdata()) for line in panel.lines) == count + 1  # the best is drawn once more
+    (lines,) = parallel.axes
+    assert sum(len(line.get_ydata()) == len(axes) + 1 for line in lines.lines) == count
+    figure = parallel.canvas.figure
+    figure.draw_without_rendering()
+    labels = [label.get_window_extent() for label in lines.get_xticklabels()]
+    assert not any(one.overlaps(other) for one, other in pairwise(labels))
+
+
+def test_a_single_trial() -> None:
+    made = report.build(searched([tried(0, 0.9, {"lr": "0.1"})]))
+    assert made.lead == (
+        "The best run is t0: validation accuracy 90.00%, the only run that finished. It was chosen among 1 configuration."
+    )
+    assert [chart.key for chart in made.charts] == ["axes"]
+    made.charts[0].draw("light")
+    assert made.findings[0].sentences == []
+
+
+def test_no_trial_has_finished() -> None:
+    failed = tried(0, 0.9, {"lr": "0.1"}, status="FAILED", reason="out of memory", metrics={}, history={})
+    skipped = tried(1, 0.9, {"lr": "2"}, status="SKIPPED", run_id="", reason="lr is too high", metrics={}, history={})
+    made = report.build(searched([failed, skipped]))
+    assert (made.lead, made.charts) == ("", [])
+    assert made.findings[0].sentences == ["No run that finished has recorded val/accuracy, so there is no best one."]
+    assert column(trials(made), "End") == {"t0": "failed", "t1": "skipped"}
+    assert "out of memory" in trials(made).footnotes
+    assert "class" in pages.html(made)
+
+
+def test_a_figure_that_is_no_number_wins_nothing() -> None:
+    study = three(0.9, 0.8, 0.7)
+    lost = replace(study.trials[0], metrics={**study.trials[0].metrics, "val/accuracy": math.nan})
+    made = report.build(replace(study, trials=[lost, *study.trials[1:]]))
+    assert "The best run is t1" in made.lead
+    assert "the second of 2 runs that finished" in made.lead
+    name, entries = trials(made).rows[-1]
+    assert (name, entries[3].text, entries[3].note) == ("t0", "", "no finite val/accuracy")
+
+
+def test_an_axis_with_one_value_and_one_that_another_model_has() -> None:
+    runs = [tried(number, 0.8 + number / 100, {"lr": "0.1", "depth": "3"}) for number in range(11)]
+    runs += [tried(11, 0.95, {"lr": "0.1"})]
+    ranges = {"lr": "loguniform", "depth": "int"}
+    made = report.build(searched(runs, ("lr", "depth"), replace(ANY, ranges=ranges)))
+    over, parallel = (chart.draw("light") for chart in made.charts)
+    assert len(over.axes[1].lines[0].get_xdata()) == 0  # the best has no depth
+    assert column(trials(made), "depth")["t11"] == "none"
+    (lines,) = parallel.axes
+    assert any(math.isnan(height) for line in lines.lines for height in line.get_ydata())
+    table = made.sections[0].tables[1]
+    assert [row[0].note for _, row in table.rows] == ["the axis has one value in all of them"] * 2
+    assert column(table, "n") == {"lr": "12", "depth": "11"}
+
+
+def test_axes_of_categories_alone() -> None:
+    runs = [
+        tried(number, 0.9 - 0.3 * (number % 2) + number / 1000, {"optimizer": ("adamw", "sgd")[number % 2]})
+        for number in range(10)
+    ]
+    study = searched(runs, ("optimizer",), replace(ANY, ranges={}))
+    (axis,) = importance.explained(search.of(study))
+    assert axis.correlation is None
+    assert axis.between == pytest.approx(1.0, abs=0.01)
+    (panel,) = report.build(study).charts[0].draw("light").axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["adamw", "sgd"]
+
+
+def test_the_lowest_is_the_best() -> None:
+    search_for = replace(ANY, objective="test/rmse:min")
+    runs = [of_another_task(trial(accuracies=(0.9, value))) for value in (0.32, 0.31, 0.5)]
+    runs = [
+        replace(run, name=f"t{number}", run_id=f"id{number}", params={**run.params, "lr": f"0.{number + 1}"})
+        for number, run in enumerate(runs)
+    ]
+    made = report.build(searched(runs, search=search_for))
+    assert made.lead.startswith("The best run is t1: test rmse 3.1, 0.1 ahead of t0, the second of 3 runs")
+    assert "It was chosen on the test set among 3 configurations." in made.lead
+    assert list(column(trials(made), "Objective: test rmse")) == ["t1", "t0", "t2"]
+    assert "cannot be told from one run of the second: test rmse is no share" in made.findings[0].sentences[0]
+    assert DEPTH["unit"] == "rows"
+    assert "images" not in made.findings[0].sentences[0]
+
+
+def test_the_best_run_is_compared_by_its_other_seeds() -> None:
+    study = three(0.9, 0.95, 0.7)
+    again = [tried(number, value, {"lr": "0.1", "seed": "1"}, repeats="t1") for number, value in ((3, 0.84), (4, 0.86))]
+    made = report.build(replace(study, trials=[*study.trials, *again]))
+    assert "with 2 other seeds 85.00% (standard deviation 1.41 points), 5.00 points behind t0" in made.lead
+    assert "among 3 configurations" in made.lead
+    assert made.findings[0].highlights[1].title == "Behind the second"
+    assert "so it is the worse of the two" in made.findings[0].sentences[0]
+    assert list(column(trials(made), "End")) == ["t1", "t0", "t2"]
+    assert [label for label, _ in made.sections[0].tables[1].rows] == ["t3", "t4"]
+
+
+def test_a_search_on_the_test_set_says_so() -> None:
+    study = three(0.9, 0.92, 0.8)
+    runs = [
+        replace(
+            run,
+            tags={**run.tags, CHOSEN_BY_TAG: "test"},
+            metrics={name: value for name, value in run.metrics.items() if not name.startswith(("val/", "chosen/"))},
+        )
+        for run in study.trials
+    ]
+    made = report.build(replace(study, trials=runs))
+    assert "test accuracy 90.00%" in made.lead
+    assert "It was chosen on the test set among 3 configurations." in made.lead
+    assert any("--choose-by test" in caution for caution in made.cautions)
+
+
+def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    rates = 10 ** np.random.default_rng(0).uniform(-4, 0, 40)
+    runs = [
+        tried(number, 0.9 - 0.1 * (math.log10(rate) + 2) ** 2, {"lr": repr(float(rate)), "warmup": str(number % 5)})
+        for number, rate in enumerate(rates)
+    ]
+    study = searched(runs, ("lr", "warmup"), replace(ANY, ranges={"lr": "loguniform", "warmup": "int"}))
+    rate, warmup = importance.explained(search.of(study))
+    assert rate.alone is not None
+    assert warmup.alone is not None
+    assert rate.alone > 0.9 > 0.1 > warmup.alone
+    assert rate.correlation is not None
+    assert abs(rate.correlation) < 0.4
+
+
+def test_few_trials_explain_nothing() -> None:
+    table = report.build(drawn(9, AXES[:2], stopped=False)).sections[0].tables[1]
+    assert {row[0].note for _, row in table.rows} == {"too few trials: 9, and below 10 chance explains as much"}
+    assert column(table, "Rank correlation") == {"lr": "", "weight_decay": ""}
+
+
+def test_axes_are_compared_at_the_last_epoch_that_all_trials_had() -> None:
+    study = three(0.9, 0.6, 0.3, stopped_at=1)
+    epoch, compared = search.of(study).compared
+    assert epoch == 1
+    assert [value for value, _ in compared] == pytest.approx([0.3, 0.2, 0.1])
+    assert search.of(three(0.9, 0.6, 0.3)).compared[0] is None
+
+
+def test_a_search_stays_one_in_a_file(tmp_path) -> None:
+    study = replace(drawn(6), search=Search("optuna", "median", "val/accuracy:max", {"lr": "loguniform"}))
+    (tmp_path / "search.json").write_text(exported.text(study))
+    known = exported.read(tmp_path / "search.json")
+    assert known.search == study.search
+    assert report.build(known).lead == report.build(study).lead
+    assert exported.together([known, grid()]).search is None
