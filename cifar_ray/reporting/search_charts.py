@@ -16,6 +16,7 @@ from cifar_ray.tracking.drawing import plain
 
 _MOST_FLATTENING = 10  # ratio of the largest value to the median on a linear axis
 _TICKS = 5
+_SIDE = 1.4  # room for the label beside a panel in print, in inches
 _COLUMN, _HEIGHT = 1.7, 3.6  # of a column of parallel coordinates and of all, in inches
 _CHARACTER = 0.09  # width of a character of a name below a column, in inches
 _STOPPED = "stopped (last epoch)"
@@ -98,7 +99,7 @@ def _axes(look: Look, panels: Sequence[tuple[str, Over]], label: str, log: bool)
     for (_, over), axes in zip(panels, every):
         for spots, kind in ((over.stopped, stopped), (over.finished, done), (over.best, best)):
             axes.plot([spot.x for spot in spots], [spot.y for spot in spots], **kind)
-        axes.set_ylabel(label)
+        axes.set_ylabel(look.wrapped(label, _SIDE))
         if log:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
@@ -124,7 +125,7 @@ def _scale(axes: Any, over: Over, width: float) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if decades >= 2 else (1.0, 2.0, 5.0)))
         axes.minorticks_off()
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(_TICKS - 1, integer=all(map(float.is_integer, at))))
+        axes.xaxis.set_major_locator(MaxNLocator(max(int(width), 2), integer=all(map(float.is_integer, at))))
     axes.xaxis.set_major_formatter("{x:g}")
 
 
@@ -189,8 +190,12 @@ def _parallel(look: Look, threads: Sequence[Thread], columns: Sequence[Column]) 
     places = range(len(columns))
     for number in sorted(range(len(threads)), key=lambda number: (threads[number].good, -number)):
         thread, is_best = threads[number], number == 0 and not threads[number].stopped
-        dashes = {"linestyle": (0, (4, 2)), "linewidth": 1.0} if thread.stopped else {"linewidth": 1.4}
-        kind = {"linewidth": 3.0, "color": look.colour(1)} if is_best else dashes | {"color": colours(thread.good)}
+        dashes = {"linestyle": (0, (4, 2)), "linewidth": 1.0 * look.scale} if thread.stopped else {}
+        kind = (
+            {"linewidth": 3.0 * look.scale, "color": look.colour(1)}
+            if is_best
+            else dashes | {"color": colours(thread.good)}
+        )
         axes.plot(places, thread.heights, zorder=3 if is_best else 2, **kind)
     room = look.width / look.scale if look.width is not None else width
     for place, column in enumerate(columns):

@@ -216,7 +216,7 @@ def _notes(searched: Searched) -> list[str]:
     study, by = searched.study, {"random": "drawn at random", "optuna": "proposed by Optuna (TPE)"}
     assert study.search is not None
     chosen = by.get(study.search.by, "every combination")
-    stops = f", and {study.search.scheduler} stopped runs early" if study.search.scheduler != "none" else ""
+    stops = f", and {study.search.scheduler} may stop runs early" if study.search.scheduler != "none" else ""
     return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]
 
 

@@ -9,11 +9,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Param
 
+from cifar_ray.config import sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.tracking.study import Point, Search, Study, Trial
 from tests.support import mlflow_store
 
 RESNET = {"model": "resnet", "dataset": "digits"}
@@ -80,6 +81,39 @@ def test_a_cell_that_an_earlier_version_has_planned_is_left_out_with_a_caution(c
     assert study.cautions == (
         "Skipped runs of a sweep that an earlier version has planned are missing here: their batch was not recorded.",
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        (
+            {"search": "random", "samples": 4, "scheduler": "asha", "hold": "global_batch"},
+            Search("random", "asha", None, {"lr": "loguniform", "global_batch_size": "int"}),
+        ),
+        (
+            {"search": "optuna", "samples": 4, "objective": "images_per_s:max", "hold": "batch"},
+            Search("optuna", "none", "images_per_s:max", {"lr": "loguniform", "batch_size": "int"}),
+        ),
+    ],
+)
+def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dict[str, Any], known: Search) -> None:
+    axes = {"lr": {"loguniform": [0.01, 0.3]}, "batch_size": {"int": [8, 64]}, "optimizer": ["sgd", "adamw"]}
+    config = sweepfile.from_mapping({"name": "s", "grid": axes, **given})
+    own = sweep(client, [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}])
+    child(client, own, "two")
+    assert reading.study(client.tracking_uri, "s").search is None  # of an earlier version
+    client.log_text(own, sweepfile.to_yaml(config), parent.CONFIG_FILE)
+    study = reading.study(client.tracking_uri, "s")
+    assert study.search == known
+    assert [trial.repeats for trial in study.trials] == ["", "one"]
+    client.log_text(own, "version: 1000\n", parent.CONFIG_FILE)
+    assert reading.study(client.tracking_uri, "s").search is None
+
+
+def test_a_grid_is_no_search(client: MlflowClient) -> None:
+    config = sweepfile.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
+    client.log_text(sweep(client, []), sweepfile.to_yaml(config), parent.CONFIG_FILE)
+    assert reading.study(client.tracking_uri, "s").search is None
 
 
 def test_a_sweep_without_its_tags_has_none_of_what_they_say(client: MlflowClient) -> None:
