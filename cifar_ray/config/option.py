@@ -20,8 +20,14 @@ from cifar_ray.config.schema import flat_fields
 FOLDER = "folder:"
 """What precedes the path of a folder of images in ``--dataset``."""
 
-FOLDER_PATH, OWN = "folder:PATH", "MODULE:FUNCTION"
+TORCHVISION = "torchvision:"
+"""What precedes the name of a data set of torchvision in ``--dataset``."""
+
+FOLDER_PATH, OWN, OF_TORCHVISION = "folder:PATH", "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
+
+SIZED = (FOLDER_PATH, OF_TORCHVISION)
+"""Data sets whose images are brought to ``--image-size``."""
 
 LIBRARIES = ("torchvision", "timm")
 """Libraries whose networks ``--model`` names, as in ``torchvision:resnet18``."""

@@ -11,8 +11,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors
-from cifar_ray.config.option import FOLDER, FOLDER_PATH, IMPORT_PATH, OWN, option
+from cifar_ray.config import errors, torchvision_sets
+from cifar_ray.config.option import (
+    FOLDER,
+    FOLDER_PATH,
+    IMPORT_PATH,
+    OF_TORCHVISION,
+    OWN,
+    SIZED,
+    TORCHVISION,
+    library_of,
+    option,
+)
 from cifar_ray.config.schema import STRICT, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
@@ -36,10 +46,17 @@ def _name(text: str) -> str:
 
 def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
+    if text.startswith(TORCHVISION):
+        torchvision_sets.check(text)
+        return text
     is_folder = len(text) > len(FOLDER) and text.startswith(FOLDER)
-    if text not in known and not is_folder and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
-        near = f"; did you mean {FOLDER}{text}?" * _is_folder(text)
-        raise ValueError(f"must be {', '.join(known)}, {FOLDER_PATH} or {OWN}, got {errors.brief(text)}{near}")
+    is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
+    if text not in known and not is_folder and not is_function:
+        others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
+        near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_folder(text)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, OWN])
+        raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
 
 
@@ -101,15 +118,17 @@ class Data:
     """Data."""
 
     dataset: DatasetText = option("cifar10", weights=True)
-    """Data set: one of this package ('digits' comes with scikit-learn and needs no network); folder:PATH, a folder with
-    one subfolder of images per class; or MODULE:FUNCTION, a function of your own that returns arrays."""
+    """Data set: one of this package ('digits' comes with scikit-learn and needs no network); torchvision:NAME, one that
+    torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; or MODULE:FUNCTION, a
+    function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
-    """Where data sets are read from, downloaded to, and where decoded copies of folder:PATH are cached
-    (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+    """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
+    ~/.cache/cifar_ray)."""
 
-    image_size: Count = option(32, weights=True, only={"dataset": (FOLDER_PATH,)})
-    """Side in pixels of the images of folder:PATH: the shorter side is resized to it, and the centre is cropped."""
+    image_size: Count = option(32, weights=True, only={"dataset": SIZED})
+    """Side in pixels of the images of folder:PATH and torchvision:NAME: the shorter side is resized to it, and the
+    centre is cropped."""
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH,)})
     """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
@@ -118,13 +137,13 @@ class Data:
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
     every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
     chosen: by --log-models best or all, by --patience, or by --scheduler. A folder:PATH with val/ and test/ needs no
-    share."""
+    share, nor a torchvision:NAME that has validation images."""
 
-    stream: bool = option(False, weights=False, only={"dataset": (FOLDER_PATH,)})
-    """Keep the decoded images of folder:PATH on disk, below --data-dir, which all nodes must share, and read them ahead
-    of the steps. For folders larger than memory."""
+    stream: bool = option(False, weights=False, only={"dataset": SIZED})
+    """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
+    For data sets larger than memory."""
 
-    images: Images = option(Images, weights=True, only={"dataset": (FOLDER_PATH, OWN)}, recorded=True)
+    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, OWN)}, recorded=True)
     """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)

@@ -53,7 +53,9 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     @property
     def dataset_name(self) -> str:
         """The data set as a part of names; of a folder, the folder's name."""
-        name = self.dataset.removeprefix(FOLDER).rstrip("/").rpartition("/")[2]
+        name = self.dataset
+        if name.startswith(FOLDER):
+            name = name.removeprefix(FOLDER).rstrip("/").rpartition("/")[2]
         return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
 
     @property

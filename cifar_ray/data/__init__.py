@@ -8,6 +8,7 @@ from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import arrays, own, validation
 from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, load, present
+from cifar_ray.data.decoded import Progress
 
 __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "own", "present", "read", "spec"]
 
@@ -30,7 +31,7 @@ def steps_per_epoch(config: ResolvedConfig) -> int:
     return config.steps_per_epoch or spec(config).train_size // config.global_batch_size
 
 
-def read(config: TrainConfig, progress: own.Progress = lambda done, total: None) -> Dataset:
+def read(config: TrainConfig, progress: Progress = lambda done, total: None) -> Dataset:
     """Read a resolved config's data set.
 
     Args:

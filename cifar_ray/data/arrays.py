@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cifar_ray.config import imports
+from cifar_ray.config import imports, torchvision_sets
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.sections import Images
 from cifar_ray.data import validation
-from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, digest
+from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest
 from cifar_ray.tasks.protocol import Task
 
 _RULE = (
@@ -131,6 +131,8 @@ def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) 
 
 def spec(name: str, images: Images) -> DatasetSpec:
     """The facts of a data set that has been looked at; its mean is 0 and its deviation 1 until all has been read."""
+    facts = torchvision_sets.known(name)
+    is_bordered = facts is not None and facts.bordered and images.side == BORDERED_SIDE
     return DatasetSpec(
         name,
         images.classes,
@@ -138,9 +140,10 @@ def spec(name: str, images: Images) -> DatasetSpec:
         images.test,
         tuple(images.mean) or (0.0, 0.0, 0.0),
         tuple(images.std) or (1.0, 1.0, 1.0),
-        flip=True,
-        native_size=images.side,
+        flip=facts is None or facts.flip,
+        native_size=images.side - 4 * is_bordered,
+        grey=is_bordered,
         image_size=images.side,
-        crop=True,
+        crop=not is_bordered,
         val_size=images.val,
     )

@@ -26,6 +26,9 @@ CONSTANTS = {
 }
 """Mean and standard deviation per channel by which pixels may be normalised in place of a data set's own."""
 
+BORDERED_SIDE = 32
+"""Side of an image in MNIST's format once it has its border."""
+
 _ABOUT_EQUAL = 1.25
 """How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
 

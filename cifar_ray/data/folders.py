@@ -109,12 +109,12 @@ def _validated(whole: Listing, train: Path, share: float) -> Listing:
         return whole
     paths = [path for path, _ in whole.train]
     keys = [os.fsencode(os.path.relpath(path, train)) for path in paths]
-    kept = validation.rows(keys, _contents(paths), np.array([label for _, label in whole.train]), whole.classes, share)
+    kept = validation.rows(keys, contents(paths), np.array([label for _, label in whole.train]), whole.classes, share)
     learned = tuple(file for file, is_kept in zip(whole.train, kept) if not is_kept)
     return dataclasses.replace(whole, train=learned, val=tuple(itertools.compress(whole.train, kept)))
 
 
-def _contents(paths: Sequence[str]) -> list[tuple[int, str]]:
+def contents(paths: Sequence[str]) -> list[tuple[int, str]]:
     """What is equal for files of equal bytes; those of a size that no other has are not read."""
     stats = [Path(path).stat() for path in paths]
     sizes = Counter(stat.st_size for stat in stats)

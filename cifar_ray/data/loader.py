@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER
+from cifar_ray.config.option import SIZED, chosen
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, order, policies
@@ -209,7 +209,7 @@ def _moved(images: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
         left, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
         free, needed = min(left, allowed) / 1e9, images.nbytes / 1e9
-    if config.dataset.startswith(FOLDER):
+    if chosen(config.dataset) in SIZED:
         raise ConfigError(
             "stream",
             f"is needed: the training images take {needed:.1f} GB, and the GPU has {free:.1f} GB free; with it they "

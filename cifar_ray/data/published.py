@@ -70,21 +70,27 @@ def _download(name: str, root: Path) -> None:
     """Download into a temporary folder and move it at the end, so that all files exist or none."""
     partial = root / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
+    with downloading(name, root, _home(name, root)):
+        _reader(name)(str(partial), train=True, download=True)
+    _home(name, partial).rename(_home(name, root))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def downloading(name: str, root: Path, home: Path) -> Iterator[None]:
+    """Context manager: download data set ``name``; an error becomes a sentence, in which files go into ``home``."""
     try:
         # torchvision's progress bar would be thousands of lines in a file.
         bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
         with _socket_timeout(_DOWNLOAD_TIMEOUT_S), bar:
-            _reader(name)(str(partial), train=True, download=True)
+            yield
     except (HTTPException, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             "",
             f"data set {name} is not in {root} and could not be downloaded ({reason}); check the network, put "
-            f"its files into {_home(name, root)}, name another --data-dir, or take --dataset digits, which "
-            "needs no network",
+            f"its files into {home}, name another --data-dir, or take --dataset digits, which needs no network",
         ) from None
-    _home(name, partial).rename(_home(name, root))
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _verify(name: str, root: Path) -> None:

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from cifar_ray.config import imports, option
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import FOLDER_PATH, is_function, library_of
+from cifar_ray.config.option import SIZED, is_function, library_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.models import libraries
@@ -138,7 +138,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
     images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
     shape = ", ".join(map(str, images.shape[1:]))
     rule = f"must give float logits (B, {spec.num_classes}) for images (B, {shape})"
-    if library_of(config.model) and option.chosen(config.dataset) == FOLDER_PATH:
+    if library_of(config.model) and option.chosen(config.dataset) in SIZED:
         rule += ", whose side is --image-size"
     with torch.random.fork_rng(devices=[]):
         model = build(config, spec)

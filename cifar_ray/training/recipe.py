@@ -14,7 +14,7 @@ import torch
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER_PATH, OWN, is_function, is_own, library_of
+from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
@@ -370,7 +370,7 @@ def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
             model(torch.zeros(2, spec.channels, side, side))
         except (RuntimeError, ValueError, ZeroDivisionError):
             raise ConfigError(
-                "image_size" if option.chosen(config.dataset) == FOLDER_PATH else "dataset",
+                "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
                 f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
             ) from None
 

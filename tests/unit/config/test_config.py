@@ -205,7 +205,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
-DATASETS = "cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION"
+DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH or MODULE:FUNCTION"
 TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got "
 
 
@@ -226,7 +226,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
         ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
-        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
+        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'; did you mean torchvision:ImageNet?"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
         ({"experiment": " "}, "experiment must not be empty"),

@@ -318,7 +318,11 @@ def one_class(root: Path) -> None:
             {"image_size": 16, "model": "vgg11"},
             "--image-size must suit --model vgg11, which cannot take images of 16x16 pixels; 32 suits all",
         ),
-        (without(), {"image_size": 10**5}, "--image-size must be smaller for {root}, or come with --stream: its 200"),
+        (
+            without(),
+            {"image_size": 10**5},
+            "--image-size must be smaller for folder:{root}, or come with --stream: its 200",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_learned_from_is_refused(
@@ -354,13 +358,16 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     [
         (
             {"dataset": "cifar"},
-            "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'cifar'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH or MODULE:FUNCTION, got 'cifar'",
         ),
         (
             {"dataset": "folder:"},
-            "--dataset must be cifar10, cifar100, mnist, digits, folder:PATH or MODULE:FUNCTION, got 'folder:'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH or MODULE:FUNCTION, got 'folder:'",
         ),
-        ({"image_size": 64}, "--image-size is for --dataset folder:PATH only, and the dataset is cifar10"),
+        (
+            {"image_size": 64},
+            "--image-size is for --dataset folder:PATH or torchvision:NAME only, and the dataset is cifar10",
+        ),
         (
             {"dataset": "mine:load", "test_share": 0.2},
             "--test-share is for --dataset folder:PATH only, and the dataset is mine:load",
@@ -553,13 +560,13 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
 def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     assert refusal(root) == (
-        f"--image-size must be smaller for {root}, or come with --stream: its 200 images of 32x32 pixels take 0.0 GiB, "
+        f"--image-size must be smaller for folder:{root}, or come with --stream: its 200 images of 32x32 pixels take 0.0 GiB, "
         "and 0.0 GiB may be used here, half of the free memory"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=600_000))
     home = data.folder(None) / "folders"
     assert refusal(root, stream=True) == (
-        f"--data-dir must have room for {root}: its 200 images of 32x32 pixels take 0.0 GiB, and {home} has 0.0 GiB"
+        f"--data-dir must have room for folder:{root}: its 200 images of 32x32 pixels take 0.0 GiB, and {home} has 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
     assert len(data.read(of(root, stream=True)).train["labels"]) == 100

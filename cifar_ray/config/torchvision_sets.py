@@ -1,0 +1,94 @@
+"""Data sets of torchvision that classify images, ``--dataset torchvision:NAME``: how their classes are called.
+
+It is a table, so that a name is refused before torch is loaded; torchvision's own classes say nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cifar_ray.config.errors import one_of, suggestion
+from cifar_ray.config.option import TORCHVISION
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A data set whose training and test images are published apart.
+
+    Attributes:
+        parts: ``train``, ``test`` and perhaps ``val``, each with what torchvision's class takes for it.
+        options: what the class takes beside it.
+        flip: whether a mirrored image still shows its class.
+        bordered: whether it is in MNIST's format, whose 28x28 images get a border of 2 zeros to 32x32.
+        downloads: whether torchvision downloads it; others are put into the folder by hand.
+    """
+
+    parts: Mapping[str, Mapping[str, Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    flip: bool = True
+    bordered: bool = False
+    downloads: bool = True
+
+
+def _halves(**facts: Any) -> PublishedSet:
+    return PublishedSet({"train": {"train": True}, "test": {"train": False}}, **facts)
+
+
+def _splits(train: str = "train", test: str = "test", val: str = "", **facts: Any) -> PublishedSet:
+    names = {"train": train, "test": test, **({"val": val} if val else {})}
+    return PublishedSet({part: {"split": name} for part, name in names.items()}, **facts)
+
+
+SETS: dict[str, PublishedSet] = {
+    "CIFAR10": _halves(),
+    "CIFAR100": _halves(),
+    "CLEVRClassification": _splits(test="val"),  # its test images have no labels
+    "Country211": _splits(val="valid"),
+    "DTD": _splits(val="val"),
+    **{
+        f"EMNIST/{split}": _halves(options={"split": split}, flip=False, bordered=True)
+        for split in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
+    },
+    "FER2013": _splits(downloads=False),
+    "FGVCAircraft": _splits("trainval"),
+    "FashionMNIST": _halves(bordered=True),
+    "Flowers102": _splits(val="val"),
+    "Food101": _splits(),
+    "GTSRB": _splits(flip=False),
+    "ImageNet": _splits(test="val", downloads=False),
+    "Imagenette": _splits(test="val"),
+    "KMNIST": _halves(flip=False, bordered=True),
+    "MNIST": _halves(flip=False, bordered=True),
+    "OxfordIIITPet": _splits("trainval"),
+    "PCAM": _splits(val="val"),
+    "Places365": _splits("train-standard", "val", options={"small": True}),
+    "QMNIST": _halves(flip=False, bordered=True),
+    "RenderedSST2": _splits(val="val", flip=False),
+    "STL10": _splits(),
+    "SVHN": _splits(flip=False),
+    "StanfordCars": _splits(downloads=False),
+    "USPS": _halves(flip=False),
+}
+
+WITHOUT_TEST = ("Caltech101", "Caltech256", "EuroSAT", "SEMEION", "SUN397")
+"""Those whose images torchvision does not split; any split would be ours, and comparable to nobody's figures."""
+
+
+def known(dataset: str) -> PublishedSet | None:
+    """What is known of ``torchvision:NAME``; None for any other data set."""
+    return SETS.get(dataset.removeprefix(TORCHVISION)) if dataset.startswith(TORCHVISION) else None
+
+
+def check(dataset: str) -> None:
+    """Refuse what torchvision does not have, or not with training and test images; a ValueError says why."""
+    name = dataset.removeprefix(TORCHVISION)
+    if name in SETS:
+        return
+    if name in WITHOUT_TEST:
+        raise ValueError(f"must have test images, and {dataset} is not split: use folder:PATH with --test-share")
+    if variants := [f"{TORCHVISION}{each}" for each in SETS if each.startswith(f"{name}/")]:
+        raise ValueError(f"must be {one_of(variants)}, got {dataset}")
+    rule = "must name a data set of torchvision that classifies images"
+    raise ValueError(f"{rule}, got {dataset[:80]}{suggestion(name, SETS)}")

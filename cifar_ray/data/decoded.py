@@ -1,0 +1,165 @@
+"""Images decoded once, to one size, and kept as arrays below ``--data-dir``; with ``stream`` they stay on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from cifar_ray.config import schema
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import Images
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import arrays
+from cifar_ray.data.datasets import Dataset, Split, folder
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images that have been decoded, and that of all."""
+
+_LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
+_CHUNK = 256  # images that a thread decodes before it reports
+_DECODED = re.compile(r"-[0-9a-f]{16}$")
+_UNUSED_S = 30 * 86400
+_MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training, test or validation images before they are decoded.
+
+    Attributes:
+        labels: int64, (N,).
+        image: decodes the image of a position: uint8, (side, side, 3).
+    """
+
+    labels: np.ndarray
+    image: Callable[[int], np.ndarray]
+
+
+def key(side: int, name: str, classes: Sequence[str], parts: Iterable[Iterable[bytes]]) -> str:
+    """What the decoded images depend on: their size, and what tells each of them, in every part, from others."""
+    state = hashlib.sha256(json.dumps([_LAYOUT, side, name, classes]).encode())
+    for part in parts:
+        for image in part:
+            state.update(image)
+        state.update(b"\n")
+    return state.hexdigest()[:16]
+
+
+def provide(
+    config: TrainConfig,
+    name: str,
+    key: str,
+    parts: Mapping[str, Part],
+    classes: tuple[str, ...],
+    progress: Progress,
+) -> Dataset:
+    """The data set of these parts, decoded unless a folder called ``name`` and ``key`` has been.
+
+    Raises:
+        ConfigError: when an image cannot be read, the folder cannot be written, or there is no room.
+    """
+    home = folder(config.data_dir) / "folders"
+    kept = home / f"{name}-{key}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / f".{kept.name}.lock"):
+            if kept.exists():
+                with suppress(PermissionError):  # somebody else has decoded it
+                    os.utime(kept)
+            else:
+                _decode(parts, config, len(classes), kept, progress)
+                _remove_unused(home)
+    except OSError as error:
+        raise ConfigError(
+            "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
+        ) from None
+    try:
+        splits = {part: _kept(kept, part, config.stream) for part in parts}
+        facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
+    except (OSError, ValueError, EOFError):
+        raise ConfigError(
+            "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
+        ) from None
+    return arrays.made(config.dataset, splits["train"], splits["test"], classes, facts, splits.get("val"))
+
+
+def _remove_unused(home: Path) -> None:
+    """Remove decoded folders that no run has used for a month: a folder that changes leaves one behind each time."""
+    for path in home.iterdir():
+        if _DECODED.search(path.name) and (path / "facts.json").exists():
+            # In use, or somebody else's, it stays.
+            with suppress(OSError), FileLock(home / f".{path.name}.lock", timeout=0):
+                if time.time() - path.stat().st_mtime > _UNUSED_S:
+                    doomed = path.rename(home / f".{path.name}.partial")  # it goes whole or not at all
+                    shutil.rmtree(doomed)
+
+
+def _kept(folder: Path, half: str, on_disk: bool) -> Split:
+    images = np.load(folder / f"{half}_images.npy", mmap_mode="r" if on_disk else None)
+    return Split({"images": images, "labels": np.load(folder / f"{half}_labels.npy")})
+
+
+def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: Path, progress: Progress) -> None:
+    """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
+    side, total = config.image_size, sum(len(part.labels) for part in parts.values())
+    _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, config, kept.parent)
+    partial = kept.with_name(f".{kept.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    done = 0
+    try:
+        for half, part in parts.items():
+            shape = (len(part.labels), side, side, 3)
+            images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
+
+            def decode(start: int, part: Part = part, images: Any = images) -> int:
+                rows = range(start, min(start + _CHUNK, len(part.labels)))
+                for row in rows:
+                    images[row] = part.image(row)
+                return len(rows)
+
+            with ThreadPoolExecutor() as pool:
+                for count in pool.map(decode, range(0, len(part.labels), _CHUNK)):
+                    progress(done := done + count, total)
+            images.flush()
+            np.save(partial / f"{half}_labels.npy", part.labels)
+        splits = {half: _kept(partial, half, True) for half in parts}
+        facts = arrays.facts_of(splits["train"], splits["test"], classes, splits.get("val"))
+        (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
+        partial.rename(kept)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _check_room(what: str, needed: int, config: TrainConfig, home: Path) -> None:
+    """Refuse what would not fit into the memory, or on the disk."""
+    import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
+
+    room = _MEMORY * psutil.virtual_memory().available
+    if needed > room and not config.stream:
+        raise ConfigError(
+            "image_size",
+            f"must be smaller for {config.dataset}, or come with --stream: {what} take {needed / 2**30:.1f} GiB, and "
+            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
+    if needed > (free := shutil.disk_usage(home).free):
+        raise ConfigError(
+            "data_dir",
+            f"must have room for {config.dataset}: {what} take {needed / 2**30:.1f} GiB, and {home} has "
+            f"{free / 2**30:.1f} GiB",
+        )

@@ -1,0 +1,187 @@
+"""Data sets of torchvision, in the formats that they are published in, and what is refused of them."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision import datasets
+
+from cifar_ray import data
+from cifar_ray.config import torchvision_sets
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.torchvision_sets import SETS
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import imagefiles, torchvision_images
+from cifar_ray.training import recipe
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torchvision_images._counts.cache_clear()
+
+
+def of(name: str, root: Path, **values: object) -> ResolvedConfig:
+    asked = {"batch_size": 2, "model": "simple_cnn", "data_dir": str(root), **values}
+    return recipe.resolve(TrainConfig(dataset=f"torchvision:{name}", **asked))  # type: ignore[arg-type]
+
+
+def refusal(name: str, root: Path, **values: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        data.read(of(name, root, **values))
+    return caught.value.as_flag()
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """MNIST's format: two zeros, the type (8: uint8), the number of axes, their lengths, the values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
+
+
+def fashion(root: Path, pixels: np.ndarray = PIXELS, name: str = "FashionMNIST") -> None:
+    """40 training and 20 test images of ten classes in turn."""
+    labels = (np.arange(len(pixels)) % 10).astype(np.uint8)
+    for half, part in (("train", slice(40)), ("t10k", slice(40, 60))):
+        write_idx(root / name / "raw" / f"{half}-images-idx3-ubyte", pixels[part])
+        write_idx(root / name / "raw" / f"{half}-labels-idx1-ubyte", labels[part])
+
+
+def test_the_table_fits_the_classes_of_torchvision() -> None:
+    for name, facts in SETS.items():
+        reader = getattr(datasets, name.partition("/")[0])
+        known = {key for cls in reader.__mro__[:2] for key in inspect.signature(cls).parameters}
+        asked = {key for part in facts.parts.values() for key in part} | facts.options.keys()
+        assert asked <= known, name
+        assert facts.downloads <= ("download" in known), name
+    assert all(hasattr(datasets, name) for name in torchvision_sets.WITHOUT_TEST)
+
+
+def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -> None:
+    fashion(tmp_path)
+    config = of("FashionMNIST", tmp_path)
+    assert (config.images.classes, config.images.train, config.images.test) == (10, 40, 20)
+    found = data.read(config)
+    assert found.class_names[:2] == ("T-shirt/top", "Trouser")
+    assert found.test["labels"].tolist() == [*range(10)] * 2
+    assert np.array_equal(found.train.images[3, 2:30, 2:30, 1], PIXELS[3])
+    assert not found.train.images[:, :2].any()
+    assert config.augment == "crop_flip"
+    assert np.array_equal(imagefiles.batch(found.spec, [Image.fromarray(PIXELS[41])])[0], found.test.images[1])
+    assert config.dataset_name == "torchvision.FashionMNIST"
+
+
+def test_what_was_found_is_part_of_the_run(tmp_path: Path) -> None:
+    fashion(tmp_path)
+    config = of("FashionMNIST", tmp_path)
+    held = recipe.with_images(config, data.read(config))
+    assert held.images.digest == data.read(held).digest
+    assert "--dataset torchvision:FashionMNIST" in recipe.command(held)
+    shutil.copytree(tmp_path / "FashionMNIST", tmp_path / "KMNIST")
+    assert of("KMNIST", tmp_path).augment == "crop"
+    fashion(tmp_path, PIXELS[::-1])
+    with pytest.raises(ConfigError, match="dataset must have the images that the run began with, and those of torch"):
+        recipe.with_images(held, data.read(held))
+
+
+def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(tmp_path: Path) -> None:
+    fashion(tmp_path)
+    whole = data.read(of("FashionMNIST", tmp_path))
+    cut = data.read(config := of("FashionMNIST", tmp_path, val_share=0.25))
+    assert cut.val is not None
+    assert (len(cut.train), len(cut.val), config.images.train, config.images.val) == (30, 10, 30, 10)
+    assert {image.tobytes() for image in (*cut.train.images, *cut.val.images)} == {
+        image.tobytes() for image in whole.train.images
+    }
+    streamed = data.read(of("FashionMNIST", tmp_path, val_share=0.25, stream=True, model="resnet"))
+    assert streamed.train.file is not None
+    assert streamed.digest == cut.digest
+
+
+def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_path: Path) -> None:
+    root = tmp_path / "rendered-sst2"
+    for number, half in enumerate(("train", "valid", "test")):
+        for label in ("negative", "positive"):
+            (root / half / label).mkdir(parents=True)
+            for row in range(3):
+                shown = Image.fromarray(np.tile(PIXELS[number * 20 + row], (2, 1 + row)))
+                shown.save(root / half / label / f"{row}.png")
+    sized = {"image_size": 16, "batch_size": 1, "model": "resnet"}
+    found = data.read(config := of("RenderedSST2", tmp_path, **sized))
+    same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
+    assert (found.digest, found.class_names, found.spec.val_size) == (same.digest, same.class_names, 6)
+    assert config.validated
+    sentence = "--val-share is for data without validation images, and torchvision:RenderedSST2 has some"
+    assert refusal("RenderedSST2", tmp_path, val_share=0.1) == sentence
+    torchvision_images._counts.cache_clear()
+    (root / "test" / "negative" / "1.png").write_bytes(b"no image")
+    assert refusal("RenderedSST2", tmp_path, **sized).startswith("cannot read image 1 of torchvision:RenderedSST2: ")
+
+
+def test_a_part_of_emnist_is_named_and_its_labels_begin_at_0(tmp_path: Path) -> None:
+    labels = (np.arange(52) % 26 + 1).astype(np.uint8)
+    for half in ("train", "test"):
+        for kind, values in (("images-idx3", PIXELS[:52]), ("labels-idx1", labels)):
+            write_idx(tmp_path / "EMNIST" / "raw" / f"emnist-letters-{half}-{kind}-ubyte", values)
+    config = of("EMNIST/letters", tmp_path)
+    found = data.read(config)
+    assert (config.dataset_name, len(found.class_names)) == ("torchvision.EMNIST.letters", 26)
+    assert found.class_names[found.train["labels"][27]] == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "FashionMnist",
+            "must name a data set of torchvision that classifies images, got torchvision:FashionMnist; did you mean "
+            "'FashionMNIST'?",
+        ),
+        ("CocoDetection", "must name a data set of torchvision that classifies images, got torchvision:CocoDetection"),
+        ("EuroSAT", "must have test images, and torchvision:EuroSAT is not split: use folder:PATH with --test-share"),
+        ("EMNIST", "must be torchvision:EMNIST/balanced, torchvision:EMNIST/byclass, "),
+    ],
+)
+def test_other_names_are_refused_in_a_sentence(tmp_path: Path, name: str, sentence: str) -> None:
+    assert refusal(name, tmp_path).startswith(f"--dataset {sentence}")
+
+
+def test_a_name_without_its_library_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got 'fashionmnist'; did you mean torchvision:FashionMNIST\?"):
+        TrainConfig(dataset="fashionmnist")
+    with pytest.raises(ConfigError, match=r"dataset must be cifar10, .*, got 'timm:resnet18'"):
+        TrainConfig(dataset="timm:resnet18")
+
+
+def test_a_download_that_fails_leaves_no_half_of_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datasets.FashionMNIST, "mirrors", ["http://127.0.0.1:9/"])
+    sentence = refusal("FashionMNIST", tmp_path)
+    assert sentence.startswith(f"data set torchvision:FashionMNIST is not in {tmp_path} and could not be downloaded (")
+    assert f"put its files into {tmp_path}" in sentence
+    assert capsys.readouterr().err == f"note: downloading torchvision:FashionMNIST to {tmp_path}\n"
+    assert not (tmp_path / "FashionMNIST").exists()
+
+
+def test_a_set_that_nobody_downloads_is_put_there_by_hand(tmp_path: Path) -> None:
+    assert refusal("FER2013", tmp_path).startswith(
+        f"--dataset must be in {tmp_path}, where torchvision:FER2013 cannot be read: train.csv not found in "
+    )
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "theirs"), [("cifar10", "CIFAR10"), ("mnist", "MNIST")])
+def test_torchvisions_are_the_images_of_the_built_in_ones(tmp_path: Path, name: str, theirs: str) -> None:
+    source = "cifar-10-batches-py" if name == "cifar10" else "MNIST"
+    (tmp_path / source).symlink_to(data.folder(None) / source)
+    ours = data.load(name)
+    found = data.read(of(theirs, tmp_path))
+    assert (found.digest, found.class_names) == (ours.digest, ours.class_names)
+    assert (found.spec.mean, found.spec.std, found.spec.flip) == (ours.spec.mean, ours.spec.std, ours.spec.flip)
