@@ -11,18 +11,11 @@ import yaml
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief
 
-_MOST_VALUES = 100_000
 _MISREAD = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?)")
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses repeated keys, octal and sexagesimal numbers, and alias bombs."""
-
-    def get_single_node(self) -> Any:
-        root = super().get_single_node()
-        if _count(root, {}) > _MOST_VALUES:
-            raise ValueError(f"it holds more than {_MOST_VALUES:,} values, its aliases (*) written out")
-        return root
+    """PyYAML's safe loader, which also refuses repeated keys, and octal and sexagesimal numbers."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
@@ -50,8 +43,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: when it cannot be read, is not a mapping, has a key twice, or holds too much; the sentence
-            names the file.
+        ConfigError: when it cannot be read, is not a mapping, or has a key twice; the sentence names the file.
     """
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is a SafeLoader
@@ -76,17 +68,6 @@ def dump(values: Mapping[str, Any]) -> str:
     """The text of a YAML file with these values, in their order."""
     text: str = yaml.safe_dump(values, sort_keys=False)
     return text
-
-
-def _count(node: Any, known: dict[int, float]) -> float:
-    """Values in a YAML node with every alias written out; infinitely many when it contains itself."""
-    if node is None or isinstance(node.value, str):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = float("inf")
-        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
-    return known[id(node)]
 
 
 def mapping(value: Any) -> dict[Any, Any]:

@@ -8,29 +8,14 @@ from cifar_ray.config import yaml
 from cifar_ray.config.errors import ConfigError
 
 
-def bomb(*levels: int) -> str:
-    """A mapping of a few lines in which every value is the one before, several times."""
-    lines = ["a0: &a0 x"]
-    for level, times in enumerate(levels):
-        lines.append(f"a{level + 1}: &a{level + 1} [{', '.join([f'*a{level}'] * times)}]")
-    return "\n".join([*lines, f"rate: *a{len(levels)}"])
-
-
-TOO_MANY = "it holds more than 100,000 values, its aliases (*) written out"
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (bomb(10, 10, 10, 10, 10), TOO_MANY),
-        ("rate: &a [*a, *a]", TOO_MANY),
-        ("rate: &a {b: *a}", TOO_MANY),
         ("rate: !!timestamp soon", "a value is not what its tag (!!) says"),
         ("fast: !!bool soon", "a value is not what its tag (!!) says"),
         ("run_name: 2025-02-30", "day is out of range for month"),
         ("lr: !!float abc", "could not convert string to float: 'abc'"),
         ('epochs: !!int ""', "string index out of range"),
-        ("a: &a [*a]\n? [x]\n: 1", TOO_MANY),
         ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
         ("name: 1\nname: 2", "it has the key 'name' twice"),
         ("name: {1: 1, '1': 2}", "it has the key '1' twice"),
@@ -84,8 +69,3 @@ def test_numbers_that_mean_what_they_look_like_are_read(tmp_path: Path) -> None:
     assert yaml.read(tmp_path / "config.yaml")["a"] == [
         0, 0, 10, 16, 3, 1000, 0.5, 0.5, float("inf"), "1e3", "010", "1:30"
     ]  # fmt: skip
-
-
-def test_aliases_that_repeat_a_little_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(bomb(10, 10, 10, 5))
-    assert yaml.read(tmp_path / "config.yaml")["rate"][4][9][9][9] == "x"
