@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, default_of, left_out
-from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.models.options import USUAL
-
-_Config = TypeVar("_Config", bound=TrainConfig)
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -78,7 +75,7 @@ def load(path: str | Path) -> TrainConfig:
     """
     values = read(path)
     try:
-        return _built(current(values))
+        return _built(_nested(values))
     except ConfigError as error:
         raise ConfigError("", f"{path}: {error}") from None
 
@@ -89,7 +86,7 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type, an impossible value, or another version.
     """
-    return _built(current(_of_this_version(values)))
+    return _built(_nested(_of_this_version(values)))
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
@@ -98,25 +95,7 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         ConfigError: as :func:`from_mapping`, and when it was not resolved.
     """
-    values = {"convolutions": USUAL, **current(_of_this_version(values))}  # as all were before there was a choice
-    if values.get("global_batch_size") is None and values.get("batch_size") is not None:  # of an earlier version
-        share, accumulate, where = (
-            schema.field(TrainConfig, name, values.get(name, getattr(TrainConfig, name)))
-            for name in ("batch_size", "accumulate", "topology")
-        )
-        images = share * accumulate * parse_topology(where).world_size
-        values |= {"global_batch_size": images, "batch_size": None}
-    config: ResolvedConfig = schema.build(ResolvedConfig, values)
-    return begun(config)
-
-
-def begun(config: _Config, chooses: bool = False) -> _Config:
-    """The config of a run that has begun: one that chooses without validation images goes by the test figure.
-
-    So did all that earlier versions began, whose configs do not say it; ``chooses``: whether a scheduler does.
-    """
-    if (chooses or config.keeps_best) and not config.validated:
-        return dataclasses.replace(config, choose_by="test")
+    config: ResolvedConfig = schema.build(ResolvedConfig, _nested(_of_this_version(values)))
     return config
 
 
@@ -131,37 +110,17 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def current(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run by the names that they have now, nested or dotted, for names of any version.
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run, whose names may be dotted, as nested mappings.
 
     Raises:
         ConfigError: when an option is given twice.
     """
-    return schema.nest(present(schema.flatten(values, is_leaf=lambda group: not group)))
-
-
-def present(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the dotted names that they have now.
-
-    Raises:
-        ConfigError: when an option is given by its former name and by its present one.
-    """
-    values: dict[str, Any] = {}
-    for given, value in flat.items():
-        name = present_name(given)
-        if name in values:
-            raise ConfigError(name, "must be given once, and is given twice")
-        values[name] = value
-    return values
-
-
-def present_name(name: str) -> str:
-    """The dotted name that an option has now."""
-    return schema.renamed(TrainConfig).get(name, name)
+    return schema.nest(schema.flatten(values, is_leaf=lambda group: not group))
 
 
 def parameter(name: str) -> str:
-    """The name of an option among MLflow's parameters, where older runs have it, too."""
+    """The name of an option among MLflow's parameters."""
     return next((former for former, now in schema.renamed(TrainConfig).items() if now == name), name)
 
 
@@ -171,14 +130,8 @@ def _built(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, with the version that reads it.
-
-    Convolutions that are computed as usual are left out: earlier versions, which had no choice, read it, too.
-    """
-    values = {"version": VERSION, **_asked(config), **_shared(config)}
-    if config.convolutions == USUAL:
-        del values["convolutions"]
-    return values
+    """The config as plain values, with the version that reads it."""
+    return {"version": VERSION, **_asked(config), **_shared(config)}
 
 
 def found(config: TrainConfig) -> dict[str, Any]:
@@ -233,7 +186,7 @@ def params(config: ResolvedConfig) -> dict[str, str]:
     """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
     flat = schema.flatten({name: value for name, value in _own(config).items() if name not in UPKEEP})
     flat |= {"cpus_per_worker": config.cpus_per_worker, **_shared(config)}
-    if config.convolutions == USUAL:  # a run that computes as all did before there was a choice is recorded as those
+    if config.convolutions == USUAL:
         del flat["convolutions"]
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes

@@ -79,7 +79,7 @@ def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
 
 def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
     made: dict[str, Any] = {}
-    for name, values in runfile.present(schema.flatten(axes, is_leaf=is_range)).items():
+    for name, values in schema.flatten(axes, is_leaf=is_range).items():
         _check_field("grid", name)
         values = spelled(values)
         if isinstance(values, Mapping):
@@ -110,7 +110,7 @@ def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
     Raises:
         ConfigError: when it has something that is no field of a run, or a value does not fit.
     """
-    flat = runfile.present(schema.flatten(options(value)))
+    flat = schema.flatten(options(value))
     for name in flat:
         _check_field("train", name)
     return schema.nest({name: schema.field(TrainConfig, name, item, strict) for name, item in flat.items()})

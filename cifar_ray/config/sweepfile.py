@@ -35,7 +35,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
         ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
     names = {field.name for field in dataclasses.fields(SweepConfig)}
-    of_run = {*schema.field_types(TrainConfig), *schema.renamed(TrainConfig)}
+    of_run = schema.field_types(TrainConfig)
     if misplaced := [key for key in map(str, base) if key not in names and key.partition(".")[0] in of_run]:
         these = ", ".join(misplaced)
         raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
@@ -46,7 +46,7 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     merged = schema.overlay(merged, {key: flags.pop(key) for key in names & flags.keys()})
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared = runfile.present(schema.flatten(options(merged.get("train"))))
+    shared = schema.flatten(options(merged.get("train")))
     flat = schema.flatten(flags)
     for given, other in (BATCHES, BATCHES[::-1]):
         if given in flat and other not in flat:  # the one given last counts

@@ -27,9 +27,6 @@ _NO_CELLS = (
     f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
     "are missing here."
 )
-_NO_BATCH = (
-    "Skipped runs of a sweep that an earlier version has planned are missing here: their batch was not recorded."
-)
 
 
 def study(uri: str, name: str) -> Study:
@@ -94,7 +91,6 @@ def _planned(client: MlflowClient, name: str, own: Run) -> Study:
     tags = own.data.tags
     listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
     trials = _cells(client, own, listed or ())
-    left_out = (_NO_BATCH,) if any(not trial.run_id and not _is_placed(trial) for trial in trials) else ()
     return Study(
         name=name,
         trials=[trial for trial in trials if _is_placed(trial)],
@@ -106,7 +102,7 @@ def _planned(client: MlflowClient, name: str, own: Run) -> Study:
         page=pages.run(client.tracking_uri, own),
         status=own.info.status,
         metrics=dict(own.data.metrics),
-        cautions=(_NO_CELLS,) if listed is None else left_out,
+        cautions=(_NO_CELLS,) if listed is None else (),
         search=_search(client, own.info.run_id),
     )
 

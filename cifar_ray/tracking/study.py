@@ -128,7 +128,7 @@ class Trial:
 
     @property
     def chosen_by(self) -> str:
-        """The images whose figure chose its best checkpoint, or ``nothing``; empty of a run of an earlier version."""
+        """The images whose figure chose its best checkpoint, or ``nothing``; empty when not recorded."""
         return self.tags.get(CHOSEN_BY_TAG, "")
 
     @property
@@ -150,8 +150,6 @@ class Trial:
     def changed(self) -> list[str]:
         """What changed while it trained, so that its times mix two."""
         tags = {"topology": TOPOLOGY_TAG, "hardware": HARDWARE_TAG, "number of threads": THREADS_TAG}
-        if TOPOLOGY_TAG not in self.tags:  # of an earlier version
-            tags["topology"] = "topology"
         return [what for what, tag in tags.items() if f"{EARLIER}{tag}" in self.tags]
 
     @property

@@ -79,7 +79,7 @@ class RunFolder:
         """
         try:
             with self.folder.on_disk(run_names.CONFIG) as path:
-                return recipe.resolve(runfile.begun(runfile.load(path)))  # as it was written
+                return recipe.resolve(runfile.load(path))
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 

@@ -24,7 +24,7 @@ from cifar_ray.config.sweep import Axes, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_names
-from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import check_goal, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
@@ -233,8 +233,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     try:
         with folder.on_disk(_CONFIG) as path:
             config = sweepfile.from_mapping(sweepfile.load(path))
-        chooses = bool(chooser_of(config))
-        trials = [_read(index, cell, chooses) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
+        trials = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
     except (KeyError, TypeError):
         raise ConfigError(
             "resume", f"must be a sweep of this version, and {folder.name} was planned by an earlier one: start another"
@@ -248,7 +247,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     return config, trials
 
 
-def _read(index: int, cell: Mapping[str, Any], chooses: bool) -> PlannedTrial:
+def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
     name, config, reason = cell["name"], cell["config"], cell.get("reason", cell.get("skipped", ""))
     values, proposal = _typed(cell["values"]), cell.get("proposal")
     of = Cell(name, values, reason=reason)
@@ -257,16 +256,15 @@ def _read(index: int, cell: Mapping[str, Any], chooses: bool) -> PlannedTrial:
     proposal = None if proposal is None else _typed(proposal)
     if config is None:
         return PlannedTrial(index, of, None, boards.SKIPPED, reason, proposal=proposal)
-    resolved = runfile.begun(runfile.resolved_from_mapping(config), chooses)
+    resolved = runfile.resolved_from_mapping(config)
     found = PlannedTrial(index, Cell(name, values, resolved), resolved, proposal=proposal)
     found.repeats = cell.get("repeats", "")
     return found
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's values by their present names, with their fields' own types: lists are tuples."""
-    named = {runfile.present_name(key): value for key, value in values.items()}
-    return {key: schema.field(TrainConfig, key, value) for key, value in named.items()}
+    """A cell's values with their fields' own types: lists are tuples."""
+    return {key: schema.field(TrainConfig, key, value) for key, value in values.items()}
 
 
 def lock(folder: Folder) -> Lock:

@@ -101,10 +101,13 @@ def test_a_sweep_without_a_name_gets_one() -> None:
 
 def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
-    file.write_text("servers: 2\nvit.depth: 2\ngrid: {batch_size: [16, 32]}\n")
+    file.write_text("parameter_server: {servers: 2}\nvit.depth: 2\ngrid: {batch_size: [16, 32]}\n")
     with pytest.raises(ConfigError) as caught:
         command_line.sweep([str(file)])
-    assert str(caught.value) == f"{file}: put servers, vit.depth under `train:`, where the options of all runs belong"
+    assert (
+        str(caught.value)
+        == f"{file}: put parameter_server, vit.depth under `train:`, where the options of all runs belong"
+    )
 
 
 @pytest.mark.parametrize(

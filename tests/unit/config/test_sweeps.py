@@ -56,8 +56,8 @@ SIZES = {"batch_size": [16]}
         # Three figures tell most numbers apart; where they do not, all are there.
         ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
         ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
-        ({"grid": {"bucket_cap_mb": [1e20, 1e-05]}}, ["bucket-cap-mb1e20 1x1 seed0", "bucket-cap-mb1e-05 1x1 seed0"]),
-        ({"grid": {"max_failures": [1, 2], "max_staleness": [None]}}, ["max-failures1 1x1 seed0", "max-failures2 1x1 seed0"]),
+        ({"grid": {"ddp.bucket_cap_mb": [1e20, 1e-05]}}, ["bucket-cap-mb1e20 1x1 seed0", "bucket-cap-mb1e-05 1x1 seed0"]),
+        ({"grid": {"max_failures": [1, 2], "parameter_server.max_staleness": [None]}}, ["max-failures1 1x1 seed0", "max-failures2 1x1 seed0"]),
         ({"grid": {"augment": ["crop", "mixup"]}}, ["augment-crop 1x1 seed0", "augment-mixup 1x1 seed0"]),
         (
             {"grid": {"dataset": ["folder:/a/one", "folder:/a/two", "mnist"]}},
@@ -280,8 +280,6 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"epochs": [1]}, "train": {"seed": "x"}}, "--seed must be a whole number, got 'x'"),
         ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"resnet.width": [8], "resnet": {"width": [16]}}}, "--resnet.width must be given once, and is given twice"),
-        ({"grid": {"shards": [8], "reproducible": {"shards": [2]}}}, "--reproducible.shards must be given once, and is given twice"),
-        ({"grid": {"lr": [0.1]}, "train": {"shards": 8, "reproducible": {"shards": 2}}}, "--reproducible.shards must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"vit": {"depth": 2}, "vit.depth": 3}}, "--vit.depth must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options.a": 1, "model_options": {"a": 1}}}, "--model-options.a must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown key 'seed'; did you mean 'seeds'?"),
@@ -460,7 +458,7 @@ OF_SWEEP = {
             {"scheduler": "asha", "asha": {"grace": 2, "reduction": "3"}, "train": {}},
         ),
         (
-            {"train": {"ddp": {"comm_hook": "fp16"}, "bucket_cap_mb": 5}},
+            {"train": {"ddp": {"comm_hook": "fp16"}, "ddp.bucket_cap_mb": 5}},
             {"ddp": {"bucket_cap_mb": "10"}},
             None,
             {"train": {"ddp": {"comm_hook": "fp16", "bucket_cap_mb": "10"}}},

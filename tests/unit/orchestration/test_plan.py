@@ -100,7 +100,7 @@ def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
 def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
-    sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
+    sweep = made(grid={**long, "ddp.bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
     slugs = [trial.slug for trial in planned(sweep)]
     assert len(set(slugs)) == len(slugs)
     assert max(map(len, slugs)) <= 120

@@ -72,17 +72,6 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     assert (three.status, three.reason) == ("PENDING", "MLflow does not have it (any more)")
 
 
-def test_a_cell_that_an_earlier_version_has_planned_is_left_out_with_a_caution(client: MlflowClient) -> None:
-    sized = {**SIZES, "batch_size": "None"}
-    cells = [cell("one", "SKIPPED", topology="1x2", batch_size="16"), cell("odd", "SKIPPED", **sized)]
-    sweep(client, [*cells, cell("two", "PENDING", **SIZES)])
-    study = reading.study(client.tracking_uri, "s")
-    assert [trial.name for trial in study.trials] == ["two"]
-    assert study.cautions == (
-        "Skipped runs of a sweep that an earlier version has planned are missing here: their batch was not recorded.",
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "known"),
     [

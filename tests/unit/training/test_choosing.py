@@ -243,10 +243,3 @@ def test_a_run_without_validation_images_is_written_as_before_there_were_any() -
     assert "val" not in plain["images"]
     assert not {"val_share", "choose_by", "images.val"} & runfile.params(of()).keys()
     assert runfile.to_mapping(of(val_share=0.1))["val_share"] == 0.1
-
-
-def test_a_run_of_an_earlier_version_goes_on_choosing_as_it_did() -> None:
-    earlier = {**runfile.to_mapping(of()), "log_models": "best"}
-    config = runfile.resolved_from_mapping(earlier)
-    assert (config.choose_by, config.val_share) == ("test", None)
-    assert recipe.resolve(config) == config
