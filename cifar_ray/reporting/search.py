@@ -167,7 +167,10 @@ class Searched:
     @property
     def title(self) -> str:
         """The figure as the head of a column and as the label of an axis."""
-        return self.goal.name[:1].upper() + self.goal.name[1:] + " (%)" * self.goal.is_share
+        name, figure, subset = self.goal.name, self.goal.figure, self.goal.subset
+        if figure is not None and subset is not None:
+            name = f"{name.partition(' ')[0]} {figure.noun}"
+        return name[:1].upper() + name[1:] + " (%)" * self.goal.is_share
 
     def _candidate(self, trial: Trial) -> Candidate:
         value, ended = self.goal.value(trial.metrics), trial.status in ("KILLED", "STOPPED")

@@ -62,8 +62,8 @@ def charts(searched: Searched) -> list[Chart]:
     values = [value * searched.scale for value, _ in known]
     best = "highest" if searched.goal.better == "max" else "lowest"
     caption = (
-        f"{searched.title} of every trial after its last epoch; the {best} is best. An axis that was drawn "
-        "logarithmically is so here; values from a list stand side by side."
+        f"{searched.title} of every trial, of a stopped one after its last epoch; the {best} is best. An axis that was "
+        "drawn logarithmically is so here; values from a list stand side by side."
     )
     over = [(axis.name, _over(axis, known, values, finished)) for axis in axes]
     log = min(values) > 0 and not searched.goal.is_share and max(values) > _MOST_FLATTENING * statistics.median(values)

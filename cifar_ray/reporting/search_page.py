@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import counted
-from cifar_ray.reporting import chance, charts, figures, importance, search_charts, winner
-from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Section, Table
+from cifar_ray.reporting import chance, charts, importance, search_charts, search_tables, winner
+from cifar_ray.reporting.contents import Chart, Finding, Highlight, Section
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.reporting.search import Axis, Candidate, Searched
+from cifar_ray.reporting.search import Candidate, Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Trial
-
-_ENDS = {
-    "FINISHED": "finished",
-    "KILLED": "ended early",
-    "STOPPED": "stopped",
-    "FAILED": "failed",
-    "SKIPPED": "skipped",
-    "PENDING": "not begun",
-    "RUNNING": "running",
-}
-_STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,11 @@ def page(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) 
     """
     searched = Searched(runs)
     explained = importance.explained(searched)
-    tables = [_trials(searched, targets, price), *_again(searched), _axes(searched, explained)]
+    tables = [
+        search_tables.trials(searched, targets, price),
+        *search_tables.again(searched),
+        search_tables.axes(searched, explained),
+    ]
     shown = [*search_charts.charts(searched), charts.confusion(runs)]
     return Page(
         lead(searched),
@@ -113,19 +105,13 @@ def _tiles(searched: Searched) -> Iterator[Highlight]:
         yield Highlight(title, goal.apart(searched.level, second), f"{other.trial.name}{told}")
     primary = searched.runs.task.primary
     tested = primary.measure(best.trial)
-    if tested is not None and not _is_on_test(searched):
+    if tested is not None and not search_tables.is_on_test(searched):
         yield Highlight(f"{primary.title.removesuffix(' (%)')} in the test", primary.text(tested), _epoch(best.trial))
 
 
 def _spaced(text: str) -> str:
     """A figure with its unit apart, as the rest of a report has it: ``87.40 %``."""
     return text.replace("%", " %")
-
-
-def _is_on_test(searched: Searched) -> bool:
-    """Whether the objective is the primary figure of the test itself, which then stands in one column."""
-    primary = searched.runs.task.spec.primary
-    return {primary.result(candidate.trial.metrics) for _, candidate in searched.ranked} == {searched.goal.metric}
 
 
 def _told(by_luck: float) -> str:
@@ -138,12 +124,8 @@ def _epoch(trial: Trial) -> str:
 
 
 def _counts(searched: Searched) -> Iterator[Highlight]:
-    ends = Counter(map(_end, searched.candidates))
+    ends = Counter(map(search_tables.end, searched.candidates))
     yield Highlight("Trials", f"{len(searched.candidates)}", ", ".join(f"{n} {end}" for end, n in ends.items()))
-
-
-def _end(candidate: Candidate) -> str:
-    return _STOPPED if candidate.stopped_early else _ENDS.get(candidate.trial.status, candidate.trial.status)
 
 
 def _luck(searched: Searched) -> Iterator[str]:
@@ -174,11 +156,12 @@ def _luck(searched: Searched) -> Iterator[str]:
             f"The best of {number + 1} runs that are all equally good would read up to {high:.2f} points too well by "
             f"the luck of the {unit} alone, so expect less of it on new {goal.task.unit}."
         )
-    seeds = "one seed of each" if not searched.repeated else f"{len(searched.repeated)} against one of the second"
+    again = counted(len(searched.repeated), "other seed")
+    seeds = f"the first was trained with {again}, the second with one" if searched.repeated else "each has one seed"
     yield (
         f"These figures take each run's {unit} for a sample of its own. All runs share them, which makes the test "
         "cautious. As it counts both directions, the first against the second needs no correction for the number of "
-        f"runs (Hung and Fithian, 2019). The luck of the seed is not in them: there is {seeds}."
+        f"runs (Hung and Fithian, 2019). The luck of the seed is not in them: {seeds}."
     )
 
 
@@ -218,146 +201,3 @@ def _notes(searched: Searched) -> list[str]:
     chosen = by.get(study.search.by, "every combination")
     stops = f", and {study.search.scheduler} may stop runs early" if study.search.scheduler != "none" else ""
     return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]
-
-
-def _trials(searched: Searched, targets: Sequence[float], price: Price | None) -> Table:
-    """A row for every trial: those that finished by the objective, then the stopped ones, then the rest."""
-    shown = [candidate for _, candidate in (*searched.ranked, *searched.stopped)]
-    rows = [*shown, *(candidate for candidate in searched.candidates if candidate not in shown)]
-    columns = _figures(searched, targets, price)
-    columns = [figure for figure in columns if any(figure.measure(row.trial) is not None for row in rows)]
-    best = _is_told(searched)
-    notes = [
-        "Trials that finished come first, by the objective after their last epoch; then those that were stopped before "
-        "the end, with what they had by then. They are not compared with the others.",
-        *([_chosen(searched)] if any(CHOSEN_EPOCH in row.trial.metrics for row in rows) else []),
-        *(figure.note for figure in columns if figure.note),
-    ]
-    return Table(
-        "search_trials",
-        "Trials",
-        [
-            "Trial",
-            "End",
-            "Epochs",
-            *(axis.name for axis in searched.axes),
-            _objective(searched),
-            *(f.title for f in columns),
-        ],
-        [
-            (row.trial.name, [*_row(searched, row, best and number == 0), *(_entry(f, row.trial) for f in columns)])
-            for number, row in enumerate(rows)
-        ],
-        list(dict.fromkeys(notes)),
-    )
-
-
-def _objective(searched: Searched) -> str:
-    return f"Objective: {searched.title[:1].lower()}{searched.title[1:]}"
-
-
-def _is_told(searched: Searched) -> bool:
-    """Whether the best is told from the second."""
-    if len(searched.ranked) < 2:
-        return False
-    by_luck = searched.by_luck(searched.ranked[0][0], searched.ranked[1][0])
-    return by_luck is not None and by_luck < chance.CHANCE
-
-
-def _chosen(searched: Searched) -> str:
-    primary = searched.runs.task.spec.primary
-    return (
-        f"Figures of the test are of the chosen epoch, the one with the best {primary.noun} on the validation images."
-    )
-
-
-def _figures(searched: Searched, targets: Sequence[float], price: Price | None) -> list[Figure]:
-    task = searched.runs.task
-    tested = [] if _is_on_test(searched) else [task.primary]
-    return [
-        Figure("chosen_epoch", "Chosen epoch", metric(CHOSEN_EPOCH)),
-        replace(task.validation, title=f"{task.validation.title}, chosen epoch"),
-        *(replace(of, title=f"Test {of.of.noun}{' (%)' * of.of.percent}") for of in (*tested, *task.beside) if of.of),
-        TRAINING_TIME,
-        *(figure for target in targets for figure in task.to_target(target)),
-        *([figures.cost_of_run(price)] if price is not None else []),
-    ]
-
-
-def _row(searched: Searched, row: Candidate, best: bool) -> list[Entry]:
-    end = _end(row)
-    value = row.value if row.value is not None else row.last
-    note = "" if row.value is not None or value is None else "after its last epoch, before the end"
-    if row.trial.finished and value is None:
-        note = f"no finite {searched.goal.metric}"
-    ids = (row.trial.run_id,) if row.trial.run_id else ()
-    text = "" if value is None else _number(searched, value)
-    shown = None if value is None else value * searched.scale
-    return [
-        Entry(end, note=row.trial.reason),
-        Entry(f"{row.epochs}", row.epochs) if row.epochs else Entry(),
-        *(_place(axis, row.trial) for axis in searched.axes),
-        Entry(text, shown, n=1, best=best, run_ids=ids, note=note, partial=row.value is None),
-    ]
-
-
-def _number(searched: Searched, value: float) -> str:
-    return searched.goal.text(value).removesuffix("%")
-
-
-def _place(axis: Axis, trial: Trial) -> Entry:
-    return Entry(axis.text(trial), axis.number(trial))
-
-
-def _entry(figure: Figure, trial: Trial) -> Entry:
-    value = figure.measure(trial)
-    if value is None:
-        return Entry()
-    return Entry(figure.cell(Statistic.of([value])), value, n=1, run_ids=(trial.run_id,))
-
-
-def _again(searched: Searched) -> list[Table]:
-    """The best run with other seeds."""
-    if not searched.repeats:
-        return []
-    primary = searched.runs.task.primary
-    rows = []
-    for trial in searched.repeats:
-        value = searched.goal.value(trial.metrics)
-        first = Entry() if value is None else Entry(_number(searched, value), value, n=1, run_ids=(trial.run_id,))
-        rows.append((trial.name, [first, _entry(primary, trial)]))
-    columns = ["Run", searched.title, f"Test: {primary.title}"]
-    note = "Seeds by which nothing was chosen: their mean is what the configuration gives."
-    return [Table("search_again", "The best run with other seeds", columns, rows, (note,))]
-
-
-def _axes(searched: Searched, explained: Sequence[importance.Explained]) -> Table:
-    epoch, _ = searched.compared
-    columns = ["Axis", "Alone (%)", "Rank correlation", "Between groups (%)", "n"]
-    rows = [
-        (
-            of.axis.name,
-            [
-                _share(of.alone, of.why),
-                Entry() if of.correlation is None else Entry(f"{of.correlation:+.2f}", of.correlation, n=of.n),
-                _share(of.between, ""),
-                Entry(f"{of.n}", of.n),
-            ],
-        )
-        for of in explained
-    ]
-    notes = (
-        "Of the runs that finished, by the objective."
-        if epoch is None
-        else f"Of all runs by what they had after epoch {epoch}, the last that all of them came to.",
-        "Alone: share of the variance that the axis explains on its own in a random forest fitted to these runs "
-        "(functional ANOVA, by Optuna); what is missing to 100 % is in combinations of axes. It fits chance, too.",
-        "Rank correlation is Spearman's, of numbers: near 0 also where the best value is in the middle. Between groups "
-        "(eta squared) is the share of the variance between the means of the values, of axes that are no numbers.",
-        f"Below {importance.LEAST} runs there are too few trials to say.",
-    )
-    return Table("search_axes", "How much each axis explains", columns, rows, notes)
-
-
-def _share(value: float | None, why: str) -> Entry:
-    return Entry(note=why) if value is None else Entry(f"{100 * value:.0f}", 100 * value)

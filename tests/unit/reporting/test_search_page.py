@@ -32,8 +32,11 @@ def trials(made: Report) -> Table:
 
 
 def column(table: Table, title: str) -> dict[str, str]:
+    """A column by the names of the runs, which come last, or by the rows' labels."""
     at = table.columns.index(title) - 1
-    return {label: entries[at].text for label, entries in table.rows}
+    return {
+        entries[-1].text if table.columns[-1] == "Run" else label: entries[at].text for label, entries in table.rows
+    }
 
 
 def test_the_best_run_stands_first_with_the_chance_of_its_lead() -> None:
@@ -63,7 +66,7 @@ def test_more_images_tell_the_same_lead_from_luck_and_mark_it() -> None:
     for images, verdict, best in ((1000, "may be luck", False), (10000, "is ahead by more than chance", True)):
         made = report.build(three(0.9, 0.92, 0.8, images=images))
         assert verdict in made.findings[0].sentences[0]
-        assert trials(made).rows[0][1][3].best is best
+        assert trials(made).rows[0][1][0].best is best
     assert made.findings[0].sentences[1] == (
         "Of all 2 others that finished, the same test tells it from 2, corrected for 2 comparisons (Bonferroni, 5 %)."
     )
@@ -83,9 +86,9 @@ def test_trials_are_sorted_and_those_stopped_early_marked() -> None:
     assert list(column(table, "End").items()) == [("t1", "finished"), ("t0", "finished"), ("t2", "stopped")]
     assert column(table, "lr") == {"t1": "0.1", "t0": "0.0123", "t2": "0.3"}
     assert column(table, "Epochs") == {"t1": "3", "t0": "3", "t2": "2"}
-    objective = table.columns.index("Objective: validation accuracy (%)") - 1
-    assert [row[objective].text for _, row in table.rows] == ["92.00", "90.00", "95.00"]
-    assert table.rows[2][1][objective].note == "after its last epoch, before the end"
+    assert table.columns[1] == "Objective: validation accuracy (%)"
+    assert [(rank, row[0].text) for rank, row in table.rows] == [("1", "92.00"), ("2", "90.00"), ("-", "95.00")]
+    assert table.rows[2][1][0].note == "after its last epoch, before the end"
     assert column(table, "Chosen epoch") == {"t1": "2", "t0": "2", "t2": ""}
     assert column(table, "Test accuracy (%)") == {"t1": "91.00", "t0": "89.00", "t2": ""}
 
@@ -148,8 +151,8 @@ def test_a_figure_that_is_no_number_wins_nothing() -> None:
     made = report.build(replace(study, trials=[lost, *study.trials[1:]]))
     assert "The best run is t1" in made.lead
     assert "the second of 2 runs that finished" in made.lead
-    name, entries = trials(made).rows[-1]
-    assert (name, entries[3].text, entries[3].note) == ("t0", "", "no finite val/accuracy")
+    rank, entries = trials(made).rows[-1]
+    assert (rank, entries[0].text, entries[0].note, entries[-1].text) == ("-", "", "no finite val/accuracy", "t0")
 
 
 def test_an_axis_with_one_value_and_one_that_another_model_has() -> None:
@@ -190,7 +193,7 @@ def test_the_lowest_is_the_best() -> None:
     made = report.build(searched(runs, search=search_for))
     assert made.lead.startswith("The best run is t1: test rmse 3.1, 0.1 ahead of t0, the second of 3 runs")
     assert "It was chosen on the test set among 3 configurations." in made.lead
-    assert list(column(trials(made), "Objective: test rmse")) == ["t1", "t0", "t2"]
+    assert list(column(trials(made), "Objective: test RMSE")) == ["t1", "t0", "t2"]
     assert "cannot be told from one run of the second: test rmse is no share" in made.findings[0].sentences[0]
     assert DEPTH["unit"] == "rows"
     assert "images" not in made.findings[0].sentences[0]
