@@ -191,7 +191,7 @@ def _most_explained(explained: Sequence[importance.Explained]) -> Iterator[str]:
     known = [(of.alone, of) for of in explained if of.alone is not None]
     if known:
         most, of = max(known, key=lambda pair: pair[0])
-        share = f"{100 * most:.0f} % of the variance (functional ANOVA)"
+        share = f"{100 * most:.0f} % of the variance (functional ANOVA, n = {of.n})"
         yield f"Of the axes, {of.axis.name} explains the most on its own: {share}."
 
 

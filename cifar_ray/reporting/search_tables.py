@@ -84,11 +84,17 @@ def _figures(searched: Searched, targets: Sequence[float], price: Price | None) 
     return [
         Figure("chosen_epoch", "Chosen epoch", metric(CHOSEN_EPOCH)),
         replace(task.validation, title=f"{task.validation.title}, chosen epoch"),
-        *(replace(of, title=f"Test {of.of.noun}{' (%)' * of.of.percent}") for of in (*tested, *task.beside) if of.of),
+        *map(_of_test, (*tested, *task.beside)),
         TRAINING_TIME,
         *(figure for target in targets for figure in task.to_target(target)),
         *([figures.cost_of_run(price)] if price is not None else []),
     ]
+
+
+def _of_test(figure: Figure) -> Figure:
+    """A figure whose title says that it is of the test."""
+    assert figure.of is not None
+    return replace(figure, title=f"Test {figure.of.noun}{' (%)' * figure.of.percent}")
 
 
 def _row(searched: Searched, row: Candidate, best: bool) -> list[Entry]:
@@ -130,7 +136,7 @@ def again(searched: Searched) -> list[Table]:
         value = searched.goal.value(trial.metrics)
         first = Entry() if value is None else _objective_entry(searched, value, trial)
         rows.append((trial.name, [first, _entry(primary, trial)]))
-    columns = ["Run", searched.title, f"Test: {primary.title}"]
+    columns = ["Run", searched.title, _of_test(primary).title]
     note = "Seeds by which nothing was chosen: their mean is what the configuration gives."
     return [Table("search_again", "The best run with other seeds", columns, rows, (note,))]
 
