@@ -15,7 +15,8 @@ from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking.study import STOPPED_TAG, Study, Trial
 
-_ABSENT = ("", "None")
+_ABSENT = "None"
+"""What is recorded of an option that is not set."""
 
 
 @dataclass(frozen=True)
@@ -184,23 +185,25 @@ def of(study: Study) -> Searched:
 
 
 def shown(value: str) -> str:
-    """A parameter's value as people read it: ``0.0312``; none is ``none``."""
-    if not _is_number(value) or value.lstrip("-").isdigit():
-        return "none" if value in _ABSENT else value
-    return f"{float(value):.3g}"
+    """A parameter's value as people read it: ``0.0312``, ``none``, and of a path its name."""
+    if value == _ABSENT:
+        return "none"
+    if _is_number(value) and not value.lstrip("-").isdigit():
+        return f"{float(value):.3g}"
+    return value.rpartition("/")[2] if value.startswith("/") else value
 
 
 def _axis(name: str, drawn: str | None, trials: Sequence[Trial]) -> Axis:
     values = {_value(trial, name) for trial in trials}
-    is_number = all(map(_is_number, values - {"None"} if drawn else values))
+    is_number = all(map(_is_number, values - {_ABSENT} if drawn else values))
     if drawn is not None and is_number:
         return Axis(name, "log" if drawn == "loguniform" else "linear", (), True)
     return Axis(name, "list", tuple(sorted(values, key=float if is_number else str)), is_number)
 
 
 def _value(trial: Trial, name: str) -> str:
-    """A parameter's value; ``None`` where it is not recorded, as of another model's option."""
-    return trial.params.get(name) or "None"
+    """A parameter's value, ``None`` also where there is none, as of another model's option."""
+    return trial.params.get(name) or _ABSENT
 
 
 def _is_number(value: str) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from cifar_ray.reporting import chance, exported, importance, pages, report, search
+from cifar_ray.reporting import chance, data, exported, importance, pages, report, search, search_charts
 from cifar_ray.reporting.contents import Report, Table
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, Search, Study
 from tests.support.searches import ANY, AXES, drawn, searched, tried
@@ -94,7 +94,7 @@ def test_trials_are_sorted_and_those_stopped_early_marked() -> None:
 
 
 def test_there_is_nothing_of_a_grid_on_the_page() -> None:
-    made = report.build(drawn(12))
+    made = report.build(drawn(8))
     assert [chart.key for chart in made.charts] == ["axes", "parallel"]
     text = pages.markdown(made)
     assert not [word for word in ("Speed-up", "Fastest", "Efficiency", "Scaling is") if word in text]
@@ -107,11 +107,10 @@ def test_a_plain_grid_keeps_its_page() -> None:
     assert 'class="lead"' not in pages.html(replace(made, charts=()))
 
 
-@pytest.mark.parametrize("count", [4, 60])
-@pytest.mark.parametrize("axes", [AXES[:3], AXES])
+@pytest.mark.parametrize(("count", "axes"), [(4, AXES[:3]), (60, AXES)])
 def test_a_chart_has_a_panel_for_each_axis_and_each_trial_a_line(count: int, axes: tuple[str, ...]) -> None:
-    made = report.build(drawn(count, axes, stopped=count > 4))
-    over, parallel = (chart.draw("light") for chart in made.charts)
+    made = search_charts.charts(search.of(drawn(count, axes, stopped=count > 4)))
+    over, parallel = (chart.draw("light") for chart in made)
     assert [panel.get_title() for panel in over.axes] == list(axes)
     assert [panel.get_xscale() for panel in over.axes] == ["log", *["linear"] * (len(axes) - 1)]
     for panel in over.axes:
@@ -225,6 +224,20 @@ def test_a_search_on_the_test_set_says_so() -> None:
     assert "test accuracy 90.00%" in made.lead
     assert "It was chosen on the test set among 3 configurations." in made.lead
     assert any("--choose-by test" in caution for caution in made.cautions)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("0.0123456", "0.0123"), ("1e-05", "1e-05"), ("128", "128"), ("None", "none"), ("/data/cats", "cats"), ("a/b", "a/b")],
+)  # fmt: skip
+def test_values_are_short(value: str, text: str) -> None:
+    assert search.shown(value) == text
+
+
+def test_as_json_the_best_run_comes_first() -> None:
+    made = report.build(three(0.9, 0.92, 0.8))
+    assert data.whole(made)["best"] == made.lead
+    assert "best" not in data.whole(report.build(grid()))
 
 
 def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
