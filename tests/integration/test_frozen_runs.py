@@ -12,8 +12,9 @@ from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models.options import ResNetOptions
+from cifar_ray.strategies import options
 from cifar_ray.training import checkpoint
-from tests.support.helpers import digest, small_config, train_on_ranks
+from tests.support.helpers import cells_on_ranks, digest, small_config, train_on_ranks
 
 NORM: dict[str, object] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 PLAIN: dict[str, object] = {"model": "simple_cnn"}
@@ -50,6 +51,33 @@ def test_the_same_to_the_last_bit_at_any_number_of_workers(tmp_path: Path) -> No
     train_on_ranks(made("2x2"), tmp_path / "resumed", stop_after=9)
     train_on_ranks(made("1x1"), tmp_path / "resumed")
     assert len({digest(last(tmp_path / name)) for name in ("1x1", "1x2", "2x2", "resumed")}) == 1
+
+
+@pytest.mark.slow
+def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Path) -> None:
+    """Batch norm's statistics, too. With a scaled loss, micro-batches and moving averages, where the strategy takes them.
+
+    Two workers, all in the same two processes. A strategy that cannot freeze refuses the flag.
+    """
+    names = [name for name in options.FREEZING if name != "data_parallel"]  # which needs GPUs
+    wanted = []
+    for name in names:
+        values: dict[str, object] = {**NORM, "freeze": ("[0-3]",), "steps_per_epoch": 3, "global_batch_size": 16}
+        values |= {"precision": "fp16"} if name in options.SCALING else {}
+        values |= {"accumulate": 2} if name in options.ACCUMULATING else {}
+        values |= {"ema": 0.9} if name in options.AVERAGING else {}
+        values |= {"local_sgd": {"sync_every": 2}} if name == "local_sgd" else {}
+        values |= {"unfreeze_epoch": 2} if name in options.UNFREEZING else {}
+        wanted.append(config(name, "1x2", **values, test_images=16))
+    begun = initial(wanted[0])
+    trunk = {name for name in begun if name[0] in "0123"}
+    for number, (name, cell) in enumerate(zip(names, cells_on_ranks(wanted[0], wanted, tmp_path, None), strict=True)):
+        assert cell.error == "", name
+        assert len({*cell.digests}) == 1, name
+        first = checkpoint.load(tmp_path / str(number) / "step-00000003").weights
+        assert {key for key in begun if torch.equal(first[key], begun[key])} == trunk, name
+        same = {key for key in begun if (cell.weights[key] == begun[key].numpy()).all()}
+        assert same == (set() if name in options.UNFREEZING else trunk), name
 
 
 @pytest.mark.parametrize(

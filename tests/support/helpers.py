@@ -569,7 +569,7 @@ def _cell(config: TrainConfig, worker: Worker, folder: Path, server: ServerHandl
     def watched(context: StrategyContext) -> Strategy:
         begun.update(_arrays(context.model))
         made.append(build(context))
-        return made[0]
+        return made[-1]
 
     mine = worker if config.world_size > 1 else Worker()
     group = dist.GroupMember.WORLD if mine.world_size == 1 else None
@@ -579,7 +579,7 @@ def _cell(config: TrainConfig, worker: Worker, folder: Path, server: ServerHandl
                 outcome = train_here(config, data.read(config), folder, None, mine, server)
         except Exception as error:
             return Cell(f"{type(error).__name__}: {error}", 0.0, begun, {}, ("",))
-    weights = _arrays(made[0].context.model)  # type: ignore[attr-defined]
+    weights = _arrays(made[-1].context.model)  # type: ignore[attr-defined]
     whole = hashlib.sha256(b"".join(array.tobytes() for array in weights.values())).hexdigest()
     return Cell("", outcome.metrics["test/loss"], begun, weights, (whole,))
 
