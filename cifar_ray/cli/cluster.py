@@ -60,8 +60,8 @@ def cluster_check(command: ClusterCheckCommand) -> int:
     status = 0
     for file in command.files:
         try:
-            found = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
-            problems = [f"{file}: {problem}" for problem in found]
+            faults = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
+            problems = [f"{file}: {problem}" for problem in faults]
         except ConfigError as error:
             problems = [error.problem]
         for problem in problems:
@@ -133,9 +133,9 @@ def register(command: RegisterCommand) -> int:
         from cifar_ray.tracking import registry
 
     version = registry.register(command.run, command.name, command.alias, command.tracking_uri)
-    told = "is" if version.fresh else "is already"
+    state = "is" if version.fresh else "is already"
     uri = f"models:/{version.name}/{version.version}"
-    print(f"the model of run {version.run} {told} version {version.version} of {version.name}: {uri}")
+    print(f"the model of run {version.run} {state} version {version.version} of {version.name}: {uri}")
     return 0
 
 

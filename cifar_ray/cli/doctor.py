@@ -69,16 +69,16 @@ def _gpus() -> str:
 
     from cifar_ray.training import gpus
 
-    found, visible = gpus.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards, visible = gpus.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
-        return f"{found}, hidden by CUDA_VISIBLE_DEVICES" if found.names else "none"
-    if found.names or found.error:
-        seen = torch.cuda.device_count() if visible else len(found.names)
+        return f"{cards}, hidden by CUDA_VISIBLE_DEVICES" if cards.names else "none"
+    if cards.names or cards.error:
+        seen = torch.cuda.device_count() if visible else len(cards.names)
         if why := gpus.problem(range(max(seen, 1))):
-            raise ConfigError("", f"{found}: {why}")
+            raise ConfigError("", f"{cards}: {why}")
     elif torch.cuda.is_available():  # those of another maker
         return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return str(found)
+    return str(cards)
 
 
 def _memory() -> Check:

@@ -88,8 +88,8 @@ def resume(words: Sequence[str]) -> int:
         from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:
-        given = changes.get("tracking_uri")
-        words = shlex.quote(run) + (f" --tracking-uri {shlex.quote(given)}" if given else "")
+        uri = changes.get("tracking_uri")
+        words = shlex.quote(run) + (f" --tracking-uri {shlex.quote(uri)}" if uri else "")
         print(f"run {run} is finished; `cifar-ray train --weights {words}` starts another from its weights")
     return 0
 

@@ -25,8 +25,8 @@ def show(command: ModelsCommand) -> int:
         except ConfigError:
             flags.note(f"{library} is not installed; `pip install 'cifar-ray[{library}]'` adds its networks")
     pattern = command.pattern or "*"
-    found = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
-    if not found:
+    matches = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
+    if not matches:
         raise ConfigError("", f"PATTERN must match the name of a model, got {brief(pattern)}")
-    print("\n".join(found))
+    print("\n".join(matches))
     return 0

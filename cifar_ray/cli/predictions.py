@@ -33,16 +33,16 @@ def show(command: PredictCommand) -> int:
     with output.progress(command.json or command.csv == "-"), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
 
-    task, made = results.predict(
+    task, predictions = results.predict(
         command.run, command.images, command.checkpoint, command.tracking_uri, flags.note, command.top
     )
     if command.csv == "-":
-        print(as_csv(task, made), end="")
+        print(as_csv(task, predictions), end="")
     elif table is not None:
-        files.write_whole(table, as_csv(task, made))
-        print(f"{table}: {counted(len(made), 'image')}")
+        files.write_whole(table, as_csv(task, predictions))
+        print(f"{table}: {counted(len(predictions), 'image')}")
     else:
-        pairs = [(prediction.image, prediction.answers) for prediction in made]
+        pairs = [(prediction.image, prediction.answers) for prediction in predictions]
         output.show(
             [{"image": image, task.answer: answers} for image, answers in pairs],
             command.json,

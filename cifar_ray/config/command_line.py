@@ -94,7 +94,7 @@ def train(words: Sequence[str]) -> TrainRequest:
         ConfigError: on an option or a value that there is not.
     """
     file, rest = config_file(words)
-    values = flags.given(TrainCommand, rest, "cifar-ray train")
+    values = flags.parse(TrainCommand, rest, "cifar-ray train")
     as_json, quiet = values.pop("json", False), values.pop("quiet", False)
     return TrainRequest(runfile.merge(runfile.load(file) if file else TrainConfig(), values), as_json, quiet)
 
@@ -133,25 +133,25 @@ def sweep(words: Sequence[str]) -> SweepRequest:
     Raises:
         ConfigError: on an option or a value that there is not.
     """
-    given = flags.given(SweepCommand, words, "cifar-ray sweep")
-    file, quiet, again = given.pop("file", None), given.pop("quiet", False), given.pop("retry_failed", False)
-    if "resume" in given:
+    options = flags.parse(SweepCommand, words, "cifar-ray sweep")
+    file, quiet, again = options.pop("file", None), options.pop("quiet", False), options.pop("retry_failed", False)
+    if "resume" in options:
         known = ("resume", "tracking_uri", *_NEW_LIMITS)
-        other = next((key for key in schema.flatten(given) if key not in known), None)
+        other = next((key for key in schema.flatten(options) if key not in known), None)
         if file or other:
             raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other or 'file'} beside it")
-        addresses.check("tracking_uri", given.get("tracking_uri"))
-        new = {key: schema.field(SweepConfig, key, given[key]) for key in _NEW_LIMITS if key in given}
-        uri = given.get("tracking_uri")
-        return SweepRequest(None, given["resume"], None, uri, quiet=quiet, retry_failed=again, limits=new)
+        addresses.check("tracking_uri", options.get("tracking_uri"))
+        new = {key: schema.field(SweepConfig, key, options[key]) for key in _NEW_LIMITS if key in options}
+        uri = options.get("tracking_uri")
+        return SweepRequest(None, options["resume"], None, uri, quiet=quiet, retry_failed=again, limits=new)
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
     base = sweepfile.load(file) if file else {}
     try:
-        values = sweepfile.merge(base, given, file)
+        values = sweepfile.merge(base, options, file)
         config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
     except ConfigError as error:
-        if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in given)):
+        if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in options)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
         raise
     return SweepRequest(config, config.name, file, is_named="name" in values, quiet=quiet)

@@ -84,15 +84,15 @@ def read(kind: type[T], words: Sequence[str], command: str) -> T:
         ConfigError: on words or values that the command does not take.
     """
     try:
-        made: T = schema.build(kind, given(kind, words, f"cifar-ray {command}"))
+        options: T = schema.build(kind, parse(kind, words, f"cifar-ray {command}"))
     except ConfigError as error:
         if _is_positional(schema.field_types(typing.cast(type, kind)).get(error.key)):
             raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
         raise
-    return made
+    return options
 
 
-def given(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
+def parse(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
     """What the words give, as nested values by field: text, lists of text and booleans. ``--help`` ends the process.
 
     Raises:
@@ -157,7 +157,7 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
     """
     hints = schema.field_types(kind)
     positional = [f"{name.upper()}{' ...' * _is_list(hint)}" for name, hint in hints.items() if _is_positional(hint)]
-    made = Parser(
+    result = Parser(
         prog=program,
         usage=" ".join([program, *positional, "[OPTIONS]"]),
         description="\n\n".join([inspect.getdoc(kind) or "", *getattr(kind, "EXAMPLES", ())]),
@@ -166,24 +166,24 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
         allow_abbrev=False,
     )
     of_run = schema.field_types(TrainConfig) if issubclass(kind, TrainConfig) else {}
-    section: Any = made
+    section: Any = result
     if hasattr(kind, "USUAL"):
-        made.add_argument("--help-all", action="help", help="Describe all options.")
+        result.add_argument("--help-all", action="help", help="Describe all options.")
     fields = {field.name: field for field in dataclasses.fields(kind) if not field.metadata.get("recorded")}
     for field in [fields[name] for name in usual] or fields.values():
         hint = hints[field.name]
         if field.name in of_run and not usual and (title := _section(field.name)) != getattr(section, "title", None):
-            section = made.add_argument_group(title)
+            section = result.add_argument_group(title)
         if dataclasses.is_dataclass(hint):
             inner = typing.cast(type, hint)
-            group = made.add_argument_group(f"{field.name} options", schema.summary(inner))
+            group = result.add_argument_group(f"{field.name} options", schema.summary(inner))
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
             belongs = _belongs(field) if field.name in of_run else ""
-            place = section if field.name in of_run else made
+            place = section if field.name in of_run else result
             _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
-    return made
+    return result
 
 
 def _section(name: str) -> str:
@@ -205,7 +205,7 @@ def _belongs(field: dataclasses.Field[Any]) -> str:
 def _choices(hint: Any) -> tuple[str, ...]:
     """The names that a field may have; none where any value may be."""
     kinds = (schema.bare(hint), *_metadata(hint))
-    return next((typing.get_args(each) for each in kinds if typing.get_origin(each) is typing.Literal), ())
+    return next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
 
 
 def _is_positional(hint: Any) -> bool:
@@ -215,7 +215,7 @@ def _is_positional(hint: Any) -> bool:
 def _metadata(hint: Any) -> tuple[Any, ...]:
     """What an annotation, or the one that is not None of two, carries."""
     every = (hint, *typing.get_args(hint))
-    return next((found for each in every if (found := getattr(each, "__metadata__", ()))), ())
+    return next((marks for kind in every if (marks := getattr(kind, "__metadata__", ()))), ())
 
 
 def _is_list(hint: Any) -> bool:

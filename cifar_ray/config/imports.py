@@ -272,11 +272,11 @@ def chain(error: Any, *links: str) -> Iterator[Any]:
     """An error and what the attributes ``links`` lead to from it, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += [other for link in links if (other := getattr(each, link)) is not None]
+        current = waiting.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [other for link in links if (other := getattr(current, link)) is not None]
 
 
 def frames(places: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -134,13 +134,6 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
     return {"version": VERSION, **_asked(config), **_shared(config)}
 
 
-def found(config: TrainConfig) -> dict[str, Any]:
-    """What was found in the user's own files, as plain values; empty where nothing is the user's own."""
-    unknown, values = TrainConfig(), schema.to_plain(config)
-    recorded = [each.name for each in dataclasses.fields(TrainConfig) if each.metadata.get("recorded")]
-    return {name: values[name] for name in recorded if getattr(config, name) != getattr(unknown, name)}
-
-
 def _asked(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without what follows from the nodes of now or from a sweep."""
     values = schema.to_plain(config)

@@ -177,7 +177,7 @@ class Console(Display):
             attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
         """
         task, primary = self._learned, self._learned.primary
-        results = {each.name: each.result(metrics) for each in (*task.figures, LOSS)}
+        results = {figure.name: figure.result(metrics) for figure in (*task.figures, LOSS)}
         rows = self._metric_rows({name: metrics[metric] for name, metric in results.items() if metric in metrics})
         if CHOSEN_EPOCH in metrics:
             best = f": {primary.text(metrics[primary.best])}" if primary.best in metrics else ""
@@ -328,8 +328,10 @@ class Console(Display):
             self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
     def _metric_rows(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        figures = [one for one in (*self._learned.figures, LOSS) if one.name in metrics]
-        return [(f"test {one.name}{' (macro)' * one.macro}", one.text(metrics[one.name])) for one in figures]
+        figures = [figure for figure in (*self._learned.figures, LOSS) if figure.name in metrics]
+        return [
+            (f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures
+        ]
 
 
 def cpu_note(reason: str) -> str:

@@ -85,9 +85,9 @@ def of_sweep(uri: str, name: str) -> list[Listed]:
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
-    client, own = reading.sweep(uri, name)
+    client, sweep = reading.sweep(uri, name)
     with store.refusing(uri):
-        return [_listed(run, ()) for run in reversed(parent.children(client, own))]
+        return [_listed(run, ()) for run in reversed(parent.children(client, sweep))]
 
 
 def _listed(run: Run, children: Sequence[Run]) -> Listed:

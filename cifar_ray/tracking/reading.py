@@ -86,11 +86,11 @@ def runs(uri: str, names: Sequence[str]) -> Study:
         return _measured(client, [_named(client, names)])[0]
 
 
-def _planned(client: MlflowClient, name: str, own: Run) -> Study:
+def _planned(client: MlflowClient, name: str, sweep_run: Run) -> Study:
     """A sweep by its own run, without what :func:`_measured` reads."""
-    tags = own.data.tags
-    listed = (_json(client, own.info.run_id, parent.CELLS_FILE) or {}).get("cells")
-    trials = _cells(client, own, listed or ())
+    tags = sweep_run.data.tags
+    listed = (_json(client, sweep_run.info.run_id, parent.CELLS_FILE) or {}).get("cells")
+    trials = _cells(client, sweep_run, listed or ())
     return Study(
         name=name,
         trials=[trial for trial in trials if _is_placed(trial)],
@@ -98,12 +98,12 @@ def _planned(client: MlflowClient, name: str, own: Run) -> Study:
         command=tags.get("cifar_ray.command", ""),
         hold=tags.get("cifar_ray.hold", "batch"),
         axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
-        run_id=own.info.run_id,
-        page=pages.run(client.tracking_uri, own),
-        status=own.info.status,
-        metrics=dict(own.data.metrics),
+        run_id=sweep_run.info.run_id,
+        page=pages.run(client.tracking_uri, sweep_run),
+        status=sweep_run.info.status,
+        metrics=dict(sweep_run.data.metrics),
         cautions=(_NO_CELLS,) if listed is None else (),
-        search=_search(client, own.info.run_id),
+        search=_search(client, sweep_run.info.run_id),
     )
 
 
@@ -170,11 +170,11 @@ def sweep(uri: str, name: str) -> tuple[MlflowClient, Run]:
         return client, client.get_run(known.run_id)
 
 
-def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
+def _cells(client: MlflowClient, sweep_run: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
-    children = {run.info.run_name: run for run in parent.children(client, own)}
-    told = [run.data.tags[MEASURE_TAG] for run in children.values() if MEASURE_TAG in run.data.tags]
-    purpose = {MEASURE_TAG: told[0]} if told else {}  # all runs of a sweep are made for the same
+    children = {run.info.run_name: run for run in parent.children(client, sweep_run)}
+    purposes = [run.data.tags[MEASURE_TAG] for run in children.values() if MEASURE_TAG in run.data.tags]
+    purpose = {MEASURE_TAG: purposes[0]} if purposes else {}  # all runs of a sweep are made for the same
     trials = []
     for cell in cells:
         params, reason = cell["params"], cell.get("reason") or ""
@@ -185,7 +185,7 @@ def _cells(client: MlflowClient, own: Run, cells: Sequence[Mapping[str, Any]]) -
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
             if status == "PENDING" and reason:
                 status = "FAILED"
-            elif status == "PENDING" and own.info.status == "FINISHED":
+            elif status == "PENDING" and sweep_run.info.status == "FINISHED":
                 reason = "MLflow does not have it (any more)"
             trials.append(
                 Trial(cell["name"], "", status, reason, params=params, tags=purpose, repeats=cell.get("repeats", ""))

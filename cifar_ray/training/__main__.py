@@ -72,7 +72,7 @@ def main(words: list[str], begun: float) -> Outcome:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    values = flags.given(TrainConfig, words, "python -m cifar_ray.training")
+    values = flags.parse(TrainConfig, words, "python -m cifar_ray.training")
     for key in _NOT_HERE:
         if key in values:
             raise errors.ConfigError(

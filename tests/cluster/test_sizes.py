@@ -125,7 +125,7 @@ def weights(user: Person, name: str) -> str:
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one worker that was never disturbed, without Ray."""
-    given = flags.given(TrainConfig, LONG[1:], "cifar-ray train")
+    given = flags.parse(TrainConfig, LONG[1:], "cifar-ray train")
     config = recipe.resolve(runfile.merge(TrainConfig(), given))
     return train_here(config, data.load("digits"), tmp_path_factory.mktemp("one")).weights_sha256
 

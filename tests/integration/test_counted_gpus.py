@@ -68,7 +68,7 @@ class Meeting:
 class Meets:
     # In place of the training, it waits until four workers are there at once.
     def train(self, payload):
-        ray.get(payload.arrive.remote(train_worker.given_gpus()))
+        ray.get(payload.arrive.remote(train_worker.assigned_gpus()))
         end = time.monotonic() + 120
         while len(ray.get(payload.met.remote())) < 4:
             assert time.monotonic() < end, "fewer than four at once"

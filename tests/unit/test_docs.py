@@ -110,14 +110,14 @@ def test_train_commands_are_read(page: Path) -> None:
             continue
         file, given = command_line.config_file(words)
         assert file is None or (ROOT / file).is_file()
-        schema.build(TrainConfig, flags.given(TrainConfig, given, "cifar-ray train"))
+        schema.build(TrainConfig, flags.parse(TrainConfig, given, "cifar-ray train"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
-        given = flags.given(commands.SweepCommand, shlex.split(line), "cifar-ray sweep")
+        given = flags.parse(commands.SweepCommand, shlex.split(line), "cifar-ray sweep")
         file = given.pop("file", None)
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue

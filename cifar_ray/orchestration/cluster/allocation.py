@@ -159,11 +159,11 @@ def allocator(
     report: Report, check: Callable[[], object], log: Callable[[str], object] = str
 ) -> Iterator[NodeAllocator]:
     """Context manager: a run's :class:`NodeAllocator`; at its end the cluster may shrink again."""
-    made = NodeAllocator(report, check, log)
+    chooser = NodeAllocator(report, check, log)
     try:
-        yield made
+        yield chooser
     finally:
-        made.demand.drop()
+        chooser.demand.drop()
 
 
 def with_largest_topology(config: TrainConfig) -> TrainConfig:
@@ -235,10 +235,12 @@ def _first(
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
         reasons = []
         for config in candidates:
-            each = config.gpus_each if device == "cuda" else 0
+            gpus_each = config.gpus_each if device == "cuda" else 0
             try:
-                chosen = topology.choose(config.placement, _freest(nodes, free, each), config.cpus_reserved, each)
-                cpus = config.cpus_per_worker or _share_of_cpus(config, each, chosen, nodes, free)
+                chosen = topology.choose(
+                    config.placement, _freest(nodes, free, gpus_each), config.cpus_reserved, gpus_each
+                )
+                cpus = config.cpus_per_worker or _share_of_cpus(config, gpus_each, chosen, nodes, free)
                 return Allocation(recipe.placed(config, device, cpus), chosen, unused_gpus)
             except ConfigError as error:
                 refusal = error
@@ -246,7 +248,7 @@ def _first(
             except ValueError as error:
                 advice = _advice(config) if device == "cpu" else _uncounted(config)
                 refusal = TooSmallError("topology", str(error) + (advice and f"; {advice}"))
-                in_use = topology.copies(config.placement, totals, config.cpus_reserved, each) > 0
+                in_use = topology.copies(config.placement, totals, config.cpus_reserved, gpus_each) > 0
                 reasons.append("they are in use" if in_use else str(error))
         unused_gpus = reasons[0] if any(node.gpus for node in totals) else _uncounted(candidates[0])
     raise refusal
@@ -291,10 +293,10 @@ def _uncounted(config: TrainConfig) -> str:
     """Why a Ray that was started on this machine counts no GPUs although it has some; empty when it has none."""
     if connection.address(config):
         return ""
-    found = gpus.nvml()
-    if found.error:
-        return f"NVIDIA's driver does not answer ({found.error}), so Ray counts no GPU of this machine"
-    return "the nodes that --local-nodes starts have no GPUs" if found.names and config.local_nodes > 1 else ""
+    driver = gpus.nvml()
+    if driver.error:
+        return f"NVIDIA's driver does not answer ({driver.error}), so Ray counts no GPU of this machine"
+    return "the nodes that --local-nodes starts have no GPUs" if driver.names and config.local_nodes > 1 else ""
 
 
 def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:

@@ -72,7 +72,7 @@ def train(
         InterruptedRunError: on SIGINT or SIGTERM; a run that has begun is KILLED in MLflow and can be resumed.
     """
     begun = begun or time.time()
-    heard = checked(callbacks)
+    listeners = checked(callbacks)
     imports.refuse_while_importing()
     if model is not None:
         config = replace(config, model=imports.path_of(model))
@@ -101,7 +101,7 @@ def train(
                     record = RunRecord.create(
                         client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
                     )
-                    session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
+                    session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, listeners)
                     return _run(session, ready, Launch(begun, data_s), console)
         except RunFailedError:
             if session is not None and session.is_void:
@@ -140,7 +140,7 @@ def resume(
         InterruptedRunError: as for :func:`train`.
     """
     begun = begun or time.time()
-    heard = checked(callbacks)
+    listeners = checked(callbacks)
     imports.refuse_while_importing()
     changes = dict(changes or {})
     tracking.quieten(changes.get("verbose", False))
@@ -174,7 +174,7 @@ def resume(
                 )
             for saved in kept:  # the store may have been away when they were made
                 record.checkpoint(saved)
-            session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, heard)
+            session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, listeners)
             return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
 
 

@@ -60,13 +60,13 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
         return config, libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options)
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
-        found = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
+        source = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
     except (ConfigError, CheckpointError) as error:
         what = f"a run, a file or {one_of(known)} of {model}" if known else "a run or a file"
         raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
-    for difference in _other_data(config, found.snapshot):
+    for difference in _other_data(config, source.snapshot):
         note(difference)
-    return config, found.snapshot.weights
+    return config, source.snapshot.weights
 
 
 def _other_pixels(config: ResolvedConfig, tag: str) -> str:

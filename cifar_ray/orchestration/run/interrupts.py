@@ -48,19 +48,19 @@ def connected(config: TrainConfig, display: Display, functions: Sequence[str] = 
         functions: import paths of the user's own that workers need: their files are sent to the cluster.
     """
     pending: list[int] = []
-    told = False
+    announced = False
 
     def check(can_stop: bool = False) -> bool:
-        nonlocal told
+        nonlocal announced
         if pending:
-            if not told and pending[0] == signal.SIGTERM:
+            if not announced and pending[0] == signal.SIGTERM:
                 time.sleep(_SPREAD_S)
             lost = ended()
             stops = can_stop and len(pending) == 1 and not lost
-            if not told or len(pending) > 1:
+            if not announced or len(pending) > 1:
                 again = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
                 display.line(again if stops else "interrupted; stopping Ray")
-                told = True
+                announced = True
             if not stops:
                 raise (InterruptedWithRayError if lost else InterruptedRunError)(pending[0])
         elif lost := ended():
@@ -84,16 +84,16 @@ def signals(pending: list[int] | None = None) -> Iterator[None]:
         yield
         return
 
-    heard = -math.inf
+    last = -math.inf
 
     def interrupt(signum: int, _: FrameType | None) -> None:
-        nonlocal heard
+        nonlocal last
         if pending is None:
             raise InterruptedRunError(signum)
         now = time.monotonic()
-        if now - heard < _APART_S:
+        if now - last < _APART_S:
             return
-        heard = now
+        last = now
         pending.append(signum)
         if len(pending) > _PATIENCE:
             os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}error: {InterruptedRunError(signum)}\n".encode())

@@ -214,29 +214,31 @@ def predict(
         CheckpointError: when the run has no usable checkpoint.
         ConfigError: when there is no such run, or a file is not an image, or a folder has none.
     """
-    files, given = imagefiles.check(images), set(images)
+    files, required = imagefiles.check(images), set(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
     task, names = snapshot.task, snapshot.class_names
     shown = top if task.answer == "classes" else None
-    made: list[Prediction] = []
-    told = time.monotonic()
+    predictions: list[Prediction] = []
+    noted = time.monotonic()
     for begin in range(0, len(files), _AT_ONCE):
-        readable, scaled = pixels(spec, files[begin : begin + _AT_ONCE], given, note)
+        readable, scaled = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
         if readable:
             with torch.inference_mode():
                 rows = model(scaled).tolist()
-            made += [Prediction(image, task.answers(names, row)[:shown]) for image, row in zip(readable, rows)]
-        if time.monotonic() - told > _NOTE_S:
-            told = time.monotonic()
+            predictions += [Prediction(image, task.answers(names, row)[:shown]) for image, row in zip(readable, rows)]
+        if time.monotonic() - noted > _NOTE_S:
+            noted = time.monotonic()
             note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
-    if not made:
+    if not predictions:
         raise ConfigError("", "none of these files is an image that can be read")
-    return task, made
+    return task, predictions
 
 
-def pixels(spec: DatasetSpec, paths: Sequence[Path], given: Collection[Path], note: Note) -> tuple[list[Path], Tensor]:
+def pixels(
+    spec: DatasetSpec, paths: Sequence[Path], required: Collection[Path], note: Note
+) -> tuple[list[Path], Tensor]:
     """Read image files as the input of a model of that data set: those that can be read, uint8, (N, side, side, 3).
 
     One at a time, since a decoded photo takes tens of megabytes.
@@ -256,7 +258,7 @@ def pixels(spec: DatasetSpec, paths: Sequence[Path], given: Collection[Path], no
             with imagefiles.named(path):
                 scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
         except ConfigError as error:
-            if path in given:
+            if path in required:
                 raise
             note(f"left out: {error.problem}")
         else:

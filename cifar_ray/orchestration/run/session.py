@@ -414,7 +414,7 @@ def _gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
         "cuda": [gpu.cuda for gpu in known],
         "nccl": [gpu.nccl for gpu in known],
     }
-    return {f"cifar_ray.{name}": ", ".join(sorted(set(each))) for name, each in values.items() if each}
+    return {f"cifar_ray.{name}": ", ".join(sorted(set(texts))) for name, texts in values.items() if texts}
 
 
 def _mixed(workers: Sequence[Placed]) -> str:

@@ -87,12 +87,12 @@ def _take_gpus(config: ResolvedConfig) -> str:
     Raises:
         ConfigError: when PyTorch cannot compute on one, or too little of its memory is for this run.
     """
-    given = given_gpus()
-    gpus.check(given)
+    indices = assigned_gpus()
+    gpus.check(indices)
     if config.gpu_share < 1:
-        gpus.cap_memory(given[0], config.gpu_share)
+        gpus.cap_memory(indices[0], config.gpu_share)
         return ""  # each of the runs that share it would name the others
-    return "; ".join(filter(None, map(gpus.in_use, given)))
+    return "; ".join(filter(None, map(gpus.in_use, indices)))
 
 
 def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
@@ -231,8 +231,8 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(config.placement, node_ids)
-    given = tuple(given_gpus()) if config.device == "cuda" else ()
-    device = torch.device("cuda", given[0]) if given else torch.device("cpu")
+    indices = tuple(assigned_gpus()) if config.device == "cuda" else ()
+    device = torch.device("cuda", indices[0]) if indices else torch.device("cpu")
     mailbox.post(
         Placed(
             rank=rank,
@@ -243,20 +243,20 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
             threads=config.cpus_reserved,
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
-            gpu=gpus.facts(given[0]) if given else None,
+            gpu=gpus.facts(indices[0]) if indices else None,
             busy=busy,
         )
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
-    worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device, given)
+    worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device, indices)
     return worker, list(dict.fromkeys(node_ids)).index(node_id)
 
 
-def given_gpus() -> list[int]:
+def assigned_gpus() -> list[int]:
     """PyTorch's numbers of the GPUs that Ray has given this worker, which sees those of all workers of its node."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    given = [str(name) for name in ray.get_gpu_ids()]  # a number, or a UUID of a card or of a part of one (MIG)
-    return [visible.index(name) if name in visible else int(name) for name in given]
+    indices = [str(name) for name in ray.get_gpu_ids()]  # a number, or a UUID of a card or of a part of one (MIG)
+    return [visible.index(name) if name in visible else int(name) for name in indices]
 
 
 @contextmanager

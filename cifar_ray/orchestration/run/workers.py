@@ -63,15 +63,15 @@ class Workers:
     def silent(self) -> list[Silent]:
         """Workers that have been silent for some time, each once; those silent for too long are ended."""
         now = time.monotonic()
-        quiet = {rank: now - heard for rank, heard in self._heard.items() if rank not in self.failures}
-        told = []
+        quiet = {rank: now - last for rank, last in self._heard.items() if rank not in self.failures}
+        events = []
         for rank, seconds in quiet.items():
             if seconds >= self.hang_timeout_s:
                 self._end(rank)
             elif seconds >= min(_TOLD_S, self.hang_timeout_s / 2) and rank not in self._told:
                 self._told.add(rank)
-                told.append(Silent(rank, seconds))
-        return told
+                events.append(Silent(rank, seconds))
+        return events
 
     def kill(self) -> None:
         """End all workers at once; Ray Train's controller then frees what they held."""

@@ -125,7 +125,7 @@ def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
 def test_the_command_repeats_the_run(topology: str) -> None:
     given = TrainConfig(topology=topology, epochs=1, optimizer="adamw", batch_size=8, seed=3)
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
+    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -140,7 +140,7 @@ def test_the_command_repeats_the_run(topology: str) -> None:
 )
 def test_the_command_tells_what_the_runs_own_recipe_would_change(given: TrainConfig) -> None:
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told, "cifar-ray train"))
+    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -316,7 +316,7 @@ def test_a_former_name_is_told(former: str, tmp_path: Path) -> None:
         runfile.load(tmp_path / "run.yaml")
     flag = former.replace("_", "-")
     with pytest.raises(ConfigError) as caught:
-        flags.given(TrainConfig, [f"--{flag}", "2"], "cifar-ray train")
+        flags.parse(TrainConfig, [f"--{flag}", "2"], "cifar-ray train")
     assert str(caught.value) == f"unknown flag --{flag}; did you mean --{name.replace('_', '-')}?"
     with pytest.raises(ConfigError, match=f"unknown key '{former}'; did you mean '{name}'?"):
         TrainConfig(**{former: 2})

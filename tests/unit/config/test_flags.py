@@ -47,7 +47,7 @@ class Show:
 
 def test_only_what_is_given_is_there_as_text() -> None:
     words = ["--count=7", "r", "--fast-one", "--inner.sizes", "4", "5", "--name", "n", "x.png", "--mode", "b", "y.png"]
-    assert flags.given(Show, words, "show") == {
+    assert flags.parse(Show, words, "show") == {
         "run": "r",
         "images": ["x.png", "y.png"],
         "name": "n",
@@ -56,7 +56,7 @@ def test_only_what_is_given_is_there_as_text() -> None:
         "mode": "b",
         "inner": {"sizes": ["4", "5"]},
     }
-    assert flags.given(Show, ["r", "i", "--name=a=b", "--no-fast_one", "--count", "-1"], "show") == {
+    assert flags.parse(Show, ["r", "i", "--name=a=b", "--no-fast_one", "--count", "-1"], "show") == {
         "run": "r",
         "images": ["i"],
         "name": "a=b",

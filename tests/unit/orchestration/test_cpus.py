@@ -153,7 +153,7 @@ def test_the_record_and_the_command_have_the_number_that_was_used() -> None:
     assert "cpus_per_worker" not in runfile.params(config("1x2"))
     told = recipe.command(used)
     assert "--cpus-per-worker 4" in told
-    again = runfile.merge(TrainConfig(), flags.given(TrainConfig, told.split()[2:], "cifar-ray train"))
+    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told.split()[2:], "cifar-ray train"))
     assert recipe.resolve(again) == replace(used, device="auto", cpus_follow=False)
     assert "cpus" not in recipe.command(config("1x2"))
 

@@ -134,7 +134,7 @@ def test_a_worker_computes_on_what_ray_has_given_it(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert train_worker.given_gpus() == numbers
+    assert train_worker.assigned_gpus() == numbers
 
 
 def test_a_kernel_that_does_not_run_is_told(machine: Machine) -> None:
