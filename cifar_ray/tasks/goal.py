@@ -49,8 +49,13 @@ class Goal:
         return self.metric.replace("val/", "validation ").replace("/", " ")
 
     def value(self, figures: Mapping[str, float]) -> float | None:
-        """A run's value; None where it has none that is finite."""
-        value = figures.get(self.metric, math.nan)
+        """A run's value; None where it has none that is finite.
+
+        A finished run has that of its chosen epoch, where this is the figure that chose it.
+        """
+        primary, value = self.task.primary, figures.get(self.metric, math.nan)
+        if (self.metric, self.better) == (primary.on("val"), primary.better):
+            value = figures.get(primary.best, value)
         return value if math.isfinite(value) else None
 
     def rank(self, value: float) -> float:

@@ -20,6 +20,7 @@ from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import STOPPED_BY_TAG, STOPPED_TAG, task_of
 from cifar_ray.tracking.uri import no_such_sweep
+from cifar_ray.training import manifest
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
@@ -183,6 +184,8 @@ class KnownTrial:
         reason: why it has failed or was stopped; empty otherwise.
         figures: the latest value of each of its metrics.
         left: whether a limit of the sweep has stopped it, so that it goes on when the sweep does.
+        name: its name.
+        steps: of its last checkpoint, once it has a result.
     """
 
     run_id: str
@@ -193,6 +196,8 @@ class KnownTrial:
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     left: bool = False
+    name: str = ""
+    steps: int = 0
 
 
 def children(client: MlflowClient, parent: Run) -> list[Run]:
@@ -229,6 +234,8 @@ def _known(run: Run) -> KnownTrial:
         run.data.tags.get(store.FAILURE_TAG, limits.named(stopped_by) if limits.is_halted(stopped_by) else ""),
         metrics,
         left,
+        run.info.run_name,
+        max(manifest.step_of(run.data.tags.get("cifar_ray.checkpoint", "").rpartition("/")[2]), 0),
     )
 
 

@@ -37,7 +37,7 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
             assert float(runs[name].data.params["lr"]) == cell["proposal"]["lr"]
         else:
             assert f"{name}: skipped, global_batch_size must leave at least one step per epoch" in output
-    values = {name: run.data.metrics["val/accuracy"] for name, run in runs.items()}
+    values = {name: run.data.metrics["best/accuracy"] for name, run in runs.items()}
     top = max(values.values())
     best, longer = output.splitlines()[-2:]
     named = re.match(rf"best run +(.*): validation accuracy {top:.2%}, ", best)

@@ -11,7 +11,7 @@ from functools import partial
 
 from ray.tune.schedulers import TrialScheduler
 
-from cifar_ray.config import cells, imports
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -22,7 +22,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, reservations
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
-from cifar_ray.orchestration.sweep.goal import Goal, chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import Goal, goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
@@ -88,9 +88,8 @@ class Driver:
         self._probes: list[PlannedTrial] = []
         if any(trial.is_open for trial in trials):
             proposals.check_installed()
-            self._probes = planner.plan(
-                cells.cells(config, planner.draw(config)), config.gpus_per_worker, chooser_of(config)
-            )
+            self._probes = planner.planned(config)
+            planner.refuse(config, [*trials, *self._probes])
         self._base = self._session_config()
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._ready = Preparation(self._base, self._board)
@@ -195,8 +194,9 @@ class Driver:
         return [trial for trial in self._trials if trial.state == boards.WAITING and not trial.repeats]
 
     def _scheduler(self, goal: Goal) -> TrialScheduler | None:
-        """The scheduler of the first turn, by the epochs of all that it may come to train."""
-        return scheduler_of(self._config, goal, [config for _, config in preparation.configured(self._asked())])
+        """The scheduler of the first turn, by the epochs of all runs of the sweep: after a resume, the same."""
+        runs = preparation.configured([*self._trials, *self._probes])
+        return scheduler_of(self._config, goal, [config for _, config in runs])
 
     def _asked(self) -> list[PlannedTrial]:
         """What the cluster is to have room for: the trials to train, and such as may be proposed."""

@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from cifar_ray import models, tasks
+from cifar_ray import data, models, tasks
 from cifar_ray.config import cells, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.cells import Cell
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
@@ -48,7 +49,7 @@ class PlannedTrial:
         held: its events meanwhile.
         times: seconds by phase, and the throughput, once it has ended.
         score: its task's primary figure after the last epoch, if it had finished under an earlier driver.
-        epoch: the last one of this driver.
+        epoch: the last one of this driver; of a run that had finished before, the last one.
         figures: its latest figures; once it has finished, also those of its end.
         is_open: whether its values are still to be proposed.
         proposal: the values that were proposed, by axis.
@@ -133,15 +134,19 @@ class PlannedTrial:
         """Read from its folder and from MLflow what an earlier driver has done.
 
         Raises:
-            ConfigError: when its folder is damaged, or cannot be read; nothing of it is removed.
+            ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run; nothing
+                of it is removed.
         """
-        own = folder.below(self.slug)
         if self.state == boards.SKIPPED or self.is_open:
             return
-        if run_folder.is_half_made(own):  # its driver was killed before the run was recorded anywhere else
-            own.remove()
+        home = folder.below(self.slug)
+        if run_folder.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
+            if any(known.name == self.cell.name for known in earlier.values()):
+                problem = "which is gone, or has the name of an earlier version: start another sweep"
+                raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
+            home.remove()
             return
-        self.folder, self.spent = run_folder.reopen(own), recorded(own)
+        self.folder, self.spent = run_folder.reopen(home), recorded(home)
         known = earlier.get(self.folder.key)
         if known is None:
             return
@@ -150,4 +155,5 @@ class PlannedTrial:
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
         self.completed = self.state == boards.FINISHED
-        self.score = known.score if self.state == boards.FINISHED else None
+        if self.completed and self.config is not None:
+            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config)

@@ -16,15 +16,16 @@ import ray.tune
 from cifar_ray import data, storage, tasks
 from cifar_ray.config import files, imports, runfile, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import Cell
+from cifar_ray.config.cells import Cell, proposed
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
 from cifar_ray.config.search import Range
-from cifar_ray.config.sweep import Axes, SweepConfig
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_names
-from cifar_ray.orchestration.sweep.goal import check_goal, goal_of
+from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
@@ -46,7 +47,7 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
     if config.search == "grid":
         return sweeps.combinations(config)
     if config.search == "optuna":
-        return _probes(config.grid[0])
+        return _probes(config)
     assert config.samples is not None
     state = random.Random(config.name)
     drawn: list[dict[str, Any]] = []
@@ -63,17 +64,32 @@ def draw(config: SweepConfig) -> list[dict[str, Any]]:
     return drawn
 
 
-def _probes(axes: Axes) -> list[dict[str, Any]]:
+def _probes(config: SweepConfig) -> list[dict[str, Any]]:
     """Combinations that have every value of every axis, and the ends of ranges: what a search may come to need.
 
-    A few of them, and not all: beside the axes of the data set, one axis at a time leaves its first value.
+    A few of them, and not all: every data set, and every value of the other axes, with the first values that can run.
     """
+    (axes,) = config.grid
     values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
-    first = {name: several[0] for name, several in values.items()}
-    data_sets = {name: values[name] for name in values if name in runfile.OF_DATA}
-    found = [{**first, **dict(zip(data_sets, each, strict=True))} for each in itertools.product(*data_sets.values())]
-    others = (name for name in values if name not in runfile.OF_DATA)
-    return found + [{**first, name: value} for name in others for value in values[name][1:]]
+    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
+    data_sets = [dict(zip(of_data, chosen, strict=True)) for chosen in itertools.product(*of_data.values())]
+    others = [{name: value} for name in values if name not in of_data for value in values[name]]
+    probes: list[dict[str, Any]] = []
+    for needed in (*data_sets, *others):
+        near = {name: [value] for name, value in needed.items()}
+        first = {name: several[0] for name, several in {**values, **near}.items()}
+        changed = ({**first, name: value} for name in values if name not in near for value in values[name][1:])
+        product = (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*{**values, **near}.values()))
+        candidates = itertools.chain([first], changed, itertools.islice(product, _MOST_DRAWS))
+        probe = next((probe for probe in candidates if _can_run(config, probe)), first)
+        if probe not in probes:
+            probes.append(probe)
+    return probes
+
+
+def _can_run(config: SweepConfig, values: Mapping[str, Any]) -> bool:
+    cell = proposed(config, values, [])
+    return cell is not None and _planned(0, cell, config.gpus_per_worker, chooser_of(config)).config is not None
 
 
 def _domain(values: Any) -> Any:
@@ -120,6 +136,11 @@ def plan(cells: Sequence[Cell], gpu_share: float = 1.0, chooser: str = "") -> li
     ``chooser``: what is to choose between them (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
     """
     return [_planned(index, cell, gpu_share, chooser) for index, cell in enumerate(cells)]
+
+
+def planned(config: SweepConfig) -> list[PlannedTrial]:
+    """The trials of a sweep with the combinations that :func:`draw` has."""
+    return plan(cells_of(config, draw(config)), config.gpus_per_worker, chooser_of(config))
 
 
 def _planned(index: int, cell: Cell, gpu_share: float, chooser: str) -> PlannedTrial:

@@ -74,12 +74,13 @@ class OptunaProposer:
             spec = self._begin(trial)
             if spec is not None:
                 return spec
-            self.ended(trial.index, {})
+            self.ended(trial.index, None)
         return None
 
-    def ended(self, index: int, figures: Mapping[str, float]) -> None:
-        """A trial has ended, with its latest figures; none when it has failed."""
-        trial, value = self._trials[index], self._goal.value(figures)
+    def ended(self, index: int, figures: Mapping[str, float] | None) -> None:
+        """A trial has ended, with its latest figures; None when it has failed."""
+        trial = self._trials[index]
+        value = None if figures is None else self._goal.value({**trial.figures, **figures})
         asked = self._asked.pop(index, None)
         if asked is None:  # proposed by an earlier driver
             self._tell(trial, value)

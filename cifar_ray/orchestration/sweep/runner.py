@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cifar_ray import storage, tracking
-from cifar_ray.config import cells, imports
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
@@ -16,7 +16,7 @@ from cifar_ray.orchestration.run import run_folder
 from cifar_ray.orchestration.run.interrupts import signals
 from cifar_ray.orchestration.sweep import planner, preparation
 from cifar_ray.orchestration.sweep.driver import Driver, SweepResult
-from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.winner import repeats_of
 from cifar_ray.tracking import parent, store
@@ -43,7 +43,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     config = planner.absolute(config)
     base = config.base
     address = store.resolve_uri(base.tracking_uri)  # a module of the user's may set another one when it is imported
-    trials = planner.plan(cells.cells(config, planner.draw(config)), config.gpus_per_worker, chooser_of(config))
+    trials = planner.planned(config)
     planner.refuse(config, trials)
     if config.search == "optuna":
         trials = planner.open_trials(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
 BY_SWEEP = "sweep"
 """What stops a run when its sweep has reached a limit; only the driver knows which."""
+
+FAILED = "failed"
+"""Key of the last result of a run that has failed, and has no figures."""
 
 _DELIVERY_S = 30
 _STOP_S = 30.0
@@ -119,13 +123,15 @@ class SweepTrial(ray.tune.Trainable):
     def _drive(self, spec: TrialSpec) -> None:
         begun = time.time()
         answer: Any = None
+        latest: Mapping[str, float] = {}
 
         def handle(event: Any) -> None:
-            nonlocal answer
+            nonlocal answer, latest
             answer = self._mailbox.post(TrialEvent(spec.index, event))
-            # A run is not to be stopped after its last epoch.
-            if isinstance(event, EpochRecord) and event.row.step < spec.config.epochs:
-                self._reports.put({"epoch": event.row.step, **event.row.metrics})
+            if isinstance(event, EpochRecord):
+                latest = event.row.metrics
+                if event.row.step < spec.config.epochs:  # a run is not to be stopped after its last epoch
+                    self._reports.put({"epoch": event.row.step, **latest})
 
         def check(can_stop: bool = False) -> bool:
             asked = self._stopping.is_set()
@@ -166,7 +172,18 @@ class SweepTrial(ray.tune.Trainable):
             finished = TrialFinished(None, f"{type(error).__name__}: {error}")
         with suppress(ray.exceptions.RayError, TimeoutError):  # the driver sees a trial that has not reported its end
             ray.get(self._mailbox.post(TrialEvent(spec.index, finished)), timeout=_DELIVERY_S)
-        last: dict[str, Any] = {"epoch": 0}  # of a run that has failed, schedulers count nothing
-        if isinstance(finished, TrialFinished) and finished.outcome is not None:
-            last = {"epoch": spec.config.epochs, **finished.outcome.metrics, **finished.outcome.times}
-        self._reports.put({**last, "done": True})
+        self._reports.put({**last_result(finished, spec.config.epochs, latest), "done": True})
+
+
+def last_result(
+    finished: TrialFinished | TrialTooLarge, epochs: int, latest: Mapping[str, float]
+) -> Mapping[str, float]:
+    """What Ray Tune gets of a trial that has ended: the figures of its end, or the ``latest`` where a limit stopped it.
+
+    Schedulers count nothing of epoch 0.
+    """
+    if isinstance(finished, TrialFinished) and finished.outcome is not None:
+        return {"epoch": epochs, **finished.outcome.metrics, **finished.outcome.times}
+    if isinstance(finished, TrialFinished) and finished.stopped_by:
+        return {"epoch": 0, **latest}
+    return {"epoch": 0, FAILED: 1.0}

@@ -25,7 +25,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.goal import Goal
-from cifar_ray.orchestration.sweep.trial import SweepTrial, TrialSpec
+from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200
@@ -74,8 +74,8 @@ class Proposer(Protocol):
     def propose(self) -> TrialSpec | None:
         """The next trial, ready to be trained; None when there are no more."""
 
-    def ended(self, index: int, figures: Mapping[str, float]) -> None:
-        """A trial has ended, with its latest figures; none when it has failed."""
+    def ended(self, index: int, figures: Mapping[str, float] | None) -> None:
+        """A trial has ended, with its latest figures; None when it has failed."""
 
 
 class _Queue(Searcher):
@@ -111,12 +111,12 @@ class _Queue(Searcher):
         proposed = self._proposer.propose()
         if proposed is None or self._admit(proposed.index):
             return proposed or self.FINISHED
-        self._proposer.ended(proposed.index, {})
+        self._proposer.ended(proposed.index, None)
         return self.FINISHED  # more proposals, which the limits would refuse as well, would use up the samples
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if self._proposer is not None:
-            self._proposer.ended(self._indices[trial_id], {} if error else result or {})
+            self._proposer.ended(self._indices[trial_id], None if error or FAILED in (result or {}) else result)
 
     def save(self, checkpoint_path: str) -> None:
         pass

@@ -201,6 +201,8 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
+        ({"grid": {"lr": [0.1]}, "max_concurrent": 0}, "--max-concurrent must be at least 1, got 0"),
+        ({"grid": {"lr": [0.1]}, "search": "random", "samples": 0}, "--samples must be at least 1, got 0"),
         ({"grid": {"lr": {"uniform": [0.1, 1]}}}, "--grid must list the values of lr; ranges are for --search random and optuna"),
         (
             {"grid": {"lr": {"uniform": [1, 0.1]}}, "search": "random", "samples": 2},

@@ -25,10 +25,10 @@ from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
 from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.limits import expected_seconds
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.training import recipe
-from tests.support.helpers import Recorder, train_here
 from tests.support.images import folder_of_digits
 
 
@@ -187,6 +187,29 @@ def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, stat
     trial.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
     assert trial.state == state
     assert trial.folder is not None
+
+
+def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_path: Path) -> None:
+    """And not those that its patience has left out."""
+    first, second = planned(made(grid={"seed": [1, 2], "epochs": [9], "global_batch_size": [64]}))
+    (tmp_path / first.slug).mkdir()
+    (tmp_path / first.slug / "run.json").write_text(json.dumps({"key": "k", "name": first.slug}))
+    (tmp_path / first.slug / "spent.json").write_text('{"placed_s": 30.0, "node_s": 30.0}')
+    assert first.config is not None
+    assert second.config is not None
+    steps = 3 * data.steps_per_epoch(first.config)
+    first.find_again(storage.at(str(tmp_path)), {"k": KnownTrial("id", "FINISHED", False, {}, steps=steps)})
+    assert expected_seconds(second.config, [first]) == pytest.approx(90.0)
+
+
+def test_a_run_whose_folder_is_gone_is_not_trained_anew_beside_its_record(tmp_path: Path) -> None:
+    """As one that an earlier version named without a hash."""
+    (trial,) = planned(made(grid={"batch_size": [16]}))
+    trial.cell = replace(trial.cell, name="torchvision:alexnet 1x1 seed0")
+    earlier = {"k": KnownTrial("id", "FINISHED", False, {}, name=trial.cell.name)}
+    told = f"^resume needs the folder of the run {trial.cell.name}, {tmp_path}/torchvision-alexnet-1x1-seed0-.*, which is gone"
+    with pytest.raises(ConfigError, match=told):
+        trial.find_again(storage.at(str(tmp_path)), earlier)
 
 
 def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
@@ -350,41 +373,6 @@ def test_a_grace_that_no_run_outlives_is_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             plans.refuse(sweep, planned(sweep))
         assert caught.value.as_flag() == f"--{scheduler}.grace must be at most the 5 epochs of a run, got 6"
-
-
-def test_asha_stops_the_same_runs_whatever_the_labels_of_the_test_are(tmp_path: Path) -> None:
-    """With the test labels shuffled, the figures of the test turn round; where the test chooses, so do the decisions."""
-
-    def stopped(choose_by: str, shuffles: bool) -> list[str]:
-        grid = {"lr": [0.05, 0.02, 1e-9], "choose_by": [choose_by]}
-        sweep = made(
-            grid=grid,
-            train={"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epoch": 4, "precision": "fp32"},
-            scheduler="asha",
-        )
-        configs = [trial.config for trial in planned(sweep) if trial.config]
-        goal, ended = goal_of(sweep, configs), []
-        assert goal is not None
-        scheduler = tuning.scheduler_of(sweep, goal, configs)
-        for config in configs:
-            dataset = data.read(config)
-            if shuffles:  # what learns is wrong there, and what does not may be right
-                labels = (dataset.test["labels"] + 1) % 10
-                dataset = replace(
-                    dataset, test=replace(dataset.test, columns={**dataset.test.columns, "labels": labels})
-                )
-            folder = tmp_path / f"{choose_by} {shuffles} {config.lr}"
-            train_here(replace(config, cpus_per_worker=1), dataset, folder, recorder := Recorder())
-            trial = SimpleNamespace(trial_id=str(config.lr))
-            scheduler.on_trial_add(None, trial)
-            results = [{"epoch": each.row.step, **each.row.metrics} for each in recorder.epochs[:-1]]
-            decisions = [scheduler.on_trial_result(None, trial, result) for result in results]
-            if "STOP" in decisions:
-                ended.append(f"{config.lr:g} at {decisions.index('STOP') + 1}")
-        return ended
-
-    assert stopped("val", shuffles=False) == stopped("val", shuffles=True) != []
-    assert stopped("test", shuffles=False) != stopped("test", shuffles=True)
 
 
 def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner, proposals
+from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
-from cifar_ray.orchestration.sweep.trial import TrialSpec
+from cifar_ray.orchestration.sweep.trial import TrialFinished, TrialSpec, TrialTooLarge, last_result
+from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.tasks import USUAL
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.training import recipe
@@ -38,10 +41,12 @@ def made(samples: int, **grid: object) -> SweepConfig:
 class Search:
     """A search whose trials need no training: what a driver keeps of them, and what Optuna is told."""
 
-    def __init__(self, config: SweepConfig, folder: Path, trials: list[PlannedTrial] | None = None) -> None:
+    def __init__(
+        self, config: SweepConfig, folder: Path, trials: list[PlannedTrial] | None = None, goal: Goal = GOAL
+    ) -> None:
         self.config, self.folder = config, storage.at(str(folder))
         self.trials = trials or planner.open_trials(config)
-        self.proposer = OptunaProposer(config, GOAL, self.trials, self._begin, self._drop)
+        self.proposer = OptunaProposer(config, goal, self.trials, self._begin, self._drop)
 
     def _begin(self, trial: PlannedTrial) -> TrialSpec | None:
         if trial.config is None:
@@ -53,14 +58,14 @@ class Search:
     def _drop(self, trial: PlannedTrial, reason: str) -> None:
         trial.state, trial.reason, trial.is_open = boards.SKIPPED, reason, False
 
-    def goes_on(self, value: Callable[[PlannedTrial], float | None], most: int = 1000) -> None:
-        """Train up to so many trials, one after another; without a value, one fails."""
+    def goes_on(self, value: Callable[[PlannedTrial], Mapping[str, float] | float | None], most: int = 1000) -> None:
+        """Train up to so many trials, one after another, with these figures or this value; without, one fails."""
         while most and (spec := self.proposer.propose()) is not None:
             trial, most = self.trials[spec.index], most - 1
             score = value(trial)
             trial.state = boards.FAILED if score is None else boards.FINISHED
-            trial.figures = {} if score is None else {GOAL.metric: score}
-            self.proposer.ended(trial.index, trial.figures)
+            trial.figures = score if isinstance(score, Mapping) else {} if score is None else {GOAL.metric: score}
+            self.proposer.ended(trial.index, None if score is None else trial.figures)
 
     def again(self) -> Search:
         """The search as a later driver finds it: the cells from its folder, how they came out from MLflow."""
@@ -143,19 +148,60 @@ def test_a_run_stopped_early_counts_with_its_last_figure_after_a_resume_too(tmp_
     assert first.again().told == [(COMPLETE, 0.5), (COMPLETE, 0.5)]
 
 
-def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
-    sweep = made(
-        4, lr="uniform:0.1:0.9", topology=["1x1", "1x2", "2x2"], dataset=["digits", "mnist"], image_size=[16, 32]
-    )
-    assert planner.draw(sweep) == [
-        {"lr": 0.1, "topology": "1x1", "dataset": "digits", "image_size": 16},
-        {"lr": 0.1, "topology": "1x1", "dataset": "digits", "image_size": 32},
-        {"lr": 0.1, "topology": "1x1", "dataset": "mnist", "image_size": 16},
-        {"lr": 0.1, "topology": "1x1", "dataset": "mnist", "image_size": 32},
-        {"lr": 0.9, "topology": "1x1", "dataset": "digits", "image_size": 16},
-        {"lr": 0.1, "topology": "1x2", "dataset": "digits", "image_size": 16},
-        {"lr": 0.1, "topology": "2x2", "dataset": "digits", "image_size": 16},
+def test_a_run_that_a_limit_of_its_own_has_stopped_counts_the_same_in_its_driver_and_later(tmp_path: Path) -> None:
+    search = Search(made(4, lr="uniform:0.1:0.9"), tmp_path)
+    queue = _Queue([], search.proposer)
+    halted, figures = TrialFinished(None, stopped_by="max_time"), {GOAL.metric: 0.5}
+    ends = [
+        (boards.STOPPED, halted, figures),
+        (boards.STOPPED, halted, {}),  # it ended no epoch in this driver
+        (boards.FAILED, TrialFinished(None, "rank 0: it died"), figures),
+        (boards.FAILED, TrialTooLarge("no room"), figures),
     ]
+    for trial, (state, finished, latest) in zip(search.trials, ends, strict=True):
+        assert queue.suggest(trial.cell.name) is not None
+        trial.state, trial.figures = state, figures
+        queue.on_trial_complete(f"sample {trial.index + 1}", dict(last_result(finished, 3, latest)))
+    assert search.told == [(COMPLETE, 0.5)] * 2 + [(FAIL, None)] * 2
+    assert search.again().told == search.told
+
+
+def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
+    sweep = made(4, lr="uniform:0.1:0.9", topology=["1x1", "1x2", "2x2"], dataset=["digits", "mnist"])
+    assert planner.draw(sweep) == [
+        {"lr": 0.1, "topology": "1x1", "dataset": "digits"},
+        {"lr": 0.1, "topology": "1x1", "dataset": "mnist"},
+        {"lr": 0.9, "topology": "1x1", "dataset": "digits"},
+        {"lr": 0.1, "topology": "1x2", "dataset": "digits"},
+        {"lr": 0.1, "topology": "2x2", "dataset": "digits"},
+    ]
+
+
+def test_a_search_prepares_for_data_sets_and_values_whose_first_combination_cannot_run() -> None:
+    axes = {"dataset": ["mnist", "digits"], "val_share": [0.1, 0.2], "batch_size": [2000, 16]}
+    sweep = made(4, **axes, topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
+    ready = [trial.config for trial in planner.planned(sweep) if trial.config]
+    keys = {(config.dataset, config.val_share) for config in ready}
+    assert keys == {(name, share) for name in axes["dataset"] for share in axes["val_share"]}
+    only = made(4, batch_size=[2000, 16], topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
+    ready = [trial.config for trial in planner.planned(only) if trial.config]
+    assert {config.topology for config in ready} == {"1x1", "1x2"}
+    assert {config.lr for config in ready} == {0.1, 0.9}
+
+
+def test_a_later_driver_of_which_nothing_new_can_run_has_a_scheduler_or_says_why_not(tmp_path: Path) -> None:
+    """As where a data set has shrunk, or the cluster has."""
+    sweep = made(3, batch_size=[2000, 3000])
+    with pytest.raises(ConfigError, match=r"^grid must have a cell that can run here; .*at least one step per epoch"):
+        Driver(sweep, storage.at(str(tmp_path)), None, planner.open_trials(sweep), 0.0)  # type: ignore[arg-type]
+    fitting = replace(made(3, batch_size=[16, 32]), scheduler="asha")
+    first = Search(fitting, tmp_path)
+    first.goes_on(lambda _: 0.5, most=1)
+    later = Driver(fitting, storage.at(str(tmp_path)), None, first.again().trials, 0.0)  # type: ignore[arg-type]
+    for probe in later._probes:
+        probe.config = None
+    assert later._asked() == []
+    assert later._scheduler(GOAL) is not None
 
 
 def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> None:

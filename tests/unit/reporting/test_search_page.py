@@ -146,7 +146,9 @@ def test_no_trial_has_finished() -> None:
 
 def test_a_figure_that_is_no_number_wins_nothing() -> None:
     study = three(0.9, 0.8, 0.7)
-    lost = replace(study.trials[0], metrics={**study.trials[0].metrics, "val/accuracy": math.nan})
+    lost = replace(
+        study.trials[0], metrics={**study.trials[0].metrics, "val/accuracy": math.nan, "best/accuracy": math.nan}
+    )
     made = report.build(replace(study, trials=[lost, *study.trials[1:]]))
     assert "The best run is t1" in made.lead
     assert "the second of 2 runs that finished" in made.lead

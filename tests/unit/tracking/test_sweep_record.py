@@ -119,23 +119,33 @@ def test_a_store_that_refuses_is_said_when_a_driver_begins(client: MlflowClient,
 def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     own = client.create_run("0").info.run_id
     one, two = (
-        client.create_run("0", tags={store.KEY_TAG: key, "mlflow.parentRunId": own}).info.run_id for key in "ab"
+        client.create_run("0", tags={store.KEY_TAG: key, "mlflow.parentRunId": own}, run_name=key).info.run_id
+        for key in "ab"
     )
     client.log_metric(one, "time/wall_s", 3.0)
     client.log_metric(one, "test/loss", 1.0)
+    client.set_tag(one, "cifar_ray.checkpoint", "/runs/s/a/checkpoints/step-00000044")
     client.set_terminated(one, "FINISHED")
     client.set_tag(two, parent.STOPPED_TAG, "median")
     client.set_terminated(two, "KILLED")
     facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
     tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
-    other = client.create_run("0", tags=tags).info.run_id
+    other = client.create_run("0", tags=tags, run_name="c").info.run_id
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}
     for name, figure in figures.items():
         client.log_metric(other, name, figure)
     assert parent.trials(client, KnownSweep(own, "", 0.0)) == {
-        "a": KnownTrial(one, "FINISHED", False, {"time/wall_s": 3.0}, figures={"time/wall_s": 3.0, "test/loss": 1.0}),
-        "b": KnownTrial(two, "KILLED", True, {}),
-        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21, figures=figures),
+        "a": KnownTrial(
+            one,
+            "FINISHED",
+            False,
+            {"time/wall_s": 3.0},
+            figures={"time/wall_s": 3.0, "test/loss": 1.0},
+            name="a",
+            steps=44,
+        ),
+        "b": KnownTrial(two, "KILLED", True, {}, name="b"),
+        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21, figures=figures, name="c"),
     }
 
 

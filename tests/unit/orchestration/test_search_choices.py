@@ -1,0 +1,160 @@
+"""What a search goes by: the validation figure, whatever the test figures are, and the same as its report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.experiment import Trial
+
+from cifar_ray import data
+from cifar_ray.config import sweepfile
+from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.orchestration.sweep import planner, tuning
+from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.winner import winner_of
+from cifar_ray.reporting.task import TaskFigures
+from cifar_ray.tasks import LOSS, USUAL, choosing
+from tests.support import studies
+from tests.support.helpers import Recorder, train_here
+
+RATES = (0.05, 1e-9)
+TRAIN = {"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epoch": 4, "precision": "fp32"}
+
+
+def searching(choose_by: str = "val", **values: Any) -> SweepConfig:
+    grid = {"lr": [*RATES], "choose_by": [choose_by]}
+    return sweepfile.from_mapping({"name": "s", "train": TRAIN, "grid": grid, **values})
+
+
+def configs_of(sweep: SweepConfig) -> list[ResolvedConfig]:
+    return [trial.config for trial in planner.planned(sweep) if trial.config]
+
+
+Trained = dict[float, tuple[list[dict[str, float]], dict[str, float]]]
+"""Learning rate -> the results of every epoch, and the figures of the end."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Trained]:
+    """A run that learns and one that does not, with the labels of the test as they are or others."""
+
+    @functools.cache
+    def train(choose_by: str, others: bool) -> Trained:
+        runs: Trained = {}
+        for config in configs_of(searching(choose_by, scheduler="asha")):
+            dataset = data.read(config)
+            if others:  # what learns is wrong there, and what does not may be right
+                columns = {**dataset.test.columns, "labels": (dataset.test["labels"] + 1) % 10}
+                dataset = replace(dataset, test=replace(dataset.test, columns=columns))
+            one = replace(config, cpus_per_worker=1)
+            outcome = train_here(one, dataset, tmp_path_factory.mktemp("run"), seen := Recorder())
+            rows = [{"epoch": each.row.step, **each.row.metrics} for each in seen.epochs]
+            runs[config.lr] = rows, {**outcome.metrics, **outcome.times}
+        return runs
+
+    return train
+
+
+def stopped_by(scheduler: str, choose_by: str, runs: Trained) -> dict[float, float]:
+    """The epoch after which Ray Tune's scheduler stops each run, one after another."""
+    sweep = searching(
+        choose_by, scheduler=scheduler, **({"median": {"min_trials": 1}} if scheduler == "median" else {})
+    )
+    configs = configs_of(sweep)
+    goal = goal_of(sweep, configs)
+    assert goal is not None
+    rule, ended = tuning.scheduler_of(sweep, goal, configs), {}
+    trials = [Trial("stub", stub=True, trial_id=str(config.lr)) for config in configs]
+    controller = SimpleNamespace(get_live_trials=lambda: trials)
+    for trial, config in zip(trials, configs, strict=True):
+        rows, _ = runs[config.lr]
+        rule.on_trial_add(controller, trial)
+        stops = (row["epoch"] for row in rows[:-1] if rule.on_trial_result(controller, trial, row) == "STOP")
+        if epoch := next(stops, None):
+            ended[config.lr] = epoch
+        rule.on_trial_complete(controller, trial, rows[-1])
+    return ended
+
+
+def proposed_by_optuna(choose_by: str, runs: Trained, folder: Path) -> list[Any]:
+    from tests.unit.orchestration.test_proposals import Search
+
+    grid = {"lr": [*RATES], "choose_by": [choose_by], "weight_decay": "uniform:0:0.1"}
+    sweep = searching(search="optuna", samples=20, grid=grid)
+    goal = goal_of(sweep, configs_of(sweep))
+    assert goal is not None
+    search = Search(sweep, folder, goal=goal)
+    search.goes_on(lambda trial: runs[trial.config.lr][1] if trial.config else {})
+    return search.proposed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chooser", ["asha", "median", "optuna"])
+def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
+    chooser: str, trained: Callable[[str, bool], Trained], tmp_path: Path
+) -> None:
+    if chooser == "optuna":
+        pytest.importorskip("optuna", reason="needs the extra `optuna`")
+
+    def chosen(choose_by: str, others: bool) -> Any:
+        runs = trained(choose_by, others)
+        if chooser == "optuna":
+            return proposed_by_optuna(choose_by, runs, tmp_path)
+        return stopped_by(chooser, choose_by, runs)
+
+    assert chosen("val", False) == chosen("val", True) != {}
+    assert chosen("test", False) != chosen("test", True)  # so the figures of the test did change
+
+
+@pytest.mark.parametrize("search", ["grid", "random", "optuna"])
+@pytest.mark.parametrize("scheduler", ["none", "asha", "median"])
+def test_every_search_takes_every_figure_of_the_validation_and_none_of_the_test(search: str, scheduler: str) -> None:
+    values = {"search": search, "scheduler": scheduler, **({} if search == "grid" else {"samples": 1})}
+    figures = [figure.name for figure in (*USUAL.figures, LOSS) if not figure.optional]
+    assert len(figures) > 4
+    sweep = searching(**values, objective="val/accuracy:max")
+    runs = planner.plan(cells_of(sweep, [{"lr": 0.05}]), chooser=chooser_of(sweep))
+    for name in figures:
+        for better in ("min", "max"):
+            sweep = searching(**values, objective=f"val/{name}:{better}")
+            planner.refuse(sweep, runs)
+            goal = goal_of(sweep, [run.config for run in runs if run.config])
+            assert goal is not None
+            assert (goal.metric, goal.better) == (f"val/{name}", better)
+        for metric in (f"test/{name}", f"chosen/test/{name}"):
+            with pytest.raises(ConfigError, match=r"^objective must "):
+                planner.refuse(searching(**values, objective=f"{metric}:max"), runs)
+
+
+def test_the_winner_is_the_run_that_its_report_names() -> None:
+    """By its chosen epoch; by the last one, the other run would win."""
+    sweep = searching(scheduler="asha")
+    trials = planner.planned(sweep)
+    runs = [studies.trial(seed=seed, tags={"cifar_ray.chosen_by": "val"}) for seed in range(2)]
+    for run, trial, (best, last) in zip(runs, trials, [(0.9, 0.5), (0.8, 0.7)], strict=True):
+        figures = {"val/accuracy": last, "best/accuracy": best, "val/loss": 0.5, "test/accuracy": 0.1}
+        trial.state, trial.figures = boards.FINISHED, figures
+        run.metrics.update(figures)
+    of = TaskFigures(USUAL).chooser(runs)
+    reported = [of.measure(run) for run in runs]
+    assert reported == [90.0, 80.0]
+    goal = goal_of(sweep, configs_of(sweep))
+    assert goal is not None
+    assert choosing.measured(configs_of(sweep)[0]) == "val"
+    winner = winner_of(goal, trials)
+    assert winner is not None
+    assert (winner.name, winner.value) == (trials[reported.index(max(reported))].cell.name, 0.9)
+    for objective, value in (("val/accuracy:min", 0.5), ("val/loss:min", 0.5)):
+        other = goal_of(replace(sweep, objective=objective), configs_of(sweep))
+        assert other is not None
+        assert other.value(trials[0].figures) == value  # which chose no epoch
