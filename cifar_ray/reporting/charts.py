@@ -16,6 +16,7 @@ from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, title_of
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
+from cifar_ray.tracking import mistakes
 from cifar_ray.tracking.drawing import plain
 from cifar_ray.tracking.study import Trial
 
@@ -52,6 +53,7 @@ def charts(runs: Runs) -> list[Chart]:
         _stacked(runs, names, "phases", figures.PHASE_TIMES, "time (s)"),
         _stacked(runs, names, "step", (*figures.PARTS, figures.NOT_SPLIT), "time of an iteration (ms)"),
         confusion(runs),
+        _mistakes(runs),
     ]
     return [chart for chart in shown if chart is not None]
 
@@ -300,8 +302,43 @@ def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]], labels: t
 
 def confusion(runs: Runs) -> Chart | None:
     """The confusion matrix of the best finished run that has one."""
+    if (shown := _best(runs)) is None:
+        return None
+    best, named = shown
+    unit, of = runs.task.spec.unit, runs.task.spec.primary
+    caption = (
+        f"Test {unit} of {best.dataset} by true and predicted class: {named}. Those on the diagonal are right."
+        f"{_confused(best)}"
+    )
+    paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
+    return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)
+
+
+def _mistakes(runs: Runs) -> Chart | None:
+    """The test images that the same run got wrong most surely."""
+    if (shown := _best(runs)) is None or not shown[0].mistakes:
+        return None
+    best, named = shown
+    caption = (
+        f"Test images of {best.dataset} that were taken for another class with the highest probability: {named}. Above "
+        "each stand its class, the one that it was taken for, and that one's probability."
+    )
+    return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(_pictures, best.mistakes))
+
+
+def _pictures(look: Look, shown: Sequence[mistakes.Record]) -> Any:
+    most, width = look.fitted(len(shown), mistakes.COLUMNS, mistakes.WIDTH)
+    columns, rows = mistakes.grid(len(shown), most)
+    width = width if look.width is None else width * most / columns
+    figure = draw.sheet(look, width * columns, (width + mistakes.WORDS) * rows)
+    mistakes.draw(figure, shown, columns, width, look.scale)
+    return figure
+
+
+def _best(runs: Runs) -> tuple[Trial, str] | None:
+    """The best finished run that has a confusion matrix, and how it was chosen, in words."""
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
-    unit, of, primary = runs.task.spec.unit, runs.task.spec.primary, runs.task.primary
+    of, primary = runs.task.spec.primary, runs.task.primary
     chooser = runs.task.chooser(trials)
     known = [(of.rank(value), trial) for trial in trials if (value := chooser.measure(trial)) is not None]
     if not known:
@@ -310,13 +347,8 @@ def confusion(runs: Runs) -> Chart | None:
     chosen = "" if chooser is primary else " by validation"
     if not chosen and len(known) > 1 and any(trial.chosen_by for trial in trials):  # earlier versions recorded nothing
         chosen = ", chosen on the test set"
-    caption = (
-        f"Test {unit} of {best.dataset} by true and predicted class: {best.model}, {best.name}, the {of.most} finished "
-        f"run{chosen} ({primary.text(primary.measure(best) or 0.0)}). Those on the diagonal are right."
-        f"{_confused(best)}"
-    )
-    paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
-    return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)
+    figure = primary.text(primary.measure(best) or 0.0)
+    return best, f"{best.model}, {best.name}, the {of.most} finished run{chosen} ({figure})"
 
 
 def _confused(trial: Trial) -> str:

@@ -35,7 +35,7 @@ _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not 
 
 
 def text(study: Study) -> str:
-    """A study as JSON, with all that a report needs of its runs: no weights, no addresses of folders and pages.
+    """A study as JSON, with all that a report needs of its runs: no weights, images, or addresses of folders and pages.
 
     A history is three lists, ``step``, ``timestamp_ms`` and ``value``.
     """
@@ -171,7 +171,9 @@ def _trial(trial: Trial) -> dict[str, Any]:
     tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(EARLIER))}
     if _COMMAND in tags:
         tags[_COMMAND] = _without_places(tags[_COMMAND])
-    return dataclasses.asdict(dataclasses.replace(trial, history={})) | {"history": history, "tags": tags, "page": None}
+    values = dataclasses.asdict(dataclasses.replace(trial, history={}))
+    del values["mistakes"]  # they are images of somebody's
+    return values | {"history": history, "tags": tags, "page": None}
 
 
 def _says_something(tag: str) -> bool:

@@ -149,6 +149,12 @@ class Classification:
             confusion=confusion.tolist(),
         )
 
+    def wrongly(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest class of each image (B,), and its probability (B,), or -1 where it is the true one."""
+        predicted = outputs.argmax(1)
+        probability = self.predictions(outputs).gather(1, predicted[:, None])[:, 0]
+        return predicted, probability.where(predicted != targets, -1.0)
+
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (B, classes)."""
         return outputs.float().softmax(1)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tracking import drawing, store
+from cifar_ray.tracking import drawing, mistakes, store
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
@@ -30,20 +30,31 @@ _one_at_a_time = threading.Lock()
 """Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
 
 
-def log_confusion(client: MlflowClient, run_id: str, confusion: list[list[int]], names: Sequence[str]) -> str:
-    """``confusion_matrix.png``, and the counts as ``confusion_matrix.json``.
+def log_confusion(
+    client: MlflowClient,
+    run_id: str,
+    confusion: list[list[int]],
+    names: Sequence[str],
+    wrong: Sequence[mistakes.Record],
+) -> str:
+    """``confusion_matrix.png`` and ``mistakes.png``, and the data of both as ``confusion_matrix.json``.
 
     Returns:
-        Why the picture cannot be drawn; empty when it is there.
+        Why a picture cannot be drawn; empty when they are there.
     """
-    client.log_dict(run_id, {"classes": list(names), "counts": confusion}, "confusion_matrix.json")
-    picture = io.BytesIO()
-    try:
-        with drawing.settings():
-            confusion_figure(confusion, names).savefig(picture, format="png", bbox_inches="tight")
-    except Exception as error:  # whatever matplotlib raises
-        return store.reason(error)
-    client.log_image(run_id, Image.open(picture), "confusion_matrix.png")
+    counts = {"classes": list(names), "counts": confusion, **({"mistakes": list(wrong)} if wrong else {})}
+    client.log_dict(run_id, counts, "confusion_matrix.json")
+    pictures: dict[str, Callable[[], Any]] = {"confusion_matrix.png": lambda: confusion_figure(confusion, names)}
+    if wrong:
+        pictures["mistakes.png"] = lambda: mistakes.picture(wrong)
+    for name, draw in pictures.items():
+        picture = io.BytesIO()
+        try:
+            with drawing.settings():
+                draw().savefig(picture, format="png", bbox_inches="tight")
+        except Exception as error:  # whatever matplotlib raises
+            return store.reason(error)
+        client.log_image(run_id, Image.open(picture), name)
     return ""
 
 

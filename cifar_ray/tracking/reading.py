@@ -155,6 +155,7 @@ def _read(client: MlflowClient, trial: Trial) -> dict[str, Any]:
         "history": {name: _history(client, trial.run_id, name) for name in followed},
         "confusion": confusion.get("counts"),
         "class_names": tuple(confusion.get("classes", ())),
+        "mistakes": tuple(confusion.get("mistakes", ())),
     }
 
 

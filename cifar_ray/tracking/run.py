@@ -20,7 +20,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Subset
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, origin, store
+from cifar_ray.tracking import artifacts, mistakes, origin, store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, STOPPED_BY_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
 from cifar_ray.training import recipe
@@ -215,7 +215,10 @@ class RunRecord(Record):
         self._sink.tags(tags)
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
-        """Record the outcome: final metrics, and of a task with classes the confusion matrix and per-class table."""
+        """Record the outcome: final metrics, and of a task with classes the confusion matrix and per-class table.
+
+        ``dataset`` has the test images that were evaluated.
+        """
         self._ended = outcome.ended
         self._held.clear()
         for row in outcome.history:  # what was lost on its way here
@@ -231,9 +234,10 @@ class RunRecord(Record):
         address = self._address(Path(outcome.checkpoint))
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         names, confusion = dataset.class_names, outcome.confusion
+        wrong = mistakes.records(outcome.mistakes, dataset)
 
         def draw(client: MlflowClient, run_id: str) -> None:
-            self.undrawn = artifacts.log_confusion(client, run_id, confusion, names)
+            self.undrawn = artifacts.log_confusion(client, run_id, confusion, names, wrong)
 
         if confusion:
             self._sink.call(draw)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError
@@ -95,6 +95,8 @@ class Trial:
             step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
+        mistakes: test images that it got wrong with the highest probabilities, as
+            :data:`cifar_ray.tracking.mistakes.Record`, the worst first.
         repeats: name of the best run of a search, if it is that one with another seed.
     """
 
@@ -109,6 +111,7 @@ class Trial:
     history: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     confusion: Sequence[Sequence[int]] | None = None
     class_names: Sequence[str] = ()
+    mistakes: Sequence[Mapping[str, Any]] = ()
     repeats: str = ""
 
     @property
@@ -169,7 +172,8 @@ class Trial:
 
         confusion = self.confusion if learned else None
         metrics, history = kept(self.metrics, work), kept(self.history, ())
-        return replace(self, metrics=metrics, history=history, confusion=confusion)
+        mistakes = self.mistakes if learned else ()
+        return replace(self, metrics=metrics, history=history, confusion=confusion, mistakes=mistakes)
 
     @property
     def model(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, order
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import evaluation_batches
 from cifar_ray.strategies.gradients import gather
@@ -20,6 +20,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import Subset
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.training import hardware
+from cifar_ray.training.mistakes import Judge, Mistake, SurestMistakes
 
 
 class Evaluator:
@@ -31,6 +32,8 @@ class Evaluator:
         assert samples is not None
         self._samples = samples
         self._at_once = len(samples)
+        self._judges = subset == "test" and isinstance(task, Judge)
+        self._mistakes: SurestMistakes | None = None
         with torch.inference_mode():  # what it imports counts as start-up
             outputs = torch.zeros(1, dataset.spec.num_classes, device=worker.device)
             task.tally(outputs, as_tensor(samples[task.target][:1]).to(worker.device))
@@ -45,8 +48,13 @@ class Evaluator:
 
         The counts of all ranks are added up; every rank returns the same figures.
         """
-        mine = self._tally(model, self._worker.rank, self._worker.world_size)
+        self._mistakes = SurestMistakes(len(self._samples), self._worker.device) if self._judges else None
+        mine = self._tally(model, self._worker.rank, self._worker.world_size, self._mistakes)
         return self._evaluation({name: torch.stack(gather(mine[name])).sum(0) for name in sorted(mine)})
+
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """The surest mistakes of the last model evaluated with all ranks; every rank calls this, and gets the same."""
+        return self._mistakes.gathered() if self._mistakes else ()
 
     def alone(self, model: nn.Module) -> Evaluation:
         """Evaluate this rank's ``model`` on all samples, whatever the other ranks have."""
@@ -60,10 +68,16 @@ class Evaluator:
         return replace(evaluation, metrics=metrics)
 
     @torch.inference_mode()
-    def _tally(self, model: nn.Module, rank: int, world_size: int) -> dict[str, Tensor]:
-        """Counts over the share of ``rank``."""
+    def _tally(
+        self, model: nn.Module, rank: int, world_size: int, mistakes: SurestMistakes | None = None
+    ) -> dict[str, Tensor]:
+        """Counts over the share of ``rank``, whose mistakes are kept."""
         total: dict[str, Tensor] = {}
+        position = order.evaluation_range(len(self._samples), rank, world_size).start
         for outputs, targets in self._outputs(model, rank, world_size):
+            if mistakes is not None and isinstance(self._task, Judge):
+                mistakes.add(self._task, outputs, targets, position)
+            position += len(targets)
             for name, count in self._task.tally(outputs, targets).items():
                 total[name] = total[name] + count if name in total else count
         return total

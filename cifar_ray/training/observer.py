@@ -6,10 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import ResolvedConfig
+
+if TYPE_CHECKING:  # events need no torch
+    from cifar_ray.training.mistakes import Mistake
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Outcome:
         checkpoint: folder of the final checkpoint.
         per_class: metric name -> one number per class, of the chosen checkpoint, or else of the last.
         confusion: test images by true class (row) and predicted class (column), of the same checkpoint.
+        mistakes: test images that the same checkpoint got wrong with the highest probabilities, the worst first.
         history: every row of the run.
         stopped_by: ``patience`` when that has ended the run before its last epoch, else empty.
         untested: why the best checkpoint has no test figures, as a sentence, when it cannot be read; else empty.
@@ -155,6 +159,7 @@ class Outcome:
     history: tuple[Row, ...]
     stopped_by: str = ""
     untested: str = ""
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     def ended(self) -> float:

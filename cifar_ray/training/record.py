@@ -261,6 +261,7 @@ def outcome(state: TrainingState, tested: Tested) -> Outcome:
         history=tuple(state.history),
         stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
         untested=tested.problem,
+        mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -20,6 +22,7 @@ from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Point, Study, Trial
 from tests.support import studies
+from tests.support.helpers import png
 
 EVERY = ["scaling", "accuracy", "training_time", "accuracy_by_time", "loss", "phases", "confusion"]
 STRATEGIES = [
@@ -55,6 +58,11 @@ def trial(model: str = "resnet", topology: str = "1x1", batch: int = 16, seed: i
         confusion=[[8, 2], [3, 7]],
         class_names=("cat", "a_dog"),
     )
+
+
+def wrong(name: str) -> dict[str, Any]:
+    pixels = base64.b64encode(png(np.zeros((8, 8, 3), np.uint8))).decode()
+    return {"index": 3, "true": name, "predicted": "_$x$", "probability": 0.98765, "png": pixels}
 
 
 def study(*trials: Trial, hold: str = "batch") -> Study:
@@ -276,7 +284,13 @@ def servers() -> Study:
 @pytest.mark.parametrize("width", [None, 60 / 25.4, 84 / 25.4, 174 / 25.4])
 @pytest.mark.parametrize(
     "make",
-    [full, lambda: study(trial()), lambda: study(*many()), strategies, servers],
+    [
+        full,
+        lambda: study(replace(trial(), mistakes=[wrong("hard-leaved pocket orchid")] * 16)),
+        lambda: study(*many()),
+        strategies,
+        servers,
+    ],
     ids=["grid", "one", "many", "strategies", "long names"],
 )
 def test_nothing_covers_anything(make: Callable[[], Study], width: float | None) -> None:
@@ -372,6 +386,17 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
         assert "<style" not in text
         assert text == draw.svg(chart, theme)  # type: ignore[arg-type]
     assert not set(ids["light"]) & set(ids["dark"])
+
+
+def test_the_images_most_surely_wrong_are_those_of_the_best_run(tmp_path: Path) -> None:
+    best = replace(trial(accuracy=0.6), mistakes=[wrong("cat"), wrong("a name that is far too long for it")] * 5)
+    chart = made(study(best, replace(trial(seed=2), mistakes=[wrong("dog")])))["mistakes"]
+    assert "resnet, bs16 1x1 seed1, the most accurate finished run (60.00 %)" in chart.caption
+    titles = [axes.get_title() for axes in chart.draw("light").axes]
+    assert titles == ["cat\nas _$x$\n98.77 %", "a name that is \N{HORIZONTAL ELLIPSIS}\nas _$x$\n98.77 %"] * 5
+    assert "a name that is " in draw.svg(chart, "dark")
+    draw.save(chart, tmp_path)
+    assert "mistakes" not in made(study(trial(accuracy=0.6), replace(trial(seed=2), mistakes=[wrong("dog")])))
 
 
 def test_names_are_no_formulas(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_an_evaluation_counts_exactly_10000_images_at_any_world_size() -> None:
 def test_every_rank_ends_with_the_same_weights_and_figures(tmp_path: Path) -> None:
     results = train_on_ranks(config("1x3", model="resnet", resnet=ResNetOptions((1, 1), 8)), tmp_path)
     recorders = [recorder for _, recorder in results]
+    mistakes = {outcome.mistakes for outcome, _ in results if outcome is not None}
+    assert len(mistakes) == 1
+    assert {mistake.position for mistake in mistakes.pop()} & set(range(240, 360))  # the last rank's
     assert len(recorders[0].weights) > 10
     assert all(recorder.weights == recorders[0].weights for recorder in recorders[1:])
     assert len({str([record.row.metrics["test/loss"] for record in recorder.epochs]) for recorder in recorders}) == 1

@@ -51,15 +51,19 @@ def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
 ) -> None:
     often = {"checkpoint_every": steps // 2, "log_every": 3}
     made = partial(config, precision=precision, steps_per_epoch=steps, **often, **values)
-    digests = {}
+    digests, mistakes = {}, set()
     for topology in ("1x1", "1x2", "1x4", "2x2"):
-        train(made(topology), tmp_path / topology)
+        (outcome, _), *_ = train(made(topology), tmp_path / topology)
+        assert outcome is not None
+        mistakes.add(outcome.mistakes)
         digests[topology] = last(tmp_path / topology, steps)
     train(made("1x2"), tmp_path / "resumed", stop_after=steps // 2 + 5)
     resumed, *_ = train(made("1x4"), tmp_path / "resumed")
     assert resumed[1].steps[0] == steps // 2 + 1
     digests["resumed"] = last(tmp_path / "resumed", steps)
     assert len(set(digests.values())) == 1, digests
+    assert len(mistakes) == 1
+    assert len(mistakes.pop()) == 16
 
 
 def test_another_number_of_shards_is_another_sum(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ class RunSession:
 
     def finish(self, outcome: Outcome) -> None:
         """Record the outcome; :meth:`end` is still to be called."""
-        self.record.result(outcome, self.dataset)
+        self.record.result(outcome, self.dataset.tested_on(self.config.test_images))
         if outcome.stopped_by:
             self.record.tags({STOPPED_BY_TAG: outcome.stopped_by})
         if outcome.untested:
@@ -351,7 +351,7 @@ class RunSession:
         written = self.record.end(status)
         self._callbacks.call("end", status)
         if self.record.undrawn:
-            self.view.line(f"the picture of the confusion matrix cannot be drawn: {self.record.undrawn}")
+            self.view.line(f"the pictures of what it got wrong cannot be drawn: {self.record.undrawn}")
         if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(

@@ -68,6 +68,23 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
     assert evaluation.metrics["accuracy"] == confusion.trace() / 360  # to the last digit
 
 
+def test_the_surest_mistakes_are_those_of_the_whole_test_set(digits: Dataset) -> None:
+    model = Noisy(digits)
+    model.logits[100:120] = torch.eye(10)[3] * 50  # as sure as can be: the first ones count
+    evaluator = Evaluator(digits, Worker(), Classification(TrainConfig()))
+    assert evaluator.mistakes() == ()
+    evaluator(model)
+    labels, (sure, predicted) = torch.from_numpy(digits.test["labels"]), model.logits.softmax(1).max(1)
+    order = sorted((-round(sure[row].item(), 4), row) for row in range(360) if predicted[row] != labels[row])
+    expected = [(row, labels[row].item(), predicted[row].item(), -level) for level, row in order[:16]]
+    assert [tuple(mistake) for mistake in evaluator.mistakes()] == expected
+    assert expected[1][0] > expected[0][0] >= 100
+    right = Noisy(digits)
+    right.logits = nn.functional.one_hot(labels, 10).float()
+    evaluator(right)
+    assert evaluator.mistakes() == ()
+
+
 def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Dataset) -> None:
     """As scikit-learn does for the labels that occur."""
     truth = digits.test["labels"] % 8

@@ -1,0 +1,88 @@
+"""The test images that a run's model got wrong most surely: what MLflow keeps of them, and their picture."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from cifar_ray.data import Dataset
+from cifar_ray.tracking import drawing
+from cifar_ray.training.mistakes import Mistake
+
+_SIDE = 64  # pixels of an image in a record, at most: pictures are small, and a report reads every run's
+COLUMNS, WIDTH = 8, 1.25
+"""Images beside each other, at most, and inches of one."""
+
+WORDS = 0.55
+"""Inches of the words above an image, in letters of 8 points."""
+
+_LETTER = 0.075  # inches
+
+Record = Mapping[str, Any]
+"""One image: ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in base64."""
+
+
+def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
+    """What is kept of mistakes on the test images of ``tested``."""
+    return [
+        {
+            "index": mistake.position,
+            "true": tested.class_names[mistake.label],
+            "predicted": tested.class_names[mistake.predicted],
+            "probability": mistake.probability,
+            "png": _png(Image.fromarray(tested.test.images[mistake.position])),
+        }
+        for mistake in mistakes
+    ]
+
+
+def _png(image: Image.Image) -> str:
+    image.thumbnail((_SIDE, _SIDE))
+    file = io.BytesIO()
+    image.save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def grid(count: int, columns: int) -> tuple[int, int]:
+    """Columns and rows of so many images, at most ``columns`` beside each other, with rows about equally full."""
+    rows = -(-count // columns)
+    return -(-count // rows), rows
+
+
+def draw(figure: Any, shown: Sequence[Record], columns: int, width: float, scale: float = 1.0) -> None:
+    """Fill a figure with the images in rows, each with its true class above what it was taken for.
+
+    Args:
+        figure: a figure of matplotlib's.
+        shown: the images.
+        columns: how many stand beside each other.
+        width: inches that one has, where letters have 8 points.
+        scale: of the letters.
+    """
+    longest = int(width / _LETTER)
+    for number, record in enumerate(shown, 1):
+        axes = figure.add_subplot(-(-len(shown) // columns), columns, number)
+        axes.imshow(Image.open(io.BytesIO(base64.b64decode(record["png"]))), interpolation="none")
+        axes.set_axis_off()
+        words = [record["true"], f"as {record['predicted']}", f"{100 * record['probability']:.2f} %"]
+        text = "\n".join(_short(drawing.plain(word), longest) for word in words)
+        axes.set_title(text, fontsize=8 * scale, fontweight="normal")
+
+
+def _short(words: str, longest: int) -> str:
+    return words if len(words) <= longest else f"{words[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def picture(shown: Sequence[Record]) -> Any:
+    """A figure of them, for :func:`cifar_ray.tracking.drawing.settings`."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state and no window
+
+    columns, rows = grid(len(shown), COLUMNS)
+    figure = Figure(figsize=(max(WIDTH * columns, 2.5), (WIDTH + WORDS) * rows + 0.4), layout="constrained")
+    figure.suptitle("Test images most surely wrong")
+    draw(figure, shown, columns, WIDTH)
+    return figure
