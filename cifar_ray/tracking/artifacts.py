@@ -35,7 +35,7 @@ def log_confusion(
     run_id: str,
     confusion: list[list[int]],
     names: Sequence[str],
-    wrong: Sequence[mistakes.Record],
+    wrong: Sequence[mistakes.Record] = (),
 ) -> str:
     """``confusion_matrix.png`` and ``mistakes.png``, and the data of both as ``confusion_matrix.json``.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import platform
@@ -13,8 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
+import numpy as np
 import pytest
 from mlflow import MlflowClient
+from PIL import Image
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
@@ -27,6 +31,7 @@ from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.sink import Sink
 from cifar_ray.tracking.study import TASK_TAG
 from cifar_ray.training import recipe
+from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
@@ -186,7 +191,8 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     record = created(client, digits)
     client.set_tag(record.run_id, store.FAILURE_TAG, "of an earlier attempt")
     record.row(*rows("iteration", 22))  # held, and in the history too
-    record.result(outcome(*rows("iteration", 22), *rows("epoch", 1, 2)), digits)
+    wrong = (Mistake(3, 1, 2, 0.9876),)
+    record.result(replace(outcome(*rows("iteration", 22), *rows("epoch", 1, 2)), mistakes=wrong), digits)
     assert record.end("FINISHED")
     found = only_run(client)
     assert (found.info.status, found.info.end_time) == ("FINISHED", 1_000_040_750)
@@ -205,11 +211,15 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     assert found.data.tags["cifar_ray.checkpoint"] == "/there/mine/checkpoints/step-00000022"
     names = list(digits.class_names)
     confusion = value(client, record.run_id, "confusion_matrix.json")
+    (mistake,) = confusion.pop("mistakes")
     assert confusion == {"classes": names, "counts": CONFUSION}
+    with Image.open(io.BytesIO(base64.b64decode(mistake.pop("png")))) as picture:
+        assert np.array_equal(picture, digits.test.images[3])
+    assert mistake == {"index": 3, "true": "1", "predicted": "2", "probability": 0.9876}
     per_class = value(client, record.run_id, "per_class.json")
     assert per_class == {"columns": ["class", "recall"], "data": [[*row] for row in zip(names, RECALL)]}
     kept = files(client, record.run_id)
-    assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "per_class.json"}
+    assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "mistakes.png", "per_class.json"}
     figures, _, rest = found.data.tags[store.NOTE_TAG].partition("\n\n- - -\n\n")
     assert figures == "**Chosen**: validation accuracy 75.00 %\n\n**Speed**: training 30.00 s, wall time 40.50 s"
     assert rest.endswith(f"    {recipe.command(CONFIG)}\n")
