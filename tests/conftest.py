@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from cifar_ray import data
 from cifar_ray.config.train import TrainConfig
@@ -26,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not folder and item.get_closest_marker("data"):
             item.add_marker(pytest.mark.skip(reason=NO_DATA))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tests compute little at a time, and threads that wait for each other take longer."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

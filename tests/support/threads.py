@@ -23,7 +23,7 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch, Outcome
 from cifar_ray.training.stopping import StoppedError
-from tests.support.helpers import Recorder
+from tests.support.helpers import Recorder, Stopped
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def train_on_threads(
         place = folder if worker.rank == 0 else Path("/proc/none")
         try:
             return fit(config, dataset, place, worker, heard, Launch(0.0, 0.0), None, stop), heard
-        except (StoppedError, CheckpointError, DivergedError, OSError) as error:
+        except (Stopped, StoppedError, CheckpointError, DivergedError, OSError) as error:
             return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
 
     with (

@@ -262,6 +262,7 @@ def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(
     assert (header.split()[-3:], row.split()[-3:]) == (["rmse", "scans/s", "name"], ["3.2100", "1,500", "depth"])
 
 
+@pytest.mark.slow
 def test_listing_runs_loads_neither_ray_nor_torch(tmp_path: Path) -> None:
     client = mlflow_store.new_store(tmp_path)
     words = ["runs", "--json", "--tracking-uri", client.tracking_uri]

@@ -6,8 +6,6 @@ import errno
 import http.client
 import pickle
 import socket
-import subprocess
-import sys
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
@@ -300,8 +298,3 @@ def test_what_cannot_be_told_is_final_when_it_comes_twice_without_a_newer_checkp
     assert not again(once, error="FileNotFoundError: b.pt").final
     assert again(once).final
     assert again(once).reason.endswith(", twice without a newer checkpoint")
-
-
-def test_the_controller_does_not_load_the_loop() -> None:
-    code = "import sys, cifar_ray.orchestration.run.attempt; print('cifar_ray.training.loop' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

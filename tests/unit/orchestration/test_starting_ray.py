@@ -101,30 +101,30 @@ def test_plain_ray_is_started_with_documented_variables_only(monkeypatch: pytest
 
 
 AT_IMPORT = """
+import importlib
 from cifar_ray.config import servers
 from cifar_ray.config.train import TrainConfig
-with servers.before_ray({arguments}):
-    from ray._private import ray_constants
-print(ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
+from ray._private import ray_constants
+for arguments in {arguments}:
+    with servers.before_ray(*arguments):
+        importlib.reload(ray_constants)
+    print(ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seen"),
-    [
-        ("TrainConfig()", "False False"),
-        ("TrainConfig(local_nodes=2)", "True False"),
-        ("TrainConfig(address='127.0.0.1:6379')", "True True"),
-        ("TrainConfig(local_nodes=2), {'local_nodes': 1}", "False False"),
-        ("TrainConfig(), {'address': '127.0.0.1:6379'}", "True True"),
-        ("None", "True True"),
-    ],
-)
-def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here(arguments: str, seen: str) -> None:
+def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here() -> None:
+    seen = {
+        "[TrainConfig()]": "False False",
+        "[TrainConfig(local_nodes=2)]": "True False",
+        "[TrainConfig(address='127.0.0.1:6379')]": "True True",
+        "[TrainConfig(local_nodes=2), {'local_nodes': 1}]": "False False",
+        "[TrainConfig(), {'address': '127.0.0.1:6379'}]": "True True",
+        "[None]": "True True",
+    }
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    code = AT_IMPORT.format(arguments=arguments)
+    code = AT_IMPORT.format(arguments=f"[{', '.join(seen)}]")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.strip() == seen
+    assert dict(zip(seen, done.stdout.splitlines(), strict=True)) == seen
 
 
 PATHS = """

@@ -18,11 +18,14 @@ from cifar_ray import data
 from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
-from tests.support.helpers import digest, plain_losses, resolved, train_on_ranks
+from cifar_ray.training.observer import Outcome
+from tests.support.helpers import Recorder, digest, plain_losses, resolved
 from tests.support.studies import grid, trial
+from tests.support.threads import train_on_threads
 
 TEST = 360
 
@@ -60,20 +63,21 @@ def weighted_mean(outputs: Tensor, labels: Tensor) -> Tensor:
 )
 def test_the_loss_is_the_weighted_mean_over_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
     asked = config(**values, label_smoothing=0.0)
-    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
-    assert outcome is not None
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
     means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
     assert means == pytest.approx(plain_losses(asked, 4, "labels", weighted_mean), rel=2e-5)
 
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    reproducible = partial(config, strategy="reproducible", model="resnet")
+    reproducible = partial(config, strategy="reproducible", model="resnet", resnet=ResNetOptions((1, 1), 8))
+    dataset = data.read(reproducible())
     for topology in ("1x1", "1x2", "2x2"):
-        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
     stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
-    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
-    train_on_ranks(reproducible(class_weights="none"), tmp_path / "without")
+    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=3))
+    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
+    train_on_threads(reproducible(class_weights="none"), dataset, tmp_path / "without")
     digests = {}
     for folder in tmp_path.iterdir():
         newest = checkpoint.latest(folder)

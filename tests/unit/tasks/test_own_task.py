@@ -14,21 +14,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from cifar_ray import data, tasks
+from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import Evaluation, Figure, Targets, TaskSpec
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.observer import Outcome
 from examples.own_task import Ink
-from tests.support.helpers import digest, evaluate_on_ranks, plain_losses, resolved, train_here, train_on_ranks
+from tests.support.helpers import Recorder, digest, plain_losses, resolved, train_here
+from tests.support.threads import on_threads, train_on_threads
 
 OWN = "examples.own_task"
 INK: dict[str, object] = {"task": f"{OWN}:Ink", "dataset": f"{OWN}:load", "model": "simple_cnn", "precision": "fp32"}
 INK |= {"lr": 0.01, "weight_decay": 0.0, "warmup_epochs": 0.0, "epochs": 1, "global_batch_size": 48}
 config = partial(resolved, INK)
+RESNET: dict[str, object] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
 
 
 def mean_of_known(outputs: Tensor, ink: Tensor) -> Tensor:
@@ -55,19 +59,20 @@ def mean_of_known(outputs: Tensor, ink: Tensor) -> Tensor:
 )
 def test_the_loss_is_the_mean_over_all_that_counts_in_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
     asked = config(**values, schedule="constant", steps_per_epoch=4, log_every=1)
-    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
-    assert outcome is not None
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
     means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
     assert means == pytest.approx(plain_losses(asked, 4, "ink", mean_of_known), rel=2e-5)
 
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    reproducible = partial(config, strategy="reproducible", model="resnet", log_every=1, steps_per_epoch=4)
+    reproducible = partial(config, strategy="reproducible", **RESNET, log_every=1, steps_per_epoch=4)
+    dataset = data.read(reproducible())
     for topology in ("1x1", "1x2", "2x2"):
-        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
     stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=3)
-    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
+    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=3))
+    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
     snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
     assert len(snapshots) == 4
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
@@ -75,17 +80,19 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
 
 
 def test_figures_are_those_of_all_workers_together() -> None:
-    whole, *_ = evaluate_on_ranks(config())
-    for one in evaluate_on_ranks(config(topology="1x2")):
-        assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)
-    assert whole.images == 360
-    assert set(whole.metrics) == {"loss", "rmse", "mae", "r2"}
+    dataset, model = data.read(config()), models.build(config(), data.read(config()).spec)
+    whole, ranks = (
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(config()))(model)) for count in (1, 2)
+    )
+    for one in ranks:
+        assert one.metrics == pytest.approx(whole[0].metrics, rel=1e-6)
+    assert whole[0].images == 360
+    assert set(whole[0].metrics) == {"loss", "rmse", "mae", "r2"}
 
 
 def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -> None:
-    asked = config(model="resnet", epochs=4, keep_checkpoints=1, lr=0.1, val_share=0.2)
-    (outcome, recorder), *_ = train_on_ranks(asked, tmp_path)
-    assert outcome is not None
+    asked = config(**RESNET, epochs=4, keep_checkpoints=1, lr=0.1, val_share=0.2)
+    outcome = train_here(asked, data.read(asked), tmp_path, recorder := Recorder())
     errors = [epoch.row.metrics["val/rmse"] for epoch in recorder.epochs]
     assert outcome.metrics["best/rmse"] == min(errors)
     assert outcome.metrics["chosen/epoch"] == errors.index(min(errors)) + 1

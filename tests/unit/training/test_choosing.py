@@ -21,7 +21,8 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
-from tests.support.helpers import Recorder, digest, small_config, train_here, train_on_ranks
+from tests.support.helpers import Recorder, digest, small_config, train_here
+from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
 
 validated = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=3, lr=0.2)
@@ -84,17 +85,19 @@ def test_no_choice_reads_the_test_images(tmp_path: Path) -> None:
 
 
 def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    outcomes = {}
-    for topology in ("1x1", "1x2", "2x2"):
-        outcomes[topology] = [outcome for outcome, _ in train_on_ranks(validated(topology), tmp_path / topology)]
+    dataset = data.read(validated("1x1"))
+    outcomes = [train_here(validated("1x1"), dataset, tmp_path / "1x1")]
+    for topology in ("1x2", "2x2"):
+        ranks = train_on_threads(validated(topology), dataset, tmp_path / topology)
+        outcomes += [outcome for outcome, _ in ranks if isinstance(outcome, Outcome)]
     stopped = replace(validated("1x2"), checkpoint_every=3)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=7)
-    outcomes["resumed"] = [outcome for outcome, _ in train_on_ranks(replace(stopped, topology="1x1"), tmp_path / "resumed")]  # fmt: skip
+    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=7))
+    outcomes.append(train_here(replace(stopped, topology="1x1"), dataset, tmp_path / "resumed"))
     snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
     assert len(snapshots) == 4
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
     assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
-    results = [outcome.metrics for of_ranks in outcomes.values() for outcome in of_ranks if outcome is not None]
+    results = [outcome.metrics for outcome in outcomes]
     assert len(results) == 1 + 2 + 4 + 1
     for name in ("test/accuracy", "chosen/test/accuracy", "best/accuracy", "val/accuracy", "chosen/epoch"):
         assert len({metrics[name] for metrics in results}) == 1
@@ -103,11 +106,12 @@ def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path)
 @pytest.mark.parametrize("strategy", ["fsdp", "local_sgd", "gpipe"])
 def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, tmp_path: Path) -> None:
     config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=4, epochs=3)
-    ranks = train_on_ranks(config, tmp_path)
+    dataset = data.read(config)
+    ranks = train_on_threads(config, dataset, tmp_path)
     model = predictor.restore(best(tmp_path), checkpoint.load(best(tmp_path)))
-    alone = Evaluator(data.read(config), Worker(), tasks.build(config))(model)
+    alone = Evaluator(dataset, Worker(), tasks.build(config))(model)
     for outcome, _ in ranks:
-        assert outcome is not None
+        assert isinstance(outcome, Outcome)
         assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["accuracy"]
 
 
@@ -179,8 +183,8 @@ def test_the_objective_of_ones_own_task_has_its_direction() -> None:
 
 def test_every_ranks_replica_is_tested_on_the_test(tmp_path: Path) -> None:
     config = small_config("ddp", "1x2", val_share=0.2, steps_per_epoch=4, per_rank_test=True)
-    for outcome, recorder in train_on_ranks(config, tmp_path):
-        assert outcome is not None
+    for outcome, recorder in train_on_threads(config, data.read(config), tmp_path):
+        assert isinstance(outcome, Outcome)
         assert outcome.metrics["test/accuracy_rank0"] == outcome.metrics["test/accuracy"]  # it has no statistics
         assert "test/accuracy_rank1" in recorder.epochs[-1].row.metrics
 

@@ -161,6 +161,7 @@ def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
     assert [sum(map(sum, part.confusion)) for part in parts] == [120, 120, 120]
 
 
+@pytest.mark.slow
 def test_a_backend_of_matplotlib_that_is_not_here_is_no_matter() -> None:
     """Jupyter exports its own, and torchmetrics imports matplotlib."""
     backend = "module://no_such_package.backend"

@@ -16,7 +16,9 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import limits
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, recipe
-from tests.support.helpers import Recorder, digest, small_config, train_here, train_on_ranks
+from cifar_ray.training.observer import Outcome
+from tests.support.helpers import Recorder, digest, small_config, train_here
+from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
 from tests.unit.training.test_choosing import best, of, shuffled
 
@@ -76,13 +78,14 @@ def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_pat
 
 def test_the_same_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     config = impatient("1x2", patience=2)
-    alone = train_here(impatient("1x1", patience=2), data.read(config), tmp_path / "1x1")
-    outcomes = [outcome for outcome, _ in train_on_ranks(config, tmp_path / "1x2")]
+    dataset = data.read(config)
+    alone = train_here(impatient("1x1", patience=2), dataset, tmp_path / "1x1")
+    ranks = train_on_threads(config, dataset, tmp_path / "1x2")
     stopped = replace(config, checkpoint_every=3)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=4 * (alone.epochs - 1) + 3)
-    outcomes += [outcome for outcome, _ in train_on_ranks(stopped, tmp_path / "resumed")]
-    for outcome in outcomes:
-        assert outcome is not None
+    before = partial(Recorder, stop_after=4 * (alone.epochs - 1) + 3)
+    train_on_threads(stopped, dataset, tmp_path / "resumed", before)
+    for outcome, _ in (*ranks, *train_on_threads(stopped, dataset, tmp_path / "resumed")):
+        assert isinstance(outcome, Outcome)
         assert (outcome.epochs, outcome.stopped_by) == (alone.epochs, "patience")
         assert outcome.weights_sha256 == alone.weights_sha256
         assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["chosen/test/accuracy"]
@@ -113,7 +116,7 @@ def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) 
     dataset = data.read(config)
     first = train_here(config, dataset, tmp_path)
     longer = replace(config, topology="1x2", patience=9, checkpoint_every=3)
-    train_on_ranks(longer, tmp_path, stop_after=4 * first.epochs + 3)
+    train_on_threads(longer, dataset, tmp_path, partial(Recorder, stop_after=4 * first.epochs + 3))
     ended = train_here(config, dataset, tmp_path)
     assert ended.epochs == first.epochs + 1
     assert ended.checkpoint.endswith(f"step-{4 * ended.epochs:08d}")

@@ -158,7 +158,7 @@ runpy.run_module("cifar_ray.training", run_name="__main__")
     ("rank", "status", "told"),
     [
         ("0", 2, "error: --epochs must be a whole number, got 'nonsense'\n"),
-        ("first", 1, "Traceback (most recent call last):\n"),
+        pytest.param("first", 1, "Traceback (most recent call last):\n", marks=pytest.mark.extended),
     ],
 )
 def test_a_rank_that_fails_ends_at_once(rank: str, status: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
