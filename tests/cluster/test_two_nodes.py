@@ -31,6 +31,7 @@ def losses(person: Person, name: str) -> list[float]:
     return [point.value for point in person.mlflow.get_metric_history(run_id, "train/loss")]
 
 
+@pytest.mark.extended
 @pytest.mark.compat
 def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> None:
     for topology, extra in (("1x1", []), ("2x2", HERE)):
@@ -68,6 +69,7 @@ def head(person: Person) -> Iterator[Head]:
         yield running
 
 
+@pytest.mark.extended
 @pytest.mark.compat
 def test_a_run_joins_a_cluster_and_leaves_it_running(person: Person, head: Head) -> None:
     head.add("second")

@@ -54,7 +54,9 @@ def shape_of(tree: object) -> object:
     return [shape_of(value) for value in tree] if isinstance(tree, list) else type(tree)
 
 
-@pytest.mark.parametrize(("strategy", "topology"), [("parameter_server", "1x2"), ("hogwild", "1x3")])
+@pytest.mark.parametrize(
+    ("strategy", "topology"), [pytest.param("parameter_server", "1x2", marks=pytest.mark.extended), ("hogwild", "1x3")]
+)
 def test_it_learns(strategy: str, topology: str, host: ServerHost, tmp_path: Path) -> None:
     results = train_at_own_pace(config(strategy, topology, epochs=10), tmp_path, host)
     assert metrics(results)["test/accuracy"] > 0.8
@@ -97,9 +99,9 @@ def test_the_losses_of_others_are_not_waited_for(strategy: str, host: ServerHost
 def test_a_slow_worker_is_waited_for_and_bounds_the_throughput(host: ServerHost, tmp_path: Path) -> None:
     """Longer than the process group's timeout; rank 0 alone would do hundreds of steps a second."""
     wanted = config("hogwild", "1x2", epochs=1, steps_per_epoch=4)
-    results = train_at_own_pace(wanted, tmp_path, host, pauses=(0.0, 3.0), timeout_s=10)
+    results = train_at_own_pace(wanted, tmp_path, host, pauses=(0.0, 2.0), timeout_s=6)
     assert [recorder.steps for _, recorder in results] == [[1, 2, 3, 4]] * 2
-    assert results[0][0].times["images_per_s"] < 1.5 * 48 / 3
+    assert results[0][0].times["images_per_s"] < 1.5 * 48 / 2
 
 
 def test_a_dead_worker_is_not_waited_for() -> None:

@@ -25,11 +25,10 @@ ray.init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver
 here = TrainConfig(address=ray.get_runtime_context().gcs_address)
 (about_ray,) = (check for check in doctor.examine(here) if check.subject == "Ray")
 print(f"doctor: {about_ray.problem}")
-for topology in ("1x1", "1x2"):
-    try:
-        driver.train(TrainConfig(dataset="digits", model="simple_cnn", device="cuda", topology=topology))
-    except RunFailedError as error:
-        print(f"run: {error}")
+try:
+    driver.train(TrainConfig(dataset="digits", model="simple_cnn", device="cuda", topology="1x2"))
+except RunFailedError as error:
+    print(f"run: {error}")
 grid = SweepConfig("grid", ({"batch_size": [16, 32]},), train={"dataset": "digits", "model": "simple_cnn"})
 try:
     runner.sweep(grid)
@@ -100,6 +99,7 @@ print(f"given: {ray.get(meeting.met.remote())}")
 """
 
 
+@pytest.mark.slow
 def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +111,8 @@ def test_four_runs_with_a_quarter_of_a_gpu_each_are_placed_on_it_at_once(
     assert "given: [[0], [0], [0], [0]]" in done.stdout
 
 
+@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for a machine without GPUs")
 @pytest.mark.usefixtures("home")
 def test_doctor_and_runs_say_that_pytorch_cannot_use_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,7 +126,8 @@ def test_doctor_and_runs_say_that_pytorch_cannot_use_them(monkeypatch: pytest.Mo
         said.setdefault(key, []).append(text)
     node, name = said["here"][0].split()
     assert said["doctor"][0].startswith(f"Ray counts 2 GPUs on node {node}, but there is no driver here, or ")
-    assert len(said["run"]) == 2
-    assert all(f"the GPUs of node {name} " in text and "libcuda.so.1 in LD_" in text for text in said["run"])
+    (failure,) = said["run"]
+    assert f"the GPUs of node {name} " in failure
+    assert "libcuda.so.1 in LD_" in failure
     assert said["sweep"][0].startswith(f"device must be cpu here: Ray counts 2 GPUs on node {node}, but ")
     assert "restarting" not in done.stderr

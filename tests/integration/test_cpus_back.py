@@ -78,7 +78,14 @@ def all_back() -> None:
 
 @pytest.mark.parametrize(
     ("event", "topology"),
-    [(Joined, "1x2"), (Placed, "1x2"), (EpochRecord, "1x2"), (Joined, "1x1"), (EpochRecord, "1x1")],
+    [
+        (Joined, "1x2"),
+        (EpochRecord, "1x2"),
+        *(
+            pytest.param(*each, marks=pytest.mark.extended)
+            for each in ((Placed, "1x2"), (Joined, "1x1"), (EpochRecord, "1x1"))
+        ),
+    ],
 )
 def test_a_stopped_run_gives_its_cpus_back(event: type, topology: str, dataset: ray.ObjectRef, tmp_path: Path) -> None:
     """While its workers start, when they have just started, and while they train."""
@@ -92,7 +99,7 @@ def test_a_stopped_run_gives_its_cpus_back(event: type, topology: str, dataset: 
     all_back()
 
 
-@pytest.mark.parametrize("topology", ["1x2", "1x1"])
+@pytest.mark.parametrize("topology", ["1x2", pytest.param("1x1", marks=pytest.mark.extended)])
 def test_a_run_that_is_stopped_while_it_waits_for_room_does_not_take_it_later(
     topology: str, dataset: ray.ObjectRef, tmp_path: Path
 ) -> None:

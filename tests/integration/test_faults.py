@@ -85,7 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("seed", "where"),
     [
-        pytest.param(2, (), marks=pytest.mark.compat),
+        pytest.param(2, (), marks=[pytest.mark.compat, pytest.mark.extended]),
         pytest.param(3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"), marks=pytest.mark.extended),
     ],
 )
@@ -112,6 +112,7 @@ def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(
         wait_for_nothing_left(person)
 
 
+@pytest.mark.extended
 @pytest.mark.compat
 def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: Person, undisturbed: str) -> None:
     """By Ctrl-C; SIGTERM takes the same way, as is seen before the first step and of sweeps."""
@@ -130,6 +131,7 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: 
     assert_complete(person)
 
 
+@pytest.mark.extended
 @pytest.mark.compat
 def test_a_signal_to_the_command_and_all_that_it_has_started_is_told_as_one_to_the_command(person: Person) -> None:
     """As ``timeout`` sends it. Ray, which has ended, too, would end the command after a minute, without a word."""
@@ -217,6 +219,7 @@ def test_a_worker_that_is_stopped_is_named_and_replaced(person: Person, undistur
     assert_complete(person)
 
 
+@pytest.mark.extended
 @pytest.mark.compat
 def test_without_failures_to_spare_a_killed_worker_fails_the_run_truthfully(person: Person) -> None:
     with person.starts(*LONG, "--max-failures", "0") as run:
@@ -252,6 +255,7 @@ def test_a_run_whose_ray_is_killed_fails_truthfully(part: str, person: Person) -
     assert run_now.data.tags["cifar_ray.failure"].startswith(sentence)
 
 
+@pytest.mark.extended
 def test_a_mailbox_that_is_killed_starts_again(person: Person, undisturbed: str) -> None:
     with person.starts(*LONG) as run:
         run.until("epoch 2/30")

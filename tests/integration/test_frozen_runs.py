@@ -84,7 +84,7 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
     ("strategy", "topology", "values"),
     [
         ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
-        ("ddp", "2x2", {"accumulate": 2, "ema": 0.9}),
+        pytest.param("ddp", "2x2", {"accumulate": 2, "ema": 0.9}, marks=LONG),
         pytest.param("all_reduce", "1x2", {"optimizer": "adamw"}, marks=LONG),
         pytest.param("gather_scatter", "1x2", {"clip_norm": 0.5}, marks=LONG),
         pytest.param("send_recv", "1x2", {}, marks=LONG),

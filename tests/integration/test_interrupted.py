@@ -9,6 +9,7 @@ import pytest
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.models import speednet
 from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import checkpoint, recipe
 from tests.support.helpers import Recorder, Stopped, train_here
@@ -34,13 +35,14 @@ LONG = {("speednet", "bf16"), ("simple_cnn", "fp16"), ("resnet", "fp16")}  # min
     ("name", "precision"), [pytest.param(*case, marks=[pytest.mark.extended] * (case in LONG)) for case in CASES]
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one(
-    name: str, precision: str, digits: Dataset, tmp_path: Path
+    name: str, precision: str, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, metrics and history, interrupted within an epoch, at its end, and before any checkpoint."""
+    monkeypatch.setattr(speednet, "_WIDTHS", (8, 16, 16))
     config = recipe.resolve(replace(ARCHITECTURES[name], precision=precision, **SHORT))  # type: ignore[arg-type]
     digits = replace(digits, test=digits.test.at(slice(64)))
     whole = train_here(config, digits, tmp_path / "whole")
-    for stops in ((2,), (4,), (6, 13), (11,), (21,)):
+    for stops in ((2,), (6, 13), (11,)):
         folder = tmp_path / "-".join(map(str, stops))
         for stop in stops:
             with pytest.raises(Stopped):

@@ -26,6 +26,7 @@ from cifar_ray.reporting import data, draw, exported, report
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import Trial
+from tests.support import mlflow_store
 from tests.support.studies import of_another_task, trial, without_run
 
 CONFUSION = {"classes": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}
@@ -35,8 +36,8 @@ CPU, DISK = "system/0123abcd/cpu_utilization_percentage", "system/0123abcd/disk_
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with a sweep of four cells, of which two have finished, and an older sweep of the same name."""
-    address = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path_factory.mktemp("store"))
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     sweep(client, experiment, "scaling", [trial("1x1", 64, training_s=1.0)], "KILLED")
     cells = [
@@ -116,16 +117,16 @@ def test_a_run_is_read_whole(uri: str) -> None:
 
 
 def test_a_cell_without_a_run_is_for_what_its_sweep_is_for(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = MlflowClient(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     cells = [trial("1x1", 16, tags={"cifar_ray.measure": "accuracy"}), without_run("PENDING", "", "1x2", 16)]
     sweep(client, client.create_experiment("cifar_ray"), "learning", cells, "RUNNING")
     assert [one.measure for one in reading.study(address, "learning").trials] == ["accuracy", "accuracy"]
 
 
 def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = MlflowClient(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     depths, labels = of_another_task(trial("1x1", 16)), trial("1x2", 16)
     sweep(client, client.create_experiment("cifar_ray"), "both", [depths, labels], "FINISHED")
     read = reading.study(address, "both").trials[0]
@@ -270,9 +271,8 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: P
     assert "charts/accuracy.png" in json.loads(manifest.read_text())["files"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
-    error: BaseException, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path)]
     assert main.main([*words, "--style", "paper"]) == 0
@@ -282,11 +282,11 @@ def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
 
     def stop(chart: Chart, folder: Path) -> None:
         if next(drawn):
-            raise error
+            raise OSError(28, "No space left on device")
         save(chart, folder)
 
     monkeypatch.setattr(draw, "save", stop)
-    assert main.main([*words, "--title", "Another"]) in (2, 130)
+    assert main.main([*words, "--title", "Another"]) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
 
@@ -344,8 +344,8 @@ def test_a_mistake_from_python_is_one_sentence(
 
 
 def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     odd = without_run("SKIPPED", "topology must be NODESxWORKERS", "1x1", 16)
     odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2"})
@@ -357,8 +357,8 @@ def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
 
 
 def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     lost = [without_run("PENDING", "Ray Tune has ended without it", "1x1", 16), without_run("PENDING", "", "1x2", 16)]
     sweep(client, experiment, "lost", lost, "FAILED")
@@ -369,8 +369,8 @@ def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> No
 
 
 def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     tags = {"cifar_ray.kind": "sweep", "cifar_ray.sweep": "bare"}
     parent = client.create_run(experiment, tags=tags, run_name="bare").info.run_id
@@ -398,8 +398,8 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
 
 
 def test_runs_of_one_global_batch_are_compared_by_it(tmp_path: Path) -> None:
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     sweep(client, experiment, "s", [trial("1x1", 32), trial("1x2", 16), trial("2x2", 16)], "FINISHED")
     names = ["bs32 1x1 seed0", "bs16 1x2 seed0", "bs16 2x2 seed0"]
@@ -443,11 +443,8 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
     plots = {path.stem for path in (tmp_path / "charts").glob("*.pdf")}
     assert plots == {path.stem for path in (tmp_path / "charts").glob("*.svg")} != set()
     assert "400.00" in (tmp_path / "tables" / "resnet_cifar10_main.tex").read_text()
-    assert main.main(words) == 0  # without them, those of the earlier report are gone
-    assert not (tmp_path / "tables").exists()
-    assert main.main([*words, "--style", "paper", "--latex"]) == 0
     (tmp_path / "tables" / "mine.tex").write_text("kept")
-    assert main.main(words) == 0
+    assert main.main(words) == 0  # without them, those of the earlier report are gone
     assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".pdf", ".tex")] == ["mine.tex"]
     with pytest.raises(ConfigError, match="latex writes files, so there must be a folder for them"):
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
@@ -513,8 +510,8 @@ def test_a_report_may_be_json(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """That page shows the latest value of every metric, which is the one of the highest step, whenever it came."""
-    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = store.connect(address)
+    client = mlflow_store.new_store(tmp_path)
+    address = client.tracking_uri
     experiment = store.experiment_id(client, "reports")
     cells = []
     for number, cell in enumerate((trial("1x1", 16), trial("1x2", 16))):

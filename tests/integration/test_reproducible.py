@@ -52,13 +52,13 @@ def test_all_that_a_run_has_is_the_same_at_any_number_of_workers(
     often = {"checkpoint_every": steps // 2, "log_every": 3}
     made = partial(config, precision=precision, steps_per_epoch=steps, **often, **values)
     digests, mistakes = {}, set()
-    for topology in ("1x1", "1x2", "1x4", "2x2"):
+    for topology in ("1x1", "1x2", "2x2"):
         (outcome, _), *_ = train(made(topology), tmp_path / topology)
         assert outcome is not None
         mistakes.add(outcome.mistakes)
         digests[topology] = last(tmp_path / topology, steps)
     train(made("1x2"), tmp_path / "resumed", stop_after=steps // 2 + 5)
-    resumed, *_ = train(made("1x4"), tmp_path / "resumed")
+    resumed, *_ = train(made("2x2"), tmp_path / "resumed")
     assert resumed[1].steps[0] == steps // 2 + 1
     digests["resumed"] = last(tmp_path / "resumed", steps)
     assert len(set(digests.values())) == 1, digests

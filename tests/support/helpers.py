@@ -218,11 +218,6 @@ def weights_on_ranks(config: TrainConfig, folder: Path) -> list[list[str]]:
     return _on_ranks(config, _hashes, folder)
 
 
-def evaluate_on_ranks(config: TrainConfig) -> list[Evaluation]:
-    """The evaluation of the initial weights, in one process per worker of ``config``."""
-    return _on_ranks(config, _evaluate)
-
-
 @dataclass(frozen=True)
 class Steps:
     """What some steps of a strategy came to on one rank.
@@ -253,13 +248,6 @@ def steps_on_ranks(config: TrainConfig, count: int) -> list[Steps]:
 def choices_on_ranks(config: TrainConfig) -> list[arithmetic.Choice]:
     """What every rank decides to compute with."""
     return _on_ranks(config, arithmetic.choose)
-
-
-def train_apart(
-    config: TrainConfig, folder: Path, stop_after: int | None = None
-) -> list[tuple[Outcome | None, Recorder]]:
-    """As :func:`train_on_ranks`, with a folder that can be there for rank 0 alone."""
-    return _on_ranks(config, _train_apart, folder, stop_after)
 
 
 class ServerHost(BaseManager):
@@ -303,7 +291,7 @@ def wait_for_the_dead(config: TrainConfig) -> list[str]:
 
 
 def _on_ranks(config: TrainConfig, work: Callable[..., T], *arguments: object) -> list[T]:
-    with tempfile.TemporaryDirectory() as meeting, warm.context().Pool(config.world_size, maxtasksperchild=1) as pool:
+    with tempfile.TemporaryDirectory() as meeting, warm.context().Pool(config.world_size) as pool:
         tasks = [(config, rank, f"{meeting}/store", work, arguments) for rank in range(config.world_size)]
         # A rank that is killed would never answer.
         return pool.starmap_async(_on_rank, tasks, chunksize=1).get(timeout=600)
@@ -502,18 +490,6 @@ def _sending(sent: list[int], worker: Worker) -> Iterator[None]:
     sent.clear()
     with mock.patch.object(dist, "P2POp", told), mock.patch.object(dist, "broadcast", spread):
         yield
-
-
-def _train_apart(
-    config: TrainConfig, worker: Worker, folder: Path, stop_after: int | None
-) -> tuple[Outcome | None, Recorder]:
-    return _train(config, worker, folder if worker.rank == 0 else Path("/proc/none"), stop_after, None, b"")
-
-
-def _evaluate(config: TrainConfig, worker: Worker) -> Evaluation:
-    dataset = data.read(config)
-    torch.manual_seed(0)
-    return Evaluator(dataset, worker, tasks.build(config))(models.build(config, dataset.spec))
 
 
 @dataclass(frozen=True)

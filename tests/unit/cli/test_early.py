@@ -13,6 +13,7 @@ import pytest
 from cifar_ray.cli import early
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store, uri
+from tests.support import mlflow_store
 
 EACH = """
 import json, shlex, sys
@@ -108,9 +109,11 @@ def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path:
 
 
 def test_what_a_store_lacks_is_known_without_mlflow(tmp_path: Path) -> None:
-    where = f"sqlite:///{tmp_path / 'a b' / 'mlflow.db'}"
-    assert uri.lacks(where, "mine")
-    client = store.connect(where)
+    folder = tmp_path / "a b"
+    assert uri.lacks(f"sqlite:///{folder / 'mlflow.db'}", "mine")
+    folder.mkdir()
+    client = mlflow_store.new_store(folder)
+    where = client.tracking_uri
     run = client.create_run("0", run_name="mine").info.run_id
     assert uri.lacks(where, "yours")
     assert not uri.lacks(where, "mine")
