@@ -136,10 +136,9 @@ def _luck(searched: Searched) -> Iterator[str]:
     second = others[0][0]
     if searched.images is None:
         again = "" if searched.repeated else " --repeat 3 trains the best run of a search again with other seeds."
-        yield (
-            f"How much of the lead is luck cannot be told from one run of the second: {goal.name} is no share of a "
-            f"recorded number of {goal.task.unit}.{again}"
-        )
+        is_share, unit = goal.figure is not None and goal.figure.binomial, goal.task.unit
+        why = f"it is not recorded of how many {unit}" if is_share else f"{goal.name} is no share of so many {unit}"
+        yield f"How much of the lead is luck cannot be told from one run of the second: {why}.{again}"
         return
     n, number = searched.images, len(others)
     unit = f"{tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit}"
