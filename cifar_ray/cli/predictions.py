@@ -27,6 +27,7 @@ def show(command: PredictCommand) -> int:
     if command.csv and command.json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
     table = _writable(command.csv) if command.csv not in (None, "-") else None
+    out = None if command.out is None else files.folder("out", command.out)
     imagefiles.check(command.images)
     early.check_runs([command.run], command.tracking_uri)
 
@@ -34,7 +35,7 @@ def show(command: PredictCommand) -> int:
         from cifar_ray.orchestration.run import results
 
     task, predictions = results.predict(
-        command.run, command.images, command.checkpoint, command.tracking_uri, flags.note, command.top
+        command.run, command.images, command.checkpoint, command.tracking_uri, flags.note, command.top, out
     )
     if command.csv == "-":
         print(as_csv(task, predictions), end="")
@@ -42,11 +43,14 @@ def show(command: PredictCommand) -> int:
         files.write_whole(table, as_csv(task, predictions))
         print(f"{table}: {counted(len(predictions), 'image')}")
     else:
-        pairs = [(prediction.image, prediction.answers) for prediction in predictions]
+        rows = [(prediction.image, prediction.answers, prediction.mask) for prediction in predictions]
         output.show(
-            [{"image": image, task.answer: answers} for image, answers in pairs],
+            [
+                {"image": image, task.names: answers, **({"mask": mask} if mask else {})}
+                for image, answers, mask in rows
+            ],
             command.json,
-            lambda: Console().predictions(task, pairs),
+            lambda: Console().predictions(task, rows),
         )
     return 0
 
@@ -60,16 +64,20 @@ def _writable(text: str | None) -> Path:
 
 
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
-    """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name."""
+    """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name.
+
+    With masks, ``image,mask,class,share,class_2,...``.
+    """
     names = [name for name, _ in predictions[0].answers]
-    classes = task.answer == "classes"
+    classes, masks = task.names == "classes", ["mask"] if task.answer == "masks" else []
     ranks = ["", *(f"_{rank}" for rank in range(2, len(names) + 1))]
-    head = [f"{title}{rank}" for rank in ranks for title in ("class", "probability")] if classes else names
+    head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", *head])
+    writer.writerow(["image", *masks, *head])
     for prediction in predictions:
-        path = os.fsencode(prediction.image).decode(errors="backslashreplace")  # a name need not be UTF-8
+        paths = [path for path in (prediction.image, prediction.mask) if path is not None]
+        named = [os.fsencode(path).decode(errors="backslashreplace") for path in paths]  # a name need not be UTF-8
         pairs = [cell for pair in prediction.answers for cell in pair]
-        writer.writerow([path, *(pairs if classes else [number for _, number in prediction.answers])])
+        writer.writerow([*named, *(pairs if classes else [number for _, number in prediction.answers])])
     return text.getvalue()

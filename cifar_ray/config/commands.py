@@ -287,6 +287,10 @@ class PredictCommand(ResultAsJson, OfModel):
     top: Count = 3
     """Classes to show per image, most likely first."""
 
+    out: str | None = None
+    """Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class, named
+    as the images and as large. Earlier files are overwritten. Default: predicted_masks."""
+
 
 @dataclass(frozen=True)
 class ModelsCommand:

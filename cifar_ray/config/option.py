@@ -17,16 +17,16 @@ from pydantic import AfterValidator
 from cifar_ray.config.errors import ConfigError, brief, one_of
 from cifar_ray.config.schema import flat_fields
 
-FOLDER = "folder:"
-"""What precedes the path of a folder of images in ``--dataset``."""
+FOLDER, MASKS = "folder:", "masks:"
+"""What precedes the path of a folder in ``--dataset``: of images by class, or of images with masks."""
 
 TORCHVISION = "torchvision:"
 """What precedes the name of a data set of torchvision in ``--dataset``."""
 
-FOLDER_PATH, OWN, OF_TORCHVISION = "folder:PATH", "MODULE:FUNCTION", f"{TORCHVISION}NAME"
+FOLDER_PATH, MASKS_PATH, OWN, OF_TORCHVISION = "folder:PATH", "masks:PATH", "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
-SIZED = (FOLDER_PATH, OF_TORCHVISION)
+SIZED = (FOLDER_PATH, MASKS_PATH, OF_TORCHVISION)
 """Data sets whose images are brought to ``--image-size``."""
 
 LIBRARIES = ("torchvision", "timm")
@@ -89,6 +89,16 @@ def is_function(name: str | None) -> bool:
     return is_own(name) and not library_of(name)
 
 
+def is_folder(dataset: str) -> bool:
+    """Whether a data set is files below a path."""
+    return dataset.startswith((FOLDER, MASKS))
+
+
+def path_of(dataset: str) -> str:
+    """The path of a data set that is files below one; of others, their name."""
+    return dataset.partition(":")[2] if is_folder(dataset) else dataset
+
+
 def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
     """One of ``names``, or ``own`` (a function, unless given) of the user's."""
 
@@ -121,7 +131,7 @@ def chosen(value: str | None) -> str | None:
         return value
     if library := library_of(value):
         return f"{library}:NAME"
-    return FOLDER_PATH if value.startswith(FOLDER) else OWN
+    return f"{value.partition(':')[0]}:PATH" if is_folder(value) else OWN
 
 
 def _only(field: dataclasses.Field[Any]) -> Mapping[str, tuple[str, ...]]:

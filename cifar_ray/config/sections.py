@@ -16,14 +16,17 @@ from cifar_ray.config.option import (
     FOLDER,
     FOLDER_PATH,
     IMPORT_PATH,
+    MASKS_PATH,
     OF_TORCHVISION,
     OWN,
     SIZED,
     TORCHVISION,
+    is_folder,
     library_of,
     option,
+    path_of,
 )
-from cifar_ray.config.schema import STRICT, Count, Numbers, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Byte, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -37,6 +40,9 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 MIXING = ("mixup", "cutmix")
 """Values of ``augment`` that mix images, and so labels."""
 
+MOVING = ("none", "crop", "crop_flip", "resized_crop")
+"""Values of ``augment`` that do to a mask what they do to its image."""
+
 
 def _name(text: str) -> str:
     if not re.fullmatch(NAME, text):
@@ -49,18 +55,18 @@ def _dataset(text: str) -> str:
     if text.startswith(TORCHVISION):
         torchvision_sets.check(text)
         return text
-    is_folder = len(text) > len(FOLDER) and text.startswith(FOLDER)
+    names_folder = is_folder(text) and path_of(text) != ""
     is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
-    if text not in known and not is_folder and not is_function:
+    if text not in known and not names_folder and not is_function:
         others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
-        near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_folder(text)
+        near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
         meant = f"; did you mean {near[0]}?" if near else ""
-        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, OWN])
+        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
 
 
-def _is_folder(text: str) -> bool:
+def _is_there(text: str) -> bool:
     try:
         return Path(text).expanduser().is_dir()
     except (OSError, RuntimeError, ValueError):  # too long, nobody's home folder, a null byte
@@ -119,16 +125,19 @@ class Data:
 
     dataset: DatasetText = option("cifar10", weights=True)
     """Data set: one of this package ('digits' comes with scikit-learn and needs no network); torchvision:NAME, one that
-    torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; or MODULE:FUNCTION, a
-    function of your own that returns arrays."""
+    torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; masks:PATH, images
+    with masks of their pixels' classes; or MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
     """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
     ~/.cache/cifar_ray)."""
 
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
-    """Side in pixels of the images of folder:PATH and torchvision:NAME: the shorter side is resized to it, and the
-    centre is cropped."""
+    """Side in pixels of the images of folder:PATH, masks:PATH and torchvision:NAME: the shorter side is resized to it,
+    and the centre is cropped."""
+
+    ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
+    """Number in the masks of masks:PATH whose pixels are neither learned nor counted."""
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH,)})
     """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
@@ -136,7 +145,7 @@ class Data:
     val_share: Share | None = option(None, weights=True, if_set=True)
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
     every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
-    chosen: by --log-models best or all, by --patience, or by --scheduler. A folder:PATH with val/ and test/ needs no
+    chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
     share, nor a torchvision:NAME that has validation images."""
 
     stream: bool = option(False, weights=False, only={"dataset": SIZED})
@@ -150,8 +159,8 @@ class Data:
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
     them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it (torchvision's RandomResizedCrop), and the
     mirror; for images larger than 32 pixels. The others follow 'crop_flip': 'randaugment' and 'trivialaugment' change
-    shapes and colours, 'mixup' and 'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror
-    images are wrong."""
+    shapes and colours, 'mixup' and 'cutmix' mix two images; these four are not for masks. Default: crop_flip; crop for
+    mnist and digits, whose mirror images are wrong."""
 
     normalise: Literal["dataset", "half", "imagenet"] = option("dataset", weights=True)
     """Normalise pixels by the mean and standard deviation of the training images, by 0.5 and 0.5, or by those of

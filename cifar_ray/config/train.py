@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
-from cifar_ray.config.option import FOLDER, check_choices, names_for, value_of
+from cifar_ray.config.option import check_choices, is_folder, names_for, path_of, value_of
 from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.topology import Topology
@@ -54,8 +54,8 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     def dataset_name(self) -> str:
         """The data set as a part of names; of a folder, the folder's name."""
         name = self.dataset
-        if name.startswith(FOLDER):
-            name = name.removeprefix(FOLDER).rstrip("/").rpartition("/")[2]
+        if is_folder(name):
+            name = path_of(name).rstrip("/").rpartition("/")[2]
         return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
 
     @property

@@ -43,7 +43,7 @@ def from_function(path: str, task: type[Task], val_share: float = 0.0) -> Datase
     try:
         return _checked(path, returned, task)
     except ValueError as error:
-        names = "classes" if task.spec.answer == "classes" else "outputs"
+        names = "classes" if task.spec.names == "classes" else "outputs"
         rule = _RULE.format(target=task.target, names=names, rule=task.rule)
         raise ConfigError("dataset", f"{rule}; {path} returns {error}") from None
 
@@ -68,6 +68,8 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     for half, given in zip((checked.train, checked.test), images):
         if len(half) != len(given) or (half.dtype.kind not in "iub" and half.dtype != np.float32):
             raise ValueError(f"{task.target} of {half.dtype} {half.shape} for {len(given)} images")
+        if task.spec.answer == "masks" and half.shape != given.shape[:3]:
+            raise ValueError(f"{task.target} of {half.shape[1:]} for images of {given.shape[1:3]}")
     if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
         raise ValueError(f"{brief(checked.names)} as names")
     train, test = (

@@ -33,7 +33,7 @@ _BITS = 20  # of a sample's hash for each draw; one hash gives all three
 
 
 def crop_and_flip(
-    images: Tensor, samples: Tensor, seed: int, epoch: int, flip: bool, variation: Variation = USUAL
+    images: Tensor, samples: Tensor, seed: int, epoch: int, flip: bool, variation: Variation = USUAL, border: int = 0
 ) -> Tensor:
     """Padded random crop and random mirror, drawn for each sample from (seed, epoch, sample).
 
@@ -44,17 +44,18 @@ def crop_and_flip(
         epoch: the epoch, from 0.
         flip: whether to mirror half of the images.
         variation: how they vary.
+        border: value of the padding, where it does not mirror the image's edge.
 
     Returns:
         uint8, shape (B, H, W, C).
     """
     count, height, width, channels = images.shape
     row, column, mirror = draws(samples, seed, epoch, variation)
-    border = [variation.padding] * 4
+    sides = [variation.padding] * 4
     if variation.reflect:
-        padded = F.pad(images.permute(0, 3, 1, 2), border, "reflect").permute(0, 2, 3, 1).contiguous()
+        padded = F.pad(images.permute(0, 3, 1, 2), sides, "reflect").permute(0, 2, 3, 1).contiguous()
     else:
-        padded = F.pad(images, [0, 0, *border])
+        padded = F.pad(images, [0, 0, *sides], value=border)
     tall, wide = padded.shape[1:3]
     runs = padded.view(-1).unfold(0, width * channels, 1)  # a view: the bytes of a row's length from each byte on
     first = (torch.arange(count, device=images.device) * tall + row) * wide + column

@@ -134,19 +134,23 @@ class Dataset:
     left_out: str = ""
     val: Split | None = None
 
-    def contents(self, answer: str) -> str:
+    def contents(self, names: str) -> str:
         """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.
 
-        ``answer`` is what a task predicts: ``classes`` or ``values``.
+        ``names``: of what a task has numbers, ``classes`` or ``values``.
         """
         spec = self.spec
         learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
-        counts = f"{spec.num_classes:,} {answer}, {learned} and {spec.test_size:,} test images"
+        counts = f"{spec.num_classes:,} {names}, {learned} and {spec.test_size:,} test images"
         return "; ".join(filter(None, (counts, self.left_out)))
 
     @property
     def class_counts(self) -> tuple[int, ...]:
-        """Training images of each class; empty where a task of the user's own learns something else."""
+        """Training images of each class, or pixels of masks; empty where a task of your own learns other things."""
+        if (masks := self.train.columns.get("masks")) is not None and masks.dtype == np.uint8:
+            parts = np.array_split(masks, max(len(masks) // 256, 1))
+            pixels = sum(np.bincount(part.ravel(), minlength=256) for part in parts)
+            return tuple(np.asarray(pixels)[: len(self.class_names)].tolist())
         labels = self.train.columns.get("labels")
         if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
             return ()
@@ -163,7 +167,8 @@ class Dataset:
             f"{count / sum(counts):.1%} ({count:,}, {self.class_names[counts.index(count)]})".replace("%", " %", 1)
             for count in (min(counts), max(counts))
         )
-        return f"training images by class: {' to '.join(extremes)}"
+        counted = "pixels" if "masks" in self.train.columns else "images"
+        return f"training {counted} by class: {' to '.join(extremes)}"
 
     def normalised(self, by: str) -> Dataset:
         """The same images, with the facts of :meth:`DatasetSpec.normalised`."""

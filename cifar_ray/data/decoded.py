@@ -41,12 +41,17 @@ class Part:
     """Training, test or validation images before they are decoded.
 
     Attributes:
-        labels: int64, (N,).
-        image: decodes the image of a position: uint8, (side, side, 3).
+        labels: int64, (N,); or zeros, uint8, (N, side, side), for the masks that are decoded with the images.
+        image: decodes the image of a position: uint8, (side, side, 3), or (side, side, 4) with its mask.
     """
 
     labels: np.ndarray
     image: Callable[[int], np.ndarray]
+
+    @property
+    def column(self) -> str:
+        """What is known of an image: ``labels`` or ``masks``."""
+        return "labels" if self.labels.ndim == 1 else "masks"
 
 
 def key(side: int, name: str, classes: Sequence[str], parts: Iterable[Iterable[bytes]]) -> str:
@@ -88,7 +93,7 @@ def provide(
             "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         ) from None
     try:
-        splits = {part: _kept(kept, part, config.stream) for part in parts}
+        splits = {name: _kept(kept, name, config.stream, part.column) for name, part in parts.items()}
         facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
     except (OSError, ValueError, EOFError):
         raise ConfigError(
@@ -108,15 +113,16 @@ def _remove_unused(home: Path) -> None:
                     shutil.rmtree(doomed)
 
 
-def _kept(folder: Path, half: str, on_disk: bool) -> Split:
+def _kept(folder: Path, half: str, on_disk: bool, column: str) -> Split:
     images = np.load(folder / f"{half}_images.npy", mmap_mode="r" if on_disk else None)
-    return Split({"images": images, "labels": np.load(folder / f"{half}_labels.npy")})
+    return Split({"images": images, column: np.load(folder / f"{half}_{column}.npy")})
 
 
 def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: Path, progress: Progress) -> None:
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
     side, total = config.image_size, sum(len(part.labels) for part in parts.values())
-    _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, config, kept.parent)
+    needed = total * side**2 * 3 + sum(part.labels.nbytes for part in parts.values())
+    _check_room(f"its {total:,} images of {side}x{side} pixels", needed, config, kept.parent)
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -129,15 +135,18 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
             def decode(start: int, part: Part = part, images: Any = images) -> int:
                 rows = range(start, min(start + _CHUNK, len(part.labels)))
                 for row in rows:
-                    images[row] = part.image(row)
+                    pixels = part.image(row)
+                    images[row] = pixels[..., :3]
+                    if part.column == "masks":
+                        part.labels[row] = pixels[..., 3]
                 return len(rows)
 
             with ThreadPoolExecutor() as pool:
                 for count in pool.map(decode, range(0, len(part.labels), _CHUNK)):
                     progress(done := done + count, total)
             images.flush()
-            np.save(partial / f"{half}_labels.npy", part.labels)
-        splits = {half: _kept(partial, half, True) for half in parts}
+            np.save(partial / f"{half}_{part.column}.npy", part.labels)
+        splits = {half: _kept(partial, half, True, part.column) for half, part in parts.items()}
         facts = arrays.facts_of(splits["train"], splits["test"], classes, splits.get("val"))
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)

@@ -29,18 +29,31 @@ _SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Info
 _KINDS = 5  # kinds of files that are left out and named, at most
 
 
+Files = tuple[tuple[str, int | str], ...]
+
+
 @dataclass(frozen=True)
 class Listing:
-    """The files of a folder's images, with their labels, and in words what else is in the folder."""
+    """The files of a folder's images, with their labels or the paths of their masks.
+
+    Attributes:
+        classes: their names.
+        train: training images.
+        test: test images.
+        left_out: in words, what else is in the folder.
+        val: validation images.
+        column: what is known of an image: ``labels`` or ``masks``.
+    """
 
     classes: tuple[str, ...]
-    train: tuple[tuple[str, int], ...]
-    test: tuple[tuple[str, int], ...]
+    train: Files
+    test: Files
     left_out: str
-    val: tuple[tuple[str, int], ...] = ()
+    val: Files = ()
+    column: str = "labels"
 
     @property
-    def parts(self) -> dict[str, tuple[tuple[str, int], ...]]:
+    def parts(self) -> dict[str, Files]:
         """The files by the part of the data set that they are, validation where there is any."""
         return {"train": self.train, "test": self.test, **({"val": self.val} if self.val else {})}
 
@@ -65,9 +78,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
     Raises:
         ConfigError: when there is no such folder, or its classes or images do not do.
     """
-    if not root.is_dir():
-        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
-    train, test, val, unused = halves(root)
+    train, test, val, unused = parts(root)
     if val is not None and not with_val:
         unused = [*unused, val.name]
         val = None
@@ -84,7 +95,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
                 f"must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
             )
         every, tests = _split(classes, every, test_share, train)
-        return _validated(Listing(classes, every, tests, _in_words(left_out, unused)), train, val_share)
+        return validated(Listing(classes, every, tests, in_words(left_out, unused)), train, val_share)
     if test_share:
         raise ConfigError("test_share", f"is for folders without test images, and there is {test}")
     if val is not None and val_share:
@@ -95,23 +106,33 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
             odd = sorted(set(others) ^ set(classes))[0]
             where = f"{train.name}/ and {half.name}/ of {root}"
             raise ConfigError("dataset", f"must have the same classes in {where}; {odd!r} is in one only")
-    words = _in_words(left_out, unused)
-    if test.name.lower() in _HALVES["val"]:
-        words = "; ".join(filter(None, (words, f"{_readable(test.name)}/ is the test set, since there is no other")))
+    words = in_words(left_out, unused, test)
     if val is not None:
         return Listing(classes, every, held[test][1], words, held[val][1])
-    return _validated(Listing(classes, every, held[test][1], words), train, val_share)
+    return validated(Listing(classes, every, held[test][1], words), train, val_share)
 
 
-def _validated(whole: Listing, train: Path, share: float) -> Listing:
-    """The same with that share of each class's training images for validation; with none when it is 0."""
+def parts(root: Path) -> Halves:
+    """The parts of a folder, as :func:`halves`; refuse one that is not there."""
+    if not root.is_dir():
+        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
+    return halves(root)
+
+
+def validated(whole: Listing, train: Path, share: float) -> Listing:
+    """The same with that share of each class's training images for validation; with none when it is 0.
+
+    Images that have no label are drawn alike.
+    """
     if not share:
         return whole
     paths = [path for path, _ in whole.train]
     keys = [os.fsencode(os.path.relpath(path, train)) for path in paths]
-    kept = validation.rows(keys, contents(paths), np.array([label for _, label in whole.train]), whole.classes, share)
-    learned = tuple(file for file, is_kept in zip(whole.train, kept) if not is_kept)
-    return dataclasses.replace(whole, train=learned, val=tuple(itertools.compress(whole.train, kept)))
+    labels = [label if isinstance(label, int) else 0 for _, label in whole.train]
+    names = whole.classes if whole.column == "labels" else ("",)
+    kept = validation.rows(keys, contents(paths), np.array(labels), names, share)
+    learned, val = (tuple(itertools.compress(whole.train, chosen)) for chosen in (~kept, kept))
+    return dataclasses.replace(whole, train=learned, val=val)
 
 
 def contents(paths: Sequence[str]) -> list[tuple[int, str]]:
@@ -176,11 +197,13 @@ def halves(root: Path) -> Halves:
     return Halves(root / train[0], root / test[0] if test else None, root / val[0] if val else None, unused)
 
 
-def _in_words(files: Counter[str], folders: Sequence[str]) -> str:
-    """``124 files left out (.heic 120, .txt 4); val/ not used``."""
+def in_words(files: Counter[str], folders: Sequence[str], test: Path | None = None) -> str:
+    """``124 files left out (.heic 120, .txt 4); val/ not used``, and where the ``test`` images have another name."""
     parts = [f"{counted(files.total(), 'file')} left out ({_kinds(files)})"] if files else []
     if folders:
         parts.append(f"{', '.join(f'{_readable(name)}/' for name in folders)} not used")
+    if test is not None and test.name.lower() in _HALVES["val"]:
+        parts.append(f"{_readable(test.name)}/ is the test set, since there is no other")
     return "; ".join(parts)
 
 
@@ -202,7 +225,7 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple
     found: list[tuple[str, int]] = []
     for label, name in enumerate(names):
         others: Counter[str] = Counter()
-        paths = sorted(_images(root / name, others))
+        paths = sorted(images(root / name, others))
         if not paths:
             kinds = ", ".join(imagefiles.SUFFIXES)
             has = f"; left out there: {_kinds(others)}" * bool(others)
@@ -216,7 +239,7 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple
     return tuple(map(_readable, names)), tuple(found)
 
 
-def _images(root: Path, others: Counter[str]) -> Iterator[str]:
+def images(root: Path, others: Counter[str]) -> Iterator[str]:
     """The image files below a folder, where links lead too, but nothing hidden; what else there is, in ``others``."""
 
     def fail(error: OSError) -> None:

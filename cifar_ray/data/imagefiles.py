@@ -36,7 +36,7 @@ class ImageError(ValueError):
 
 
 @contextmanager
-def _open(source: Path | BinaryIO) -> Iterator[Image.Image]:
+def opened(source: Path | BinaryIO) -> Iterator[Image.Image]:
     """Context manager: open an image; any error within is an :class:`ImageError`."""
     try:
         with Image.open(source, formats=FORMATS) as image:
@@ -71,7 +71,7 @@ def check(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             files += _below(path)
             continue
-        with named(path), _open(path):
+        with named(path), opened(path):
             files.append(path)
     return files
 
@@ -115,11 +115,11 @@ def read(source: Path | BinaryIO, side: int | None = None) -> Image.Image:
         ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
             numbers (modes ``I`` and ``F``) in place of shades.
     """
-    with _open(source) as opened:
+    with opened(source) as file:
         if side is not None:
-            opened.draft(None, (2 * side, 2 * side))
-        opened.load()
-        image = ImageOps.exif_transpose(opened)
+            file.draft(None, (2 * side, 2 * side))
+        file.load()
+        image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I;16"):
             # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
             return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -17,6 +17,7 @@ from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, order, policies
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
+from cifar_ray.tasks.spec import IGNORED
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
 """Test images of at most 64x64 pixels per forward pass, by kind of device; of larger ones, as many as have together as
@@ -102,7 +103,8 @@ class TrainLoader:
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
         self._images, self._targets = images if self._reader else _moved(images, device, config), targets.to(device)
-        counts = task.counts(targets)
+        self._task, self._has_masks = task, task.spec.answer == "masks"
+        counts = None if self._has_masks else task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
         self._order: tuple[int, Tensor, Tensor] = (-1, self._targets, self._targets)
         self._seeds: list[list[int]] = []
@@ -130,7 +132,7 @@ class TrainLoader:
         shown = samples.flatten()[: samples.numel() if shard.images else 0]
         coming = self._coming.pop((epoch, step), None)
         images = self._varied(self._gathered(shown) if coming is None else coming.result(), shown, epoch)
-        targets = self._targets[samples.flatten()]
+        targets, divisors = self._learned(epoch, steps, samples)
         if config.augment in MIXING:
             spec, each = self._spec, samples.flatten()
             drawn = mixing.partners(each, config.seed, epoch, len(self._targets))
@@ -145,16 +147,29 @@ class TrainLoader:
             self._coming = {(epoch, steps.stop): self._reader.submit(self._gathered, following)}
         images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
         targets = targets.view(*samples.shape, *targets.shape[1:])
-        return _Block(epoch, steps, images, targets, self._divisors(epoch, steps))
+        return _Block(epoch, steps, images, targets, divisors)
 
-    def _divisors(self, epoch: int, steps: range) -> list[float]:
-        """Each micro-batch's mean share of what its global batch counts, by step."""
-        batch = self._config.global_batch_size
-        parts = self._shard.shares * self._shard.micro_batches
-        if self._counts is None:
-            return [batch / parts] * len(steps)
-        every = self._counts[self._permutation(epoch)[steps.start * batch : steps.stop * batch]]
-        return (every.view(len(steps), batch).sum(1).clamp(min=1).double() / parts).tolist()
+    def _learned(self, epoch: int, steps: range, samples: Tensor) -> tuple[Tensor, list[float]]:
+        """The targets of ``samples`` (steps, B), and each micro-batch's mean share of what its global batch counts.
+
+        What counts of a mask depends on how it varies, so every rank varies those of the whole global batch.
+        """
+        batch, shard = self._config.global_batch_size, self._shard
+        parts = shard.shares * shard.micro_batches
+        if self._counts is None and not self._has_masks:
+            return self._targets[samples.flatten()], [batch / parts] * len(steps)
+        every = self._permutation(epoch)[steps.start * batch : steps.stop * batch].view(len(steps), batch)
+        if self._counts is not None:
+            targets, counts = self._targets[samples.flatten()], self._counts[every].sum(1)
+        else:
+            mine, sums = [], []
+            for step in every:
+                masks = self._varied(self._targets[step][..., None], step, epoch, is_mask=True)[..., 0]
+                counted = self._task.counts(masks)
+                sums.append(torch.tensor(batch, device=masks.device) if counted is None else counted.sum())
+                mine.append(order.share(masks, shard.index, shard.shares))
+            targets, counts = torch.cat(mine), torch.stack(sums)
+        return targets, (counts.clamp(min=1).double() / parts).tolist()
 
     def _samples(self, epoch: int, step: int, epoch_order: Tensor) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
@@ -170,15 +185,16 @@ class TrainLoader:
         pinned = torch.empty(len(samples), *self._images.shape[1:], dtype=self._images.dtype, pin_memory=True)
         return torch.index_select(self._images, 0, samples.cpu(), out=pinned)
 
-    def _varied(self, images: Tensor, samples: Tensor, epoch: int) -> Tensor:
-        """Training images as an epoch shows them, before they are mixed."""
+    def _varied(self, images: Tensor, samples: Tensor, epoch: int, is_mask: bool = False) -> Tensor:
+        """Training images, or their masks, as an epoch shows them, before they are mixed."""
         config, images = self._config, images.to(self._device, non_blocking=True)
         if config.augment == "none" or not len(samples):
             return images
         flip = config.augment != "crop" and self._spec.flip
         if config.augment == "resized_crop":
-            return policies.resized_crop(images, samples, config.seed, epoch, flip, self._variation)
-        images = augment.crop_and_flip(images, samples, config.seed, epoch, flip, self._variation)
+            return policies.resized_crop(images, samples, config.seed, epoch, flip, self._variation, is_mask)
+        border = IGNORED if is_mask else 0
+        images = augment.crop_and_flip(images, samples, config.seed, epoch, flip, self._variation, border)
         if config.augment == "randaugment":
             return policies.rand_augment(images, samples, config.seed, epoch)
         if config.augment == "trivialaugment":

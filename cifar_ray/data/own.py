@@ -1,28 +1,31 @@
-"""Data sets that are not this package's own: ``--dataset folder:PATH``, ``torchvision:NAME`` and ``MODULE:FUNCTION``.
+"""Data sets that are not this package's own: a ``folder:``, ``masks:``, those of torchvision, ``MODULE:FUNCTION``.
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
 (or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. With val/ beside
-test/, val/ has the validation images; else they are a share of those to train on, by their relative paths. Functions
-are those of :mod:`cifar_ray.data.arrays`, torchvision's sets those of :mod:`cifar_ray.data.torchvision_images`.
+test/, val/ has the validation images; else they are a share of those to train on, by their relative paths. Images with
+masks are those of :mod:`cifar_ray.data.masks`, functions those of :mod:`cifar_ray.data.arrays`, torchvision's sets
+those of :mod:`cifar_ray.data.torchvision_images`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cifar_ray import tasks
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER, TORCHVISION
+from cifar_ray.config.option import MASKS, TORCHVISION, is_folder, path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, decoded, folders, imagefiles, torchvision_images
+from cifar_ray.data import arrays, decoded, folders, imagefiles, masks, torchvision_images
 from cifar_ray.data.datasets import Dataset
 from cifar_ray.data.decoded import Progress
 
@@ -33,7 +36,7 @@ def absolute(dataset: str) -> str:
     Raises:
         ConfigError: when its ``~`` stands for nobody's home folder.
     """
-    return f"{FOLDER}{_path(dataset)}" if dataset.startswith(FOLDER) else dataset
+    return f"{dataset.partition(':')[0]}:{_path(dataset)}" if is_folder(dataset) else dataset
 
 
 def look(config: TrainConfig) -> Images:
@@ -42,15 +45,24 @@ def look(config: TrainConfig) -> Images:
     Raises:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
-    if config.dataset.startswith(FOLDER):
+    if is_folder(config.dataset):
         root = _path(config.dataset)
         with _reading(root):
-            listing = folders.listing(root, config.test_share, config.val_share or 0.0, True, folders.stamp(root))
+            list_files, arguments = _lister(config, root, True)
+            listing = list_files(*arguments, folders.stamp(root))
         counts = (len(listing.classes), len(listing.train), len(listing.test))
         return Images(*counts, config.image_size, val=len(listing.val))
     if config.dataset.startswith(TORCHVISION):
         return torchvision_images.look(config)
     return described(_from_function(config))
+
+
+def _lister(config: TrainConfig, root: Path, with_val: bool) -> tuple[Any, tuple[Any, ...]]:
+    """What lists the files of a folder, and its arguments."""
+    share = config.val_share or 0.0
+    if config.dataset.startswith(MASKS):
+        return masks.listing, (root, share, with_val, config.ignore_value)
+    return folders.listing, (root, config.test_share, share, with_val)
 
 
 def has_validation(config: TrainConfig) -> bool:
@@ -61,7 +73,7 @@ def has_validation(config: TrainConfig) -> bool:
     """
     if config.dataset.startswith(TORCHVISION):
         return torchvision_images.has_validation(config.dataset)
-    if not config.dataset.startswith(FOLDER):
+    if not is_folder(config.dataset):
         return False
     root = _path(config.dataset)
     with _reading(root):
@@ -87,24 +99,26 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
     """
     if config.dataset.startswith(TORCHVISION):
         return torchvision_images.load(config, progress)
-    if not config.dataset.startswith(FOLDER):
+    if not is_folder(config.dataset):
         return _from_function(config)
     root = _path(config.dataset)
     with _reading(root):
         # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had
         # no use beside test/, goes on so.
         with_val = config.validated or not config.images.classes
-        listing = folders.listing.__wrapped__(root, config.test_share, config.val_share or 0.0, with_val)
+        list_files, arguments = _lister(config, root, with_val)
+        listing: folders.Listing = list_files.__wrapped__(*arguments)
         marks = (map(_mark, listed) for listed in listing.parts.values())
-        key = decoded.key(config.image_size, str(root), listing.classes, marks)
+        how = f"{root} {config.ignore_value}" if config.dataset.startswith(MASKS) else str(root)
+        key = decoded.key(config.image_size, how, listing.classes, marks)
     name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
-    parts = {part: _part(listed, config.image_size) for part, listed in listing.parts.items()}
+    parts = {part: _part(listed, config, len(listing.classes)) for part, listed in listing.parts.items()}
     made = decoded.provide(config, name, key, parts, listing.classes, progress)
     return dataclasses.replace(made, left_out=listing.left_out)
 
 
 def _path(dataset: str) -> Path:
-    return files.absolute("dataset", dataset.removeprefix(FOLDER))
+    return files.absolute("dataset", path_of(dataset))
 
 
 @contextmanager
@@ -117,14 +131,21 @@ def _reading(root: Path) -> Iterator[None]:
         ) from None
 
 
-def _mark(file: tuple[str, int]) -> bytes:
-    """What tells an image file and its label from others."""
-    path, label = file
+def _mark(file: tuple[str, int | str]) -> bytes:
+    """What tells an image file and its label, or the file of its mask, from others."""
+    path, target = file
+    if isinstance(target, str):
+        return _mark((path, 0)) + _mark((target, 0))
     stat = Path(path).stat()
-    return f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+    return f"{path} {target} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
 
 
-def _part(listed: Sequence[tuple[str, int]], side: int) -> decoded.Part:
+def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.Part:
+    side = config.image_size
+    if config.dataset.startswith(MASKS):
+        pair = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
+        return decoded.Part(np.zeros((len(listed), side, side), np.uint8), lambda row: pair(*map(str, listed[row])))
+
     def image(row: int) -> np.ndarray:
         path = Path(listed[row][0])
         with imagefiles.named(path):

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ def resized_crop(
     epoch: int,
     flip: bool,
     variation: augment.Variation = augment.USUAL,
+    nearest: bool = False,
 ) -> Tensor:
     """A box of each image, of any of :func:`boxes`, resized to the image's size with antialiasing; perhaps mirrored.
 
@@ -99,17 +100,20 @@ def resized_crop(
         epoch: the epoch, from 0.
         flip: whether to mirror half of the images, the ones that :func:`cifar_ray.data.augment.draws` names.
         variation: how images vary; of it, when they are mirrored.
+        nearest: whether pixels are chosen and not mixed, as masks need it.
 
     Returns:
         uint8, shape (B, H, W, C).
     """
+    from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
+    resize: Any = {"interpolation": InterpolationMode.NEAREST_EXACT} if nearest else {"antialias": True}
     side, samples = images.shape[1], samples.cpu()  # a GPU would wait for each number that is read from it
     mirror = augment.draws(samples, seed, epoch, variation)[2].tolist() if flip else [False] * len(samples)
     crops = torch.empty_like(images)
     for image, crop, box, mirrored in zip(images, crops, boxes(samples, seed, epoch, side), mirror, strict=True):
-        resized = F.resized_crop(image.permute(2, 0, 1), *box, size=[side, side], antialias=True)
+        resized = F.resized_crop(image.permute(2, 0, 1), *box, size=[side, side], **resize)
         crop.copy_((resized.flip(2) if mirrored else resized).permute(1, 2, 0))
     return crops
 

@@ -234,10 +234,13 @@ class Console(Display):
             rows.append((f"{primary.name} when written", f"{primary.text(recorded_score)}{on}"))
         self._table(rows)
 
-    def predictions(self, task: TaskSpec, predictions: Iterable[tuple[Path, Sequence[tuple[str, float]]]]) -> None:
-        """One line per image: its likeliest classes with their probabilities, or its values by name."""
-        for image, answers in predictions:
-            self.line(f"{image}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
+    def predictions(
+        self, task: TaskSpec, predictions: Iterable[tuple[Path, Sequence[tuple[str, float]], Path | None]]
+    ) -> None:
+        """One line per image: its likeliest classes with their probabilities, or its values, and its mask's file."""
+        for image, answers, mask in predictions:
+            of = f" -> {mask}" if mask else ""
+            self.line(f"{image}{of}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
         """Each strategy: its promise, source and messages."""

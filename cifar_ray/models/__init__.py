@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @functools.cache
 def registry() -> dict[str, Architecture]:
     """The entry of every name; this loads torch."""
-    from cifar_ray.models import resnet, resnet50, simple_cnn, speednet, vgg11, vit
-    from cifar_ray.models.architecture import Architecture
+    from cifar_ray.models import resnet, resnet50, segnet, simple_cnn, speednet, unet, vgg11, vit
+    from cifar_ray.models.architecture import Architecture, whole
 
     return {
         "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPES),
@@ -31,6 +31,8 @@ def registry() -> dict[str, Architecture]:
             speednet.build, speednet.RECIPES, prepare=speednet.whiten, variation=speednet.VARIATION
         ),
         "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
+        "unet": Architecture(unet.build, unet.RECIPES, whole("unet"), has_masks=True),
+        "segnet": Architecture(segnet.build, segnet.RECIPES, whole("segnet"), has_masks=True),
     }
 
 
@@ -46,7 +48,7 @@ def of(model: str) -> Architecture:
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The configured model with fresh weights from torch's global generator.
 
-    It maps float32 images (B, C, H, W) to float logits (B, num_classes).
+    It maps float32 images (B, C, H, W) to float logits (B, num_classes), or (B, num_classes, H, W) for masks.
     """
     return of(config.model).build(config, spec)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.data.augment import USUAL, Variation
@@ -44,6 +45,7 @@ class Architecture:
         prepare: sets weights that follow from the training images, given the model and those, normalised float32
             (B, C, H, W); None when all are random.
         variation: how its training images vary.
+        has_masks: whether it gives logits for each pixel, (B, num_classes, H, W), in place of (B, num_classes).
     """
 
     build: Callable[[TrainConfig, DatasetSpec], nn.Module]
@@ -51,3 +53,25 @@ class Architecture:
     layers: Callable[[Any], list[nn.Module]] = list
     prepare: Callable[[nn.Module, Tensor], None] | None = None
     variation: Variation = USUAL
+    has_masks: bool = False
+
+
+def whole(name: str) -> Callable[[Any], list[nn.Module]]:
+    """What refuses to take the model ``name`` apart: its later layers use what several earlier ones gave."""
+
+    def refuse(model: nn.Module) -> list[nn.Module]:
+        raise ConfigError(
+            "strategy",
+            f"must keep the model whole for --model {name}, whose decoder uses what every level of its encoder gave",
+        )
+
+    return refuse
+
+
+def initialise(network: nn.Module) -> None:
+    """Draw the weights of convolutions before ReLU (He et al. 2015), and set their biases to 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

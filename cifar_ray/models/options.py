@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import LIBRARIES, OWN, option, or_own
 from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
 
-ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit"]
+ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit", "unet", "segnet"]
 _OTHERS = (*(f"{library}:NAME" for library in LIBRARIES), OWN)
 
 
@@ -179,6 +179,30 @@ class ViTOptions:
             raise ConfigError("dim", f"must be a multiple of vit.heads ({self.heads}), got {self.dim}")
 
 
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class UNetOptions:
+    """Only with ``--model unet``."""
+
+    width: Count = option(16, weights=True)
+    """Filters of the first level; each of four deeper ones has twice as many. The paper has 64."""
+
+    norm: Literal["batch", "none"] = option("batch", weights=True)
+    """Batch norm after each 3x3 convolution, or biases alone, as in the paper."""
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class SegNetOptions:
+    """Only with ``--model segnet``."""
+
+    blocks: Counts = option((2, 2, 3, 3, 3), weights=True)
+    """Convolutions in each stage of the encoder, each of which halves the image, and of the decoder."""
+
+    width: Count = option(16, weights=True)
+    """Filters of the first stage; each later one has twice as many, at most eight times. The paper has 64."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Model."""
@@ -205,3 +229,5 @@ class Model:
     resnet: ResNetOptions = option(ResNetOptions, weights=None, only={"model": ("resnet",)})
     resnet50: ResNet50Options = option(ResNet50Options, weights=None, only={"model": ("resnet50",)})
     vit: ViTOptions = option(ViTOptions, weights=None, only={"model": ("vit",)})
+    unet: UNetOptions = option(UNetOptions, weights=None, only={"model": ("unet",)})
+    segnet: SegNetOptions = option(SegNetOptions, weights=None, only={"model": ("segnet",)})

@@ -124,11 +124,11 @@ def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: t
         ) from None
 
 
-def check(config: TrainConfig, spec: DatasetSpec) -> None:
+def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> None:
     """Build the model and try it on a few images, once in a process; torch's generator is left as it was.
 
     Raises:
-        ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, classes).
+        ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, ``*wanted``).
     """
     if is_function(config.model):
         imports.check_source(config, "model")
@@ -137,7 +137,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
         return
     images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
     shape = ", ".join(map(str, images.shape[1:]))
-    rule = f"must give float logits (B, {spec.num_classes}) for images (B, {shape})"
+    rule = f"must give float logits (B, {', '.join(map(str, wanted))}) for images (B, {shape})"
     if library_of(config.model) and option.chosen(config.dataset) in SIZED:
         rule += ", whose side is --image-size"
     with torch.random.fork_rng(devices=[]):
@@ -150,7 +150,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
             outputs.append(model.train()(images))
             for logits in outputs:
                 is_float = isinstance(logits, Tensor) and logits.is_floating_point()
-                if not is_float or logits.shape != (2, spec.num_classes):
+                if not is_float or logits.shape != (2, *wanted):
                     kind = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
                     raise ConfigError("model", f"{rule}, and {config.model} gives {kind} for 2 images")
             traits = _traits(model, images)
@@ -163,7 +163,7 @@ def check(config: TrainConfig, spec: DatasetSpec) -> None:
 
 
 def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
-    return (config.model, config.model_source, spec, *sorted(config.model_options.items()))
+    return (config.model, config.model_source, config.task, spec, *sorted(config.model_options.items()))
 
 
 def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str]) -> None:

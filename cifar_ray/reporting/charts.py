@@ -305,7 +305,7 @@ def confusion(runs: Runs) -> Chart | None:
     if (shown := _best(runs)) is None:
         return None
     best, named = shown
-    unit, of = runs.task.spec.unit, runs.task.spec.primary
+    unit, of = runs.task.spec.confused, runs.task.spec.primary
     caption = (
         f"Test {unit} of {best.dataset} by true and predicted class: {named}. Those on the diagonal are right."
         f"{_confused(best)}"

@@ -7,6 +7,7 @@ while the server lives. Every answer is JSON; an error is ``{"error": "one sente
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -59,7 +60,7 @@ def of_run(
         "step": snapshot.step,
         f"{measured}_{task.primary.name}": snapshot.score,
         "weights_sha256": checkpoint.weights_sha256,
-        task.answer: snapshot.class_names,
+        task.names: snapshot.class_names,
     }
     app = build(about, task, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
     if snapshot.score is not None:
@@ -68,7 +69,7 @@ def of_run(
 
 
 def build(about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:
-    """The application for a model that maps uint8 images (B, side, side, 3) to its task's answers (B, names).
+    """The application for a model that maps uint8 images (B, side, side, 3) to its task's answers (B, ...).
 
     Args:
         about: describes the model, as ``GET /`` and ``app.state.about`` give it; ``classes``, or ``values``, are the
@@ -83,10 +84,15 @@ def build(about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Calla
 
     @app.post("/predict")
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=_MAX_TOP)] = _MAX_TOP) -> JSONResponse:
+        names, loop = about[task.names], asyncio.get_running_loop()
         async with bodies.receive(request) as body:
-            pixels = await asyncio.get_running_loop().run_in_executor(decoders, _decode, spec, body)
+            pixels, size = await loop.run_in_executor(decoders, _decode, spec, body)
             row, images = await batches.answer(pixels)
-        return JSONResponse(task.document(about[task.answer], row.tolist(), top), headers={"X-Batch-Size": str(images)})
+        numbers, mask = await loop.run_in_executor(decoders, results.answered, task, names, row, size)
+        document = task.document(names, numbers, top)
+        if mask:
+            document["mask"] = base64.b64encode(mask).decode()
+        return JSONResponse(document, headers={"X-Batch-Size": str(images)})
 
     @app.get("/")
     async def describe() -> dict[str, Any]:
@@ -117,11 +123,13 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, headers)
 
 
-def _decode(spec: DatasetSpec, body: bytes) -> Tensor:
+def _decode(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
+    """An image as the model gets it, with its own width and height."""
     if not body:
         raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
     try:
-        return imagefiles.batch(spec, [imagefiles.read(BytesIO(body))])[0]
+        image = imagefiles.read(BytesIO(body))
+        return imagefiles.batch(spec, [image])[0], image.size
     except imagefiles.ImageError as error:
         raise HTTPException(400, f"cannot read the image: {error}") from None
 
@@ -136,7 +144,7 @@ class Batches:
         self._rows: asyncio.Task[Tensor]  # their answers
 
     async def answer(self, pixels: Tensor) -> tuple[Tensor, int]:
-        """Return an image's answers (names,) and the number of images in its forward pass."""
+        """Return an image's answers and the number of images in its forward pass."""
         if not self._open or len(self._open) == MAX_BATCH:
             self._open = []
             self._rows = asyncio.create_task(self._compute(self._open))

@@ -10,8 +10,9 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import chosen, is_own
 from cifar_ray.tasks import classification
+from cifar_ray.tasks.options import OF_DATA
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
 
@@ -29,12 +30,14 @@ __all__ = [
     "Targets",
     "TaskSpec",
     "build",
+    "column",
     "from_mapping",
     "measured_on",
     "of",
     "recorded",
     "spec",
     "to_record",
+    "usual",
 ]
 
 
@@ -52,8 +55,22 @@ def of(config: TrainConfig) -> type[Task]:
         from cifar_ray.tasks import own
 
         return own.load(config)
-    task: type[Task] = importlib.import_module(f"cifar_ray.tasks.{config.task or 'classification'}").TASK
+    return _named(config.task or usual(config))
+
+
+def _named(name: str) -> type[Task]:
+    task: type[Task] = importlib.import_module(f"cifar_ray.tasks.{name}").TASK
     return task
+
+
+def usual(config: TrainConfig) -> str:
+    """The task that a config's data set is for."""
+    return OF_DATA.get(chosen(config.dataset) or "", USUAL.name)
+
+
+def column(config: TrainConfig) -> str:
+    """What is known of a config's images where its data set is none of a function of the user's own: ``labels``."""
+    return _named(usual(config)).target
 
 
 def build(config: TrainConfig) -> Task:

@@ -38,11 +38,28 @@ _TOP = 5
 MANY = 20
 """Classes above which the likeliest few are looked at, too."""
 
-_ONE = 2**20
+ONE = 2**20
 """The weight of the rarest class. Counts are whole numbers, and a power of two divides exactly."""
 
 
-class Classification:
+class Classes:
+    """What tasks of classes have in common: label smoothing, and weights of classes."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._smoothing = config.label_smoothing or 0.0
+        self._weights = _balanced(config.class_weights_counts)
+        self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
+
+    def _weighted(self, targets: Tensor) -> Tensor:
+        import torch
+
+        device = targets.device
+        if device not in self._tensors:
+            self._tensors[device] = torch.tensor(self._weights, device=device)
+        return self._tensors[device][targets]
+
+
+class Classification(Classes):
     """Cross-entropy over classes; figures of the confusion matrix, and of many classes top-5 accuracy.
 
     The loss of an evaluation is without label smoothing.
@@ -51,11 +68,6 @@ class Classification:
     spec = SPEC
     target = "labels"
     rule = "for each a whole number from 0, without a gap"
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._smoothing = config.label_smoothing or 0.0
-        self._weights = _balanced(config.class_weights_counts)
-        self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
@@ -79,14 +91,6 @@ class Classification:
         """Every image counts 1, or the weight of its class."""
         return self._weighted(targets) if self._weights else None
 
-    def _weighted(self, targets: Tensor) -> Tensor:
-        import torch
-
-        device = targets.device
-        if device not in self._tensors:
-            self._tensors[device] = torch.tensor(self._weights, device=device)
-        return self._tensors[device][targets]
-
     def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
         """Mean cross-entropy of logits (B, classes) and labels (B,), or of mixed images each class's share.
 
@@ -96,7 +100,7 @@ class Classification:
 
         if self._weights:
             losses = F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self._smoothing)
-            return (losses * (self._weighted(targets) / _ONE)).sum() / (divisor / _ONE)
+            return (losses * (self._weighted(targets) / ONE)).sum() / (divisor / ONE)
         # Not a sum that is divided: with label smoothing its last bits are others.
         return F.cross_entropy(outputs, targets, label_smoothing=self._smoothing)
 
@@ -162,7 +166,7 @@ class Classification:
 
 def _balanced(counts: Sequence[int] | None) -> list[int]:
     """Weights of classes with these training images, in inverse proportion; empty without."""
-    return [max(round(_ONE * min(counts) / count), 1) for count in counts] if counts else []
+    return [max(round(ONE * min(counts) / count), 1) for count in counts] if counts else []
 
 
 TASK = Classification

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal, get_args
 
-from cifar_ray.config.option import OWN, option, or_own
+from cifar_ray.config.option import MASKS_PATH, OWN, option, or_own
 
-TaskName = Literal["classification"]
+TaskName = Literal["classification", "segmentation"]
 TaskText = Annotated[str, or_own(get_args(TaskName), "MODULE:CLASS")]
+
+OF_DATA = {MASKS_PATH: "segmentation"}
+"""What a data set is for where it is not image classification."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +19,9 @@ class Task:
     """Task."""
 
     task: TaskText | None = option(None, weights=True)
-    """What is learned: classification, or MODULE:CLASS, a class of your own with the methods of
-    cifar_ray.tasks.protocol.Task. Default: what the data set is for, classification."""
+    """What is learned: classification, a class for each image; segmentation, a class for each pixel; or MODULE:CLASS,
+    a class of your own with the methods of cifar_ray.tasks.protocol.Task. Default: what the data set is for,
+    segmentation with masks:PATH, else classification."""
 
     task_source: str | None = option(None, weights=True, only={"task": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines your own task."""

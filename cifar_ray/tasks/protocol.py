@@ -37,7 +37,8 @@ class Evaluation:
         metrics: ``loss``, and every figure of the task by name.
         images: samples counted.
         per_class: figure -> one number per class; empty where there are no classes.
-        confusion: samples by true class (row) and predicted class (column); empty where there are no classes.
+        confusion: samples, or the pixels of masks, by true class (row) and predicted class (column); empty where there
+            are no classes.
     """
 
     metrics: dict[str, float]
@@ -100,4 +101,5 @@ class Task(Protocol):
         """The figures of the whole test set, of that many samples, from the sums of :meth:`tally`, on the CPU."""
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What a trained model answers, float32 (B, names): probabilities, or values in the units of the targets."""
+        """What a trained model answers: float32 (B, names), probabilities or values in the units of the targets; or of
+        masks, the number of each pixel's class, uint8 (B, side, side)."""

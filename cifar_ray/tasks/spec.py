@@ -22,6 +22,9 @@ Subset = Literal["val", "test"]
 SUBSETS: Mapping[Subset, str] = {"val": "validation", "test": "test"}
 """What people call them."""
 
+IGNORED = 255
+"""The number in masks of pixels that are neither learned nor counted."""
+
 CHOSEN, CHOSEN_EPOCH = "chosen/", "chosen/epoch"
 """How names of metrics begin that are of the chosen checkpoint, as ``chosen/test/accuracy``, and the one of its epoch.
 """
@@ -147,14 +150,15 @@ class TaskSpec:
         figures: of an evaluation, beside the loss. The first is the primary one, by which checkpoints and runs are
             chosen and compared.
         unit: a word for samples, in the plural: throughput is in ``images/s``, and its metric is ``images_per_s``.
-        answer: what a prediction is: a probability for each name (``classes``) or a number for each (``values``).
+        answer: what a prediction is: a probability for each name (``classes``), a number for each (``values``), or the
+            class of each pixel (``masks``). With ``masks``, targets are (N, side, side) and vary with their images.
         loss: what is minimised, as an axis is labelled.
     """
 
     name: str
     figures: tuple[Figure, ...]
     unit: str = "images"
-    answer: Literal["classes", "values"] = "classes"
+    answer: Literal["classes", "values", "masks"] = "classes"
     loss: str = "loss"
 
     @property
@@ -185,21 +189,40 @@ class TaskSpec:
         """That of the test."""
         return self.counted_on("test")
 
+    @property
+    def names(self) -> str:
+        """What the numbers that a model gives are of: ``classes`` or ``values``."""
+        return "values" if self.answer == "values" else "classes"
+
+    @property
+    def confused(self) -> str:
+        """What a confusion matrix counts: samples, or the pixels of masks."""
+        return "pixels" if self.answer == "masks" else self.unit
+
+    @property
+    def number(self) -> str:
+        """What a class in a prediction has: a ``probability``, or in a mask a ``share`` of its pixels."""
+        return "share" if self.answer == "masks" else "probability"
+
+    def outputs(self, names: int, side: int) -> tuple[int, ...]:
+        """The shape of what a model gives for an image of ``side`` pixels, with a number for each name."""
+        return (names, side, side) if self.answer == "masks" else (names,)
+
     def answers(self, names: Sequence[str], numbers: Sequence[float]) -> list[tuple[str, float]]:
-        """A prediction's numbers with their names; of classes, the likeliest first."""
+        """A prediction's numbers with their names; of classes, the likeliest first, of a mask the largest."""
         pairs = list(zip(names, numbers, strict=True))
-        return sorted(pairs, key=lambda pair: -pair[1]) if self.answer == "classes" else pairs
+        return pairs if self.answer == "values" else sorted(pairs, key=lambda pair: -pair[1])
 
     def document(self, names: Sequence[str], numbers: Sequence[float], top: int) -> dict[str, Any]:
-        """A prediction as JSON has it; of classes, the ``top`` likeliest."""
+        """A prediction as JSON has it; of classes, the ``top`` likeliest, of a mask those with the most pixels."""
         pairs = self.answers(names, numbers)
         if self.answer == "values":
             return {"values": dict(pairs)}
-        return {"classes": [{"class": name, "probability": probability} for name, probability in pairs[:top]]}
+        return {"classes": [{"class": name, self.number: number} for name, number in pairs[:top]]}
 
     def answer_text(self, number: float) -> str:
         """One number of a prediction as people read it."""
-        return f"{number:.1%}" if self.answer == "classes" else f"{number:.4g}"
+        return f"{number:.4g}" if self.answer == "values" else f"{number:.1%}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for :func:`from_mapping`, without defaults: MLflow's tags hold 8,000 characters."""

@@ -18,14 +18,16 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from PIL import Image
 
 from cifar_ray.data import Dataset
+from cifar_ray.data.masks import palette
 from cifar_ray.tasks import TaskSpec
+from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing, mistakes, store
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
 _IMAGE_MODEL = Path(__file__).with_name("image_model.py")
-_MOST_LABELS = 20
+_MOST_LABELS, _SHOWN = 20, 8
 _one_at_a_time = threading.Lock()
 """Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
 
@@ -36,6 +38,7 @@ def log_confusion(
     confusion: list[list[int]],
     names: Sequence[str],
     wrong: Sequence[mistakes.Record] = (),
+    counted: str = "images",
 ) -> str:
     """``confusion_matrix.png`` and ``mistakes.png``, and the data of both as ``confusion_matrix.json``.
 
@@ -44,7 +47,9 @@ def log_confusion(
     """
     counts = {"classes": list(names), "counts": confusion, **({"mistakes": list(wrong)} if wrong else {})}
     client.log_dict(run_id, counts, "confusion_matrix.json")
-    pictures: dict[str, Callable[[], Any]] = {"confusion_matrix.png": lambda: confusion_figure(confusion, names)}
+    pictures: dict[str, Callable[[], Any]] = {
+        "confusion_matrix.png": lambda: confusion_figure(confusion, names, counted)
+    }
     if wrong:
         pictures["mistakes.png"] = lambda: mistakes.picture(wrong)
     for name, draw in pictures.items():
@@ -58,7 +63,7 @@ def log_confusion(
     return ""
 
 
-def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
+def confusion_figure(confusion: list[list[int]], names: Sequence[str], counted: str = "images") -> Any:
     """Draw a confusion matrix: true classes down, predicted classes across, share of each row as colour."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
@@ -70,7 +75,7 @@ def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix, images of the test set")
+    axes.set(xlabel="predicted class", ylabel="true class", title=f"Confusion matrix, {counted} of the test set")
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
     if few:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
@@ -78,6 +83,56 @@ def confusion_figure(confusion: list[list[int]], names: Sequence[str]) -> Any:
         for (row, column), count in np.ndenumerate(counts):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{count}", ha="center", va="center", color=colour, fontsize=8)
+    return figure
+
+
+def log_masks(
+    client: MlflowClient, run_id: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str
+) -> str:
+    """``predicted_masks.png``: images of the test with their masks, and those that a checkpoint predicts.
+
+    Args:
+        client: of the store.
+        run_id: the run.
+        load: as of :func:`log_model`.
+        dataset: has the images.
+        column: the one of their masks.
+
+    Returns:
+        Why the picture cannot be drawn; empty when it is there.
+    """
+    shown = dataset.tested_on(min(_SHOWN, len(dataset.test))).test
+    picture = io.BytesIO()
+    try:
+        with torch.inference_mode():
+            predicted = load()[0](torch.from_numpy(np.array(shown.images))).numpy()
+        with drawing.settings():
+            figure = masks_figure(shown.images, shown[column], predicted, dataset.class_names)
+            figure.savefig(picture, format="png", bbox_inches="tight")
+    except Exception as error:
+        return store.reason(error)
+    client.log_image(run_id, Image.open(picture), "predicted_masks.png")
+    return ""
+
+
+def masks_figure(images: np.ndarray, true: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> Any:
+    """Draw images (N, side, side, 3), and below them their masks (N, side, side) and the predicted ones, in colours."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    colours, count = palette(), len(images)
+    figure = Figure(figsize=(1.2 * count + 1.5, 3.8), layout="constrained")
+    axes = figure.subplots(3, count, squeeze=False)
+    rows = {"image": images, "mask": colours[true], "predicted": colours[predicted]}
+    for line, (title, pictures) in zip(axes, rows.items()):
+        line[0].set_ylabel(title)
+        for place, pixels in zip(line, pictures):
+            place.imshow(pixels, interpolation="nearest")
+            place.set(xticks=[], yticks=[])
+    if len(names) <= _MOST_LABELS:
+        labels = {**dict(enumerate(names)), IGNORED: "does not count"}
+        patches = [Patch(color=tuple(colours[at] / 255), label=drawing.plain(name)) for at, name in labels.items()]
+        figure.legend(handles=patches, loc="outside right center", fontsize=8)
     return figure
 
 
@@ -114,7 +169,9 @@ def log_model(
         return  # a repeated attempt, or a run that was complete before this process
     spec = dataset.spec
     outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
-    if task.answer == "classes":
+    if task.answer == "masks":
+        outputs = {"mask": DataType.binary}
+    elif task.answer == "classes":
         outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
     signature = ModelSignature(
         inputs=Schema([ColSpec(DataType.binary, "image")]),
@@ -143,7 +200,7 @@ def log_model(
             source_run_id=run_id,
             params=run.data.params,
             tags={WHICH_TAG: which, WEIGHTS_TAG: weights},
-            model_type="classifier" if task.answer == "classes" else "regressor",
+            model_type={"classes": "classifier", "values": "regressor", "masks": "segmenter"}[task.answer],
         )
         # mlflow.pyfunc.log_model would work on MLflow's own address, which is the user's, and load the model.
         status = LoggedModelStatus.FAILED

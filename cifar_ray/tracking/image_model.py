@@ -1,4 +1,4 @@
-"""A model of images for MLflow: image files in, labels with probabilities out, or values by name.
+"""A model of images for MLflow: image files in, labels with probabilities out, values by name, or masks.
 
 MLflow keeps this file with a model and runs it to load the model ("models from code"). It needs torch, Pillow, NumPy
 and MLflow, and nothing of the program that has trained the network.
@@ -25,7 +25,9 @@ class ImageModel(PythonModel):
 
     ``predict`` takes a DataFrame whose column ``image`` has the bytes of image files, of any size. A classifier's
     answer is one with the columns ``label`` and ``probability``, and ``probabilities``: all labels with theirs,
-    likeliest first. Another network's has a column for each of its values.
+    likeliest first. A network of masks answers with the column ``mask``: PNG files as large as the images, with the
+    number of each pixel's class, and 255 beside the centre, which is what the network sees. Another network's answer
+    has a column for each of its values.
     """
 
     def load_context(self, context: Any) -> None:
@@ -43,11 +45,15 @@ class ImageModel(PythonModel):
         """Answer for the files of the column ``image``."""
         files, labels, answers = list(model_input["image"]), self.config["labels"], []
         for begin in range(0, len(files), AT_ONCE):
-            images = torch.from_numpy(np.stack([self.pixels(file) for file in files[begin : begin + AT_ONCE]]))
+            part = [self.image(file) for file in files[begin : begin + AT_ONCE]]
+            images = torch.from_numpy(np.stack([self.pixels(image) for image in part]))
             with torch.no_grad():
                 rows = self.network(images.to(self.device)).cpu()
             if self.config["answer"] == "values":
                 answers += [dict(zip(labels, row)) for row in rows.tolist()]
+                continue
+            if self.config["answer"] == "masks":
+                answers += [{"mask": self.mask(row.numpy(), image.size)} for row, image in zip(rows, part)]
                 continue
             for row in rows:
                 ranked = {labels[index]: row[index].item() for index in row.argsort(descending=True).tolist()}
@@ -55,15 +61,26 @@ class ImageModel(PythonModel):
                 answers.append({"label": label, "probability": ranked[label], "probabilities": ranked})
         return pd.DataFrame(answers)
 
-    def pixels(self, file: bytes) -> np.ndarray:
-        """The network's input for an image file: uint8, (side, side, 3)."""
+    def image(self, file: bytes) -> Image.Image:
+        """An image file as RGB, turned as its EXIF data say."""
         with Image.open(BytesIO(file), formats=FORMATS) as opened:
             image = ImageOps.exif_transpose(opened)
         if image.mode in ("I", "F"):
             raise ValueError("an image has 32-bit values; save it with 8 bits each")
         if image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        image = image.convert("RGB")
+        return image.convert("RGB")
+
+    def mask(self, numbers: np.ndarray, size: tuple[int, int]) -> bytes:
+        """A mask of an image's centre as a PNG file of that width and height."""
+        side, file, whole = min(size), BytesIO(), Image.new("L", size, 255)
+        centre = Image.fromarray(numbers).resize((side, side), Image.Resampling.NEAREST)
+        whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
+        whole.save(file, "png")
+        return file.getvalue()
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """The network's input for an image: uint8, (side, side, 3)."""
         side, native = self.config["side"], self.config["native_side"]
         if self.config["crop"]:
             return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.BILINEAR))

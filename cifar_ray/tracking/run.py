@@ -237,7 +237,7 @@ class RunRecord(Record):
         wrong = mistakes.records(outcome.mistakes, dataset)
 
         def draw(client: MlflowClient, run_id: str) -> None:
-            self.undrawn = artifacts.log_confusion(client, run_id, confusion, names, wrong)
+            self.undrawn = artifacts.log_confusion(client, run_id, confusion, names, wrong, self.task.confused)
 
         if confusion:
             self._sink.call(draw)
@@ -246,6 +246,14 @@ class RunRecord(Record):
             self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
         figures = origin.figures(self.task, {**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
+
+    def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
+        """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.log_masks`."""
+
+        def draw(client: MlflowClient, run_id: str) -> None:
+            self.undrawn = artifacts.log_masks(client, run_id, load, dataset, column) or self.undrawn
+
+        self._sink.call(draw)
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log a checkpoint as a model of the run.

@@ -23,7 +23,7 @@ from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import FOLDER
+from cifar_ray.config.option import is_folder, path_of
 from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
@@ -157,7 +157,7 @@ def experiment_name(name: str | None, datasets: Collection[str]) -> str:
     if name is not None or len(datasets) != 1:
         return name or "cifar_ray"
     (dataset,) = datasets
-    return f"cifar_ray/{Path(dataset.removeprefix(FOLDER)).absolute().name if dataset.startswith(FOLDER) else dataset}"
+    return f"cifar_ray/{Path(path_of(dataset)).absolute().name if is_folder(dataset) else dataset}"
 
 
 def take_over(client: MlflowClient, run_id: str, open_record: Callable[[Run, str], T]) -> T:

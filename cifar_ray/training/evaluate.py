@@ -35,7 +35,8 @@ class Evaluator:
         self._judges = subset == "test" and isinstance(task, Judge)
         self._mistakes: SurestMistakes | None = None
         with torch.inference_mode():  # what it imports counts as start-up
-            outputs = torch.zeros(1, dataset.spec.num_classes, device=worker.device)
+            shape = task.spec.outputs(dataset.spec.num_classes, dataset.spec.image_size)
+            outputs = torch.zeros(1, *shape, device=worker.device)
             task.tally(outputs, as_tensor(samples[task.target][:1]).to(worker.device))
 
     @property

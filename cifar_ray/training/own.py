@@ -122,7 +122,8 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
 def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
     task, spec, path = tasks.build(config), data.spec(config), config.task
-    targets = torch.arange(_SAMPLES) % spec.num_classes
+    shape = task.spec.outputs(spec.num_classes, spec.image_size)
+    targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
     if option.chosen(config.dataset) == OWN:
         column = as_tensor(data.read(config).train[task.target])
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
@@ -134,6 +135,7 @@ def _check_task(config: ResolvedConfig) -> None:
         tally = task.tally(outputs.detach(), targets)
         metrics = {name: float(value) for name, value in task.evaluation(tally, size).metrics.items()}
         answers = task.predictions(outputs.detach())
+    answer = shape[1:] or shape  # of masks a number for each pixel
     figures = {LOSS.name, *(each.name for each in task.spec.figures if not each.optional or each.name in metrics)}
     is_loss = isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad
     is_count = counts is None or (counts.shape == (size,) and not counts.is_floating_point())
@@ -142,7 +144,7 @@ def _check_task(config: ResolvedConfig) -> None:
         (is_loss, "have a loss of one number, with a gradient"),
         (all(isinstance(each, Tensor) for each in tally.values()), "tally tensors"),
         (metrics.keys() == figures, f"evaluate {', '.join(sorted(figures))}"),
-        (answers.shape == (size, spec.num_classes), f"predict {spec.num_classes} numbers for a sample"),
+        (answers.shape == (size, *answer), f"predict {math.prod(answer)} numbers for a sample"),
     ):
         if not holds:
             raise ConfigError("task", f"must {rule}, and {path} does not")

@@ -18,8 +18,8 @@ from cifar_ray.training.errors import CheckpointError
 class Predictor(nn.Module):
     """A model together with its input's normalisation.
 
-    Maps uint8 images (B, side, side, 3), channels last as files hold them, to float32 answers (B, num_classes): of
-    image classification, probabilities.
+    Maps uint8 images (B, side, side, 3), channels last as files hold them, to the task's answers: of image
+    classification, probabilities, float32 (B, num_classes).
     """
 
     def __init__(self, model: nn.Module, spec: DatasetSpec, task: Task) -> None:
@@ -42,7 +42,7 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     model = models.build(snapshot.config, spec)
     if len(snapshot.class_names) != spec.num_classes:
         raise CheckpointError(
-            f"checkpoint {path} does not fit its own config: {spec.name} has other {snapshot.task.answer}"
+            f"checkpoint {path} does not fit its own config: {spec.name} has other {snapshot.task.names}"
         )
     try:
         model.load_state_dict(snapshot.weights)

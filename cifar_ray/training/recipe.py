@@ -15,7 +15,7 @@ from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, option, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
-from cifar_ray.config.sections import MIXING, AugmentName
+from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, order
@@ -46,10 +46,11 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
         images = data.own.look(config)
         config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
     spec = data.spec(config)
+    _check_task(config)
     recipe = _recipe(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     values |= {name: value for name, value in recipe.items() if values[name] is None}
-    values["task"] = config.task if is_own(config.task) else None  # the data set's own
+    values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
@@ -57,8 +58,9 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
         if is_function(values[name]) and getattr(config, f"{name}_source") is None:
             values[f"{name}_source"] = imports.source(values[name], name)
     resolved = ResolvedConfig(**values)
+    outputs = tasks.spec(resolved).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
-        own_models.check(resolved, spec)
+        own_models.check(resolved, spec, outputs)
     elif is_own(config.dataset):
         _check_side(resolved, spec)
     freezing.check(resolved, spec)
@@ -182,15 +184,8 @@ def _check_compiled(config: ResolvedConfig) -> None:
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
-    if task.target != "labels" and option.chosen(config.dataset) != OWN:
-        raise ConfigError(
-            "task",
-            f"must learn the labels of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
-            "your own can have others",
-        )
-    has_classes = task.spec.answer == "classes"
     usual = "crop_flip" if spec.flip else "crop"
-    chosen = config.augment or (usual if has_classes else "none")
+    chosen = config.augment or (usual if task.spec.names == "classes" else "none")
     names = typing.get_args(AugmentName)
     if chosen == "crop_flip" and not spec.flip:
         others = errors.one_of([name for name in names if name != "crop_flip"])
@@ -202,10 +197,34 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         raise ConfigError("class_weights", f"is for image classification, and the task is {config.task}")
     if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
-    if chosen in MIXING and not (has_classes and task.target == "labels"):
+    if task.spec.answer == "masks" and chosen not in MOVING:
+        raise ConfigError(
+            "augment", f"must be {errors.one_of(MOVING)} for masks, which vary with their images, got {chosen}"
+        )
+    if chosen in MIXING and not (task.spec.answer == "classes" and task.target == "labels"):
         others = errors.one_of([name for name in names if name not in MIXING])
         raise ConfigError("augment", f"must be {others} for {config.task}, which has no labels to mix, got {chosen}")
     return chosen
+
+
+def _check_task(config: TrainConfig) -> None:
+    """Refuse a task that learns what the data set does not have, and a model for another kind of task."""
+    task, column = tasks.of(config), tasks.column(config)
+    if task.target != column and option.chosen(config.dataset) != OWN:
+        raise ConfigError(
+            "task",
+            f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
+            "your own can have others",
+        )
+    has_masks = task.spec.answer == "masks"
+    if not is_own(config.model) and models.of(config.model).has_masks != has_masks:
+        known = [name for name, one in models.registry().items() if one.has_masks == has_masks]
+        what = "pixels" if has_masks else "whole images"
+        raise ConfigError(
+            "model",
+            f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
+            f"{config.dataset} has them, got {config.model}",
+        )
 
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
@@ -354,6 +373,9 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
 def _weighted(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     """``config`` with the class counts that its class weights follow from."""
     counts = dataset.class_counts
+    if 0 in counts:
+        missing = dataset.class_names[counts.index(0)]
+        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
     if config.class_weights_counts not in (None, counts):
         raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
     return dataclasses.replace(config, class_weights_counts=counts)

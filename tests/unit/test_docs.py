@@ -198,9 +198,13 @@ def test_the_table_of_models_is_the_registry() -> None:
         stated = (float(lr), float(decay), float(warmup.split()[0]), float(smoothing))
         assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
         usual = ("triangle", 1024, 0.85) if name == "speednet" else ("cosine", 128, 0.9)
+        usual = ("cosine", 16, 0.9) if models.registry()[name].has_masks else usual
         assert (recipe.schedule, recipe.base_batch, recipe.momentum) == usual
         other = replace(recipe, optimizer="adamw", lr=3e-3, weight_decay=0.05)  # as the text says
-        assert others == ([other] if name in ("simple_cnn", "resnet", "resnet18") else [])
+        if models.registry()[name].has_masks:
+            assert others == [replace(recipe, optimizer="sgd", lr=0.1, weight_decay=5e-4)]
+        else:
+            assert others == ([other] if name in ("simple_cnn", "resnet", "resnet18") else [])
 
 
 def test_the_table_of_data_sets_is_the_registry() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, imagefiles
+from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec, choosing
@@ -57,10 +57,18 @@ class Scored:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model answers for one image: classes with their probabilities, likeliest first, or values by name."""
+    """What a model answers for one image.
+
+    Attributes:
+        image: its file.
+        answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
+            shares of the pixels, the largest first.
+        mask: the file of the mask; None of other tasks.
+    """
 
     image: Path
     answers: list[tuple[str, float]]
+    mask: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -196,8 +204,11 @@ def predict(
     tracking_uri: str | None,
     note: Note,
     top: int | None = None,
+    out: Path | None = None,
 ) -> tuple[TaskSpec, list[Prediction]]:
     """Answer for image files, and those below folders, with a run's model, and say what kind of answers they are.
+
+    Masks are written as PNG files, as large as their images.
 
     Images are scaled to the size of the data set's, and made grey if those are. A file in a folder that is no image is
     left out, with a note.
@@ -209,25 +220,35 @@ def predict(
         tracking_uri: of the store that has the run.
         note: told of what is left out, and every 10 s how far it is.
         top: classes to keep for an image, the likeliest; all without.
+        out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
-        ConfigError: when there is no such run, or a file is not an image, or a folder has none.
+        ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be.
     """
     files, required = imagefiles.check(images), set(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
     task, names = snapshot.task, snapshot.class_names
-    shown = top if task.answer == "classes" else None
+    shown = top if task.names == "classes" else None
+    if out is not None and task.answer != "masks":
+        raise ConfigError(
+            "out", f"is for models that predict masks, and run {run} has a task that predicts {task.answer}"
+        )
+    places = masks.places(files, images, out) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
     noted = time.monotonic()
     for begin in range(0, len(files), _AT_ONCE):
-        readable, scaled = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
+        readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
         if readable:
             with torch.inference_mode():
-                rows = model(scaled).tolist()
-            predictions += [Prediction(image, task.answers(names, row)[:shown]) for image, row in zip(readable, rows)]
+                rows = model(scaled)
+            for image, row, size in zip(readable, rows, sizes):
+                numbers, mask = answered(task, names, row, size)
+                if mask:
+                    masks.write(places[image], mask)
+                predictions.append(Prediction(image, task.answers(names, numbers)[:shown], places.get(image)))
         if time.monotonic() - noted > _NOTE_S:
             noted = time.monotonic()
             note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
@@ -236,31 +257,51 @@ def predict(
     return task, predictions
 
 
+def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:
+    """The numbers that a model answers for an image of that width and height, and its mask, if any, as a PNG file.
+
+    The numbers of a mask are each class's share of its pixels.
+    """
+    if task.answer != "masks":
+        return row.tolist(), b""
+    shares = torch.bincount(row.flatten(), minlength=len(names)) / row.numel()
+    return shares.tolist(), masks.png(row.numpy(), size)
+
+
 def pixels(
     spec: DatasetSpec, paths: Sequence[Path], required: Collection[Path], note: Note
-) -> tuple[list[Path], Tensor]:
+) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
     """Read image files as the input of a model of that data set: those that can be read, uint8, (N, side, side, 3).
+
+    Beside them are the width and height of each image.
 
     One at a time, since a decoded photo takes tens of megabytes.
 
     Args:
         spec: of the data set.
         paths: the files.
-        given: those of them that must be images; others are left out.
+        required: those of them that must be images; others are left out.
         note: told of each that is left out.
 
     Raises:
-        ConfigError: naming a file of ``given`` that is not an image.
+        ConfigError: naming a file of ``required`` that is not an image.
     """
-    readable, scaled = [], []
+    readable, scaled, sizes = [], [], []
     for path in paths:
         try:
             with imagefiles.named(path):
-                scaled.append(imagefiles.batch(spec, [imagefiles.read(path)]))
+                one, size = _scaled(spec, path)
         except ConfigError as error:
             if path in required:
                 raise
             note(f"left out: {error.problem}")
         else:
             readable.append(path)
-    return readable, torch.cat(scaled) if scaled else torch.empty(0)
+            scaled.append(one)
+            sizes.append(size)
+    return readable, torch.cat(scaled) if scaled else torch.empty(0), sizes
+
+
+def _scaled(spec: DatasetSpec, path: Path) -> tuple[Tensor, tuple[int, int]]:
+    image = imagefiles.read(path)
+    return imagefiles.batch(spec, [image]), image.size

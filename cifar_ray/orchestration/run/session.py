@@ -285,10 +285,13 @@ class RunSession:
         if outcome.untested:
             self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
+        final = Path(outcome.checkpoint).name
+        if self.record.task.answer == "masks":
+            shown = "best" if best else final
+            self.record.masks(lambda: self.folder.predictor(shown), self.dataset, tasks.of(self.config).target)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)
         if wanted in ("final", "all"):
-            final = Path(outcome.checkpoint).name
             self.record.model("final", lambda: self.folder.predictor(final), self.dataset, outcome.epochs)
 
     def halt(self, by: str) -> None:
@@ -351,7 +354,7 @@ class RunSession:
         written = self.record.end(status)
         self._callbacks.call("end", status)
         if self.record.undrawn:
-            self.view.line(f"the pictures of what it got wrong cannot be drawn: {self.record.undrawn}")
+            self.view.line(f"a picture for MLflow cannot be drawn: {self.record.undrawn}")
         if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(

@@ -46,13 +46,13 @@ class Preparation:
         """Read the data sets of trials, whose configs then have what was found in them."""
         for trial, config in configured(trials):
             name = config.dataset
-            which = (name, config.task, config.image_size, config.test_share, config.val_share)
+            which = (name, config.task, config.image_size, config.ignore_value, config.test_share, config.val_share)
             if which not in self._read:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")
                 self._read[which] = data.read(config, partial(self._board.decoding, name))
                 if is_own(name):
-                    contents = self._read[which].contents(tasks.spec(config).answer)
+                    contents = self._read[which].contents(tasks.spec(config).names)
                     self._board.line(f"{config.dataset_name}: {contents}")
                 if imbalance := self._read[which].imbalance:
                     self._board.line(f"{config.dataset_name}: {imbalance}")

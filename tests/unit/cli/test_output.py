@@ -20,7 +20,7 @@ from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.orchestration.sweep.driver import SweepResult
-from cifar_ray.tasks import Figure, TaskSpec
+from cifar_ray.tasks import Figure, TaskSpec, segmentation
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
@@ -109,7 +109,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
 
     def predict(*words: Any) -> Any:
-        return tasks.recorded(None), [Prediction(each.image, each.answers[: words[-1]]) for each in found]
+        return tasks.recorded(None), [Prediction(each.image, each.answers[: words[-2]]) for each in found]
 
     monkeypatch.setattr(results, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
@@ -141,6 +141,19 @@ def test_predictions_as_csv(
     made = [Prediction(IMAGE, [("left", 12.5), ("right", -1.0)])]
     monkeypatch.setattr(results, "predict", lambda *_: (values, made))
     assert printed(f"predict ./mine {IMAGE} --csv -", capsys)[0] == f"image,left,right\n{IMAGE},12.5,-1.0\n"
+
+
+def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    task = segmentation.SPEC
+    asked: list[tuple[Any, ...]] = []
+    made = [Prediction(IMAGE, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
+    monkeypatch.setattr(results, "predict", lambda *words: asked.append(words) or (task, made))
+    assert printed(f"predict ./mine {IMAGE}", capsys)[0] == f"{IMAGE} -> out/a.png: ground 75.0%, cat 25.0%\n"
+    (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])
+    assert one == {"image": str(IMAGE), "mask": "out/a.png", "classes": [["ground", 0.75], ["cat", 0.25]]}
+    assert [words[-1] for words in asked] == [None, Path("there").absolute()]
+    head, row = printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines()
+    assert (head, row) == ("image,mask,class,share,class_2,share_2", f"{IMAGE},out/a.png,ground,0.75,cat,0.25")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
         results.pixels(SPECS["digits"], files, files, print)
     assert str(told.value) == damaged
     notes: list[str] = []
-    readable, scaled = results.pixels(SPECS["digits"], files, [], notes.append)  # as found in a folder
+    readable, scaled, _ = results.pixels(SPECS["digits"], files, [], notes.append)  # as found in a folder
     assert (readable, len(scaled), notes) == (files[:1], 1, [f"left out: {damaged}"])
 
 

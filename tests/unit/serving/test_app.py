@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from cifar_ray import tasks
 from cifar_ray.data import SPECS
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
+from cifar_ray.tasks import segmentation
 
 NAMES = tuple("0123456789")
 
@@ -91,6 +94,23 @@ def test_images_that_come_together_share_forward_passes_and_get_their_own_answer
     sizes = [int(headers[b"x-batch-size"]) for *_, headers in answers]
     assert 1 < max(sizes) <= apps.MAX_BATCH
     assert sum(1 / size for size in sizes) < len(values) - 1  # passes
+
+
+def test_a_mask_is_a_file_as_large_as_the_image_that_was_sent() -> None:
+    spec = dataclasses.replace(SPECS["cifar10"], image_size=8, native_size=8, crop=True)
+
+    def halves(images: Tensor) -> Tensor:
+        """Class 2 on the right, elsewhere 0."""
+        masks = torch.zeros(images.shape[:3], dtype=torch.uint8)
+        masks[:, :, 4:] = 2
+        return masks
+
+    app = apps.build({"classes": ("ground", "cat", "dog")}, segmentation.SPEC, spec, halves)
+    status, said, _ = asyncio.run(asked(app, shade(70), query_string=b"top=2"))
+    assert (status, said["classes"]) == (200, [{"class": name, "share": 0.5} for name in ("ground", "dog")])
+    mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(said["mask"]))))
+    assert mask.shape == (20, 30)  # of which the middle 20 are seen
+    assert [*map(int, mask[7, ::5])] == [255, 0, 0, 2, 2, 255]
 
 
 def test_an_image_alone_waits_for_no_other(app: FastAPI) -> None:

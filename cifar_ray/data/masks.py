@@ -1,0 +1,209 @@
+"""Images with masks of their pixels' classes, ``--dataset masks:PATH``, and the masks that a model predicts.
+
+PATH/train/ and PATH/test/, and perhaps val/, have images/ and masks/: to images/a/b.jpg belongs masks/a/b.png. A mask
+is a PNG file as large as its image with the number of each pixel's class, as grey values or in a palette.
+PATH/classes.txt names the classes, one a line from number 0 on; without it, the training masks tell how many there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.data import folders, imagefiles
+from cifar_ray.data.folders import Listing
+from cifar_ray.tasks.segmentation import Segmentation
+from cifar_ray.tasks.spec import IGNORED
+
+DEFAULT_OUT = "predicted_masks"
+"""Folder of the masks that a model predicts."""
+
+_CLASSES = "classes.txt"
+_MODES = ("L", "P", "1")
+"""Pillow's modes of one number for a pixel, of at most 8 bits."""
+
+
+@functools.cache
+def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
+    """The images of a folder with the paths of their masks, in the order of their names; see :func:`folders.listing`.
+
+    Args:
+        root: the folder.
+        val_share: of the images to train on, for validation, by their relative paths.
+        with_val: whether val/ beside test/ is used.
+        ignored: the number of pixels that do not count, beside 255.
+        stamp: of the folder.
+
+    Raises:
+        ConfigError: when there is no such folder, or it has another layout, or an image without a mask.
+    """
+    train, test, val, unused = folders.parts(root)
+    if test is None:
+        raise ConfigError("dataset", f"must have train/ and test/, each with images/ and masks/, and {root} has not")
+    if val is not None and not with_val:
+        unused, val = [*unused, val.name], None
+    if val is not None and val_share:
+        raise ConfigError("val_share", f"is for folders without validation images, and there is {val}")
+    left_out: Counter[str] = Counter()
+    of = {part: _pairs(part, left_out) for part in filter(None, (train, test, val))}
+    names = _names(root, of[train], ignored)
+    words = folders.in_words(left_out, unused, test)
+    if val is not None:
+        return Listing(names, of[train], of[test], words, of[val], Segmentation.target)
+    return folders.validated(Listing(names, of[train], of[test], words, (), Segmentation.target), train, val_share)
+
+
+def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:
+    """The images of a part with their masks; other files are counted in ``left_out`` by the end of their names."""
+    for needed in ("images", "masks"):
+        if not (part / needed).is_dir():
+            raise ConfigError("dataset", f"must have images/ and masks/ in {part}, which has no {needed}/")
+    others: Counter[str] = Counter()
+    images = sorted(folders.images(part / "images", left_out))
+    masks = set(folders.images(part / "masks", others))
+    if not images:
+        raise ConfigError("dataset", f"must have an image in {part / 'images'}, which has none")
+    if other := sorted(mask for mask in masks if not mask.lower().endswith(".png")):
+        raise ConfigError("dataset", f"must have masks as PNG files, and {other[0]} is none")
+    found = []
+    for image in images:
+        mask = (part / "masks" / Path(image).relative_to(part / "images")).with_suffix(".png")
+        if str(mask) not in masks:
+            raise ConfigError("dataset", f"must have a mask for every image, and that of {image}, {mask}, is not there")
+        found.append((image, str(mask)))
+    if unpaired := len(masks - {mask for _, mask in found}):
+        others["masks without an image"] += unpaired
+    left_out += others
+    return tuple(found)
+
+
+def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[str, ...]:
+    """The names of the classes; their numbers, up to the highest in a training mask, where there is no list of them."""
+    listed = root / _CLASSES
+    if listed.is_file():
+        names = [line.strip() for line in listed.read_text(encoding="utf-8", errors="replace").splitlines()]
+        if len(names) < 2 or len(names) > IGNORED or len(set(names)) < len(names) or not all(names):
+            raise ConfigError("dataset", f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
+        return tuple(names)
+    with ThreadPoolExecutor() as pool:
+        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_mtime_ns, ignored), train))
+    if highest < 1:
+        raise ConfigError("dataset", f"must have at least two classes in its training masks, and {root} has not")
+    return tuple(map(str, range(highest + 1)))
+
+
+@functools.cache
+def _highest(path: str, changed_ns: int, ignored: int) -> int:
+    """The highest number of a class in a mask, once in a process for as long as ``changed_ns`` stays."""
+    numbers = _numbers(Path(path), ignored)
+    return int(numbers.max(initial=0, where=numbers != IGNORED))
+
+
+def _numbers(path: Path, ignored: int) -> np.ndarray:
+    """The numbers of a mask's pixels: uint8, (height, width), with 255 where they do not count."""
+    with imagefiles.named(path), imagefiles.opened(path) as mask:
+        kind, mode, numbers = mask.format, mask.mode, np.asarray(mask)
+    if kind != "PNG":
+        raise ConfigError("dataset", f"must have masks as PNG files, and {path} is none")
+    if mode not in _MODES:
+        raise ConfigError("dataset", f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
+    numbers = numbers.astype(np.uint8)
+    return np.where(numbers == ignored, np.uint8(IGNORED), numbers)
+
+
+def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.ndarray:
+    """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
+
+    Returns:
+        uint8, (side, side, 4): the colours, and the number of each pixel's class.
+
+    Raises:
+        ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
+    """
+    with imagefiles.named(Path(image)):
+        pixels = imagefiles.read(Path(image))
+    numbers = _numbers(Path(mask), ignored)
+    if pixels.size != numbers.shape[::-1]:
+        sizes = [f"{width}x{height}" for width, height in (numbers.shape[::-1], pixels.size)]
+        raise ConfigError(
+            "dataset", f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
+        )
+    if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
+        raise ConfigError(
+            "dataset",
+            f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "
+            f"{unknown.min()}",
+        )
+    cropped = ImageOps.fit(Image.fromarray(numbers), (side, side), Image.Resampling.NEAREST)
+    return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])
+
+
+def png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
+    """A predicted mask as a PNG file, as large as the image whose centre the model was given.
+
+    Its pixels are the numbers of classes, with a palette to look at them, and 255 beside the centre.
+
+    Args:
+        mask: uint8, (side, side).
+        size: width and height of the image.
+    """
+    side, file = min(size), io.BytesIO()
+    whole = Image.new("L", size, IGNORED)
+    centre = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
+    whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
+    whole.putpalette(palette().tobytes())
+    whole.save(file, "png")
+    return file.getvalue()
+
+
+def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> dict[Path, Path]:
+    """The file of each image's mask: as the image is named, below the folder that was ``given``, but .png, in ``out``.
+
+    Raises:
+        ConfigError: when two have one file, or one is an image.
+    """
+    folders = [path for path in given if path.is_dir()]
+    found: dict[Path, Path] = {}
+    taken: dict[Path, Path] = {}
+    for image in images:
+        root = next((folder for folder in folders if image.is_relative_to(folder)), image.parent)
+        found[image] = ((out or Path(DEFAULT_OUT)) / image.relative_to(root)).with_suffix(".png")
+        other = taken.setdefault(found[image], image)
+        if other != image:
+            raise ConfigError(
+                "out", f"would have one mask, {found[image]}, for {other} and for {image}; predict one later"
+            )
+    known = {image.resolve() for image in images}
+    if clash := next((path for path in found.values() if path.resolve() in known), None):
+        raise ConfigError("out", f"must be another folder than that of the images, and {clash} is one of them")
+    return found
+
+
+def write(path: Path, mask: bytes) -> None:
+    """Write a mask, and the folders that it is in.
+
+    Raises:
+        ConfigError: when it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(mask)
+    except OSError as error:
+        raise ConfigError(
+            "out", f"must be a folder that can be written, and {path} cannot be ({error.strerror})"
+        ) from None
+
+
+def palette() -> np.ndarray:
+    """A colour for each number, those of the Pascal VOC data set: uint8, (256, 3)."""
+    numbers, channels = np.arange(256)[:, None], np.arange(3)
+    bits = [((numbers >> (3 * turn + channels)) & 1) << (7 - turn) for turn in range(8)]
+    return np.sum(bits, axis=0).astype(np.uint8)

@@ -1,0 +1,70 @@
+"""SegNet: a class for each pixel, from an encoder and a decoder that enlarges by the encoder's pooling indices.
+
+Source: Badrinarayanan et al. 2017, "SegNet: A Deep Convolutional Encoder-Decoder Architecture for Image Segmentation":
+the 13 convolutions of VGG-16 with batch norm, five max-pools whose indices say where a value goes on the way back, and
+13 more convolutions, the last of which gives the classes. The paper's network has width 64: 29.4 million parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.architecture import Recipe, initialise
+
+RECIPES = (
+    Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
+    Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0, base_batch=16),
+)
+
+_WIDEST = 8  # times the first stage's filters
+
+
+def _stage(channels: Sequence[int]) -> list[nn.Module]:
+    """3x3 convolutions with batch norm from each number of channels to the next."""
+    layers: list[nn.Module] = []
+    for inputs, filters in itertools.pairwise(channels):
+        layers += [nn.Conv2d(inputs, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
+    return layers
+
+
+class SegNet(nn.Module):
+    """Images (B, channels, H, W), at least 2 pixels for each stage to halve, to logits (B, num_classes, H, W)."""
+
+    def __init__(self, channels: int, num_classes: int, blocks: Sequence[int], width: int) -> None:
+        super().__init__()
+        filters = [width * min(2**stage, _WIDEST) for stage in range(len(blocks))]
+        before = (channels, *filters)
+        for stage, count in enumerate(blocks):
+            self.add_module(f"encode{stage}", nn.Sequential(*_stage([before[stage], *[filters[stage]] * count])))
+        for stage in reversed(range(len(blocks))):
+            inner = [filters[stage]] * blocks[stage]
+            layers = _stage([*inner, before[stage]] if stage else inner)
+            if not stage:
+                layers.append(nn.Conv2d(width, num_classes, 3, padding=1))
+            self.add_module(f"decode{stage}", nn.Sequential(*layers))
+        self._stages = len(blocks)
+        initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x, pooled = images, []
+        for stage in range(self._stages):
+            x = self.get_submodule(f"encode{stage}")(x)
+            size = x.shape[2:]
+            x, indices = F.max_pool2d(x, 2, return_indices=True)
+            pooled.append((indices, size))
+        for stage in reversed(range(self._stages)):
+            indices, size = pooled[stage]
+            x = F.max_unpool2d(x, indices, [2, 2], output_size=size)
+            x = self.get_submodule(f"decode{stage}")(x)
+        return x
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network that ``config.segnet`` describes."""
+    return SegNet(spec.channels, spec.num_classes, config.segnet.blocks, config.segnet.width)

@@ -1,0 +1,187 @@
+"""Images with masks: which files belong together, how they vary together, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import imagefiles, masks
+from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.training import recipe
+
+SIDE, NAMES = 16, ("ground", "left", "right")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """24 training images and 8 for the test, whose red is 80 times the number of the class."""
+    random = np.random.default_rng(0)
+    for half, count in (("train", 24), ("test", 8)):
+        for number in range(count):
+            mask = random.integers(0, 3, (SIDE // 4, SIDE // 4), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+            image = np.stack([80 * mask, 0 * mask + 9, 255 - 80 * mask], axis=2)
+            mask[number % SIDE] = 255
+            write(tmp_path / "set" / half / "images" / "a" / f"{number:02}.png", image)
+            write(tmp_path / "set" / half / "masks" / "a" / f"{number:02}.png", mask)
+    (tmp_path / "set" / "classes.txt").write_text("\n".join(NAMES))
+    return tmp_path / "set"
+
+
+def write(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def of(root: Path, **values: object) -> ResolvedConfig:
+    usual = {"model": "unet", "unet": {"width": 2}, "global_batch_size": 8, "image_size": SIDE, "optimizer": "sgd"}
+    usual |= {"dataset": f"masks:{root}", "data_dir": str(root.parent / "decoded")}
+    return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
+
+
+def test_images_and_masks_are_paired_by_name(root: Path) -> None:
+    config = of(root)
+    dataset = data.read(config)
+    assert (dataset.class_names, config.images.classes, len(dataset.train), len(dataset.test)) == (NAMES, 3, 24, 8)
+    (counts,) = {tuple(dataset.train["masks"].shape)}
+    assert counts == (24, SIDE, SIDE)
+    valid = dataset.train["masks"] != 255
+    assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
+    assert dataset.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
+    assert data.spec(recipe.with_images(config, dataset)) == dataset.spec
+
+
+def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
+    (root / "classes.txt").unlink()
+    assert data.read(of(root)).class_names == ("0", "1", "2")
+    ignored = data.read(of(root, ignore_value=2))
+    assert ignored.class_names == ("0", "1")
+    assert ignored.class_counts == data.read(of(root)).class_counts[:2]
+
+
+def test_validation_images_are_a_share_by_their_names_or_a_folder(root: Path) -> None:
+    few, more = (data.read(of(root, val_share=share)) for share in (0.2, 0.4))
+    assert few.val is not None
+    assert more.val is not None
+    assert (len(few.val), len(few.train), len(more.val)) == (5, 19, 10)
+    kept = {image.tobytes() for image in few.val["masks"]}
+    assert kept <= {image.tobytes() for image in more.val["masks"]}
+    assert not kept & {image.tobytes() for image in few.train["masks"]}
+    (root / "test").rename(root / "val")
+    whole = data.read(of(root))
+    assert (whole.val, len(whole.test), whole.left_out) == (None, 8, "val/ is the test set, since there is no other")
+
+
+@pytest.mark.parametrize("augment", ["none", "crop", "crop_flip", "resized_crop"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_mask_varies_as_its_image_and_what_counts_is_that_of_the_global_batch(
+    augment: str, micro_batches: int, root: Path
+) -> None:
+    config = of(root, augment=augment, topology="1x2", accumulate=micro_batches)
+    dataset = data.read(config)
+    found: list[list[float]] = []
+    divisors = set()
+    for rank in range(2):
+        loader = TrainLoader(config, dataset, DataShard(rank, 2, micro_batches), torch.device("cpu"))
+        mean, std = (torch.tensor(of)[:, None, None] for of in (dataset.spec.mean, dataset.spec.std))
+        for step in range(3):
+            for batch in loader.micro_batches(1, step):
+                red = ((batch.images * std + mean) * 255)[:, 0].round()
+                valid = batch.targets != 255
+                off = (red - 80 * batch.targets).abs()[valid]
+                blended = augment == "resized_crop"  # it mixes the colours at edges
+                assert (off > (40 if blended else 1)).float().mean() < (0.15 if blended else 1e-9)
+                found.append([step, valid.sum().item()])
+                divisors.add((step, batch.divisor))
+    for step in range(3):
+        total = sum(count for at, count in found if at == step)
+        assert (step, total / (2 * micro_batches)) in divisors
+    assert len(divisors) == 3
+
+
+def test_crops_show_pixels_outside_the_image_as_ignored(root: Path) -> None:
+    config = of(root, augment="crop", ignore_value=255)
+    dataset = data.read(config)
+    (batch,) = TrainLoader(config, dataset, DataShard(), torch.device("cpu")).micro_batches(0, 0)
+    before = (dataset.train["masks"] == 255).mean()
+    assert (batch.targets == 255).float().mean() > before + 0.1
+
+
+def damage(root: Path, half: str, kind: str, pixels: np.ndarray) -> None:
+    write(root / half / kind / "a" / "03.png", pixels)
+
+
+BLANK = np.zeros((SIDE, SIDE), dtype=np.uint8)
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no mask": (
+        lambda root: (root / "train/masks/a/03.png").unlink(),
+        "must have a mask for every image, and that of {root}/train/images/a/03.png, {root}/train/masks/a/03.png, is "
+        "not there",
+    ),
+    "size": (
+        lambda root: damage(root, "test", "masks", BLANK[:9]),
+        "must have masks as large as their images, and {root}/test/masks/a/03.png has 16x9 pixels, "
+        "{root}/test/images/a/03.png 16x16",
+    ),
+    "number": (
+        lambda root: damage(root, "train", "masks", BLANK + 7),
+        "must have the numbers of 3 classes, 0 to 2, or 255 in masks, and {root}/train/masks/a/03.png has 7",
+    ),
+    "colours": (
+        lambda root: damage(root, "train", "masks", np.stack([BLANK] * 3, axis=2)),
+        "must have masks of one number of 8 bits a pixel, and {root}/train/masks/a/03.png is RGB",
+    ),
+    "jpeg": (
+        lambda root: (root / "train/masks/a/03.png").rename(root / "train/masks/a/03.jpg"),
+        "must have masks as PNG files, and {root}/train/masks/a/03.jpg is none",
+    ),
+    "another format": (
+        lambda root: Image.fromarray(BLANK).save(root / "train/masks/a/03.png", "bmp"),
+        "must have masks as PNG files, and {root}/train/masks/a/03.png is none",
+    ),
+    "no test": (
+        lambda root: (root / "test").rename(root / "other"),
+        "must have train/ and test/, each with images/ and masks/, and {root} has not",
+    ),
+    "no masks": (
+        lambda root: (root / "test" / "masks").rename(root / "test" / "labels"),
+        "must have images/ and masks/ in {root}/test, which has no masks/",
+    ),
+    "classes": (
+        lambda root: (root / "classes.txt").write_text("one\none\n"),
+        "must have a name of its own for each of 2 to 255 classes in {root}/classes.txt",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_learned_from_is_refused_in_a_sentence(
+    damage: Callable[[Path], object], sentence: str, root: Path
+) -> None:
+    damage(root)
+    with pytest.raises(ConfigError) as refused:
+        data.read(of(root))
+    assert str(refused.value) == f"dataset {sentence.format(root=root)}"
+
+
+@pytest.mark.parametrize("size", [(16, 16), (40, 24), (24, 41)])
+def test_a_predicted_mask_lies_over_the_centre_of_its_image(size: tuple[int, int]) -> None:
+    width, height = size
+    image = Image.fromarray(np.arange(width * height, dtype=np.uint32).reshape(height, width).astype(np.uint8))
+    given = imagefiles.cropped(image, 8)[..., 0]
+    file = Image.open(BytesIO(masks.png(given, size)))
+    assert (file.format, file.mode, file.size) == ("PNG", "P", size)
+    side, numbers = min(size), np.asarray(file)
+    top, left = (height - side) // 2, (width - side) // 2
+    centre = numbers[top : top + side, left : left + side]
+    assert np.array_equal(centre, np.asarray(Image.fromarray(given).resize((side, side), Image.Resampling.NEAREST)))
+    assert (numbers == 255).sum() >= numbers.size - side**2
+    assert masks.palette()[[0, 1, 15]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128]]

@@ -1,0 +1,248 @@
+"""Segmentation: its loss over a global batch, its figures, and the same weights at any number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics.functional.segmentation import mean_iou
+
+from cifar_ray import data, tasks
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.tasks.segmentation import Segmentation
+from cifar_ray.training import checkpoint, predictor, recipe
+from examples.segmentation import make_masks
+from tests.support.helpers import digest, evaluate_on_ranks, plain_losses, resolved, train_here, train_on_ranks
+
+USUAL: dict[str, object] = {"model": "unet", "unet": {"width": 2, "norm": "none"}, "precision": "fp32", "epochs": 1}
+USUAL |= {"image_size": 16, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
+USUAL |= {"global_batch_size": 16, "label_smoothing": 0.0}
+SEGNET: dict[str, object] = {"model": "segnet", "segnet": {"width": 2, "blocks": (1, 1, 2)}, "unet": {}}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """80 images of digits for training, and 20 for the test."""
+    folder = tmp_path_factory.mktemp("masks")
+    make_masks.make(folder / "digits", 100)
+    return {**USUAL, "dataset": f"masks:{folder / 'digits'}", "data_dir": str(folder)}
+
+
+def mean_of_valid(outputs: Tensor, masks: Tensor) -> Tensor:
+    """The mean cross-entropy of all pixels of a global batch that count."""
+    assert 0.001 < (masks == 255).float().mean() < 0.3
+    rows = outputs.permute(0, 2, 3, 1)[masks != 255]
+    return F.cross_entropy(rows, masks[masks != 255].long())
+
+
+STRATEGIES = [
+    {"topology": "1x1"},
+    {"topology": "1x1", "accumulate": 4},
+    *({"topology": "1x2", "strategy": name} for name in ("gather_scatter", "all_reduce", "ddp", "fsdp")),
+    {"topology": "1x4", "strategy": "ddp", "accumulate": 2},
+    {"topology": "1x2", "strategy": "reproducible"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", STRATEGIES, ids=lambda values: "-".join(map(str, values.values())))
+def test_the_loss_is_the_mean_over_all_pixels_that_count_in_a_global_batch(
+    values: dict[str, object], usual: dict[str, object], tmp_path: Path
+) -> None:
+    asked = resolved(usual, **values, augment="none", schedule="constant", steps_per_epoch=4, log_every=1)
+    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
+    assert outcome is not None
+    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
+    assert means == pytest.approx(plain_losses(asked, 4, "masks", mean_of_valid), rel=2e-5)
+
+
+@pytest.mark.slow
+def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
+    usual: dict[str, object], tmp_path: Path
+) -> None:
+    more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
+    more |= {"unet": {"width": 2}, "steps_per_epoch": 3, "epochs": 2, "class_weights": "balanced", "log_every": 1}
+    reproducible = partial(resolved, usual, **more)
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+    stopped = reproducible(topology="1x2", checkpoint_every=2)
+    train_on_ranks(stopped, tmp_path / "resumed", stop_after=5)
+    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
+    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
+    assert len(snapshots) == 4
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    assert len({snapshot.score for snapshot in snapshots}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.parametrize("strategy", ["local_sgd", "send_recv"])
+def test_other_strategies_train_it(strategy: str, usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual, topology="1x2", strategy=strategy, epochs=2, **SEGNET)
+    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
+    assert outcome is not None
+    assert outcome.metrics["test/loss"] < np.log(11)
+
+
+def figures_by_hand(predicted: np.ndarray, true: np.ndarray, classes: int) -> Mapping[str, float]:
+    counts = confusion_matrix(true[true != 255], predicted[true != 255], labels=range(classes)).astype(float)
+    right, rows, columns = counts.diagonal(), counts.sum(1), counts.sum(0)
+    there = rows + columns > 0
+    iou = right[there] / (rows + columns - right)[there]
+    dice = 2 * right[there] / (rows + columns)[there]
+    return {"miou": iou.mean(), "dice": dice.mean(), "pixel_accuracy": right.sum() / counts.sum()}
+
+
+def test_figures_are_those_of_the_definitions_and_add_up_over_parts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(12, 5, 8, 8, generator=generator)
+    masks = torch.randint(0, 4, (12, 8, 8), generator=generator, dtype=torch.uint8)  # nowhere class 4
+    masks[torch.rand(masks.shape, generator=generator) < 0.2] = 255
+    outputs[:, 3] -= 9  # nobody answers 3
+    task = Segmentation(TrainConfig())
+    parts = [task.tally(outputs[at : at + 5], masks[at : at + 5]) for at in range(0, 12, 5)]
+    found = task.evaluation({name: sum(part[name] for part in parts) for name in parts[0]}, 12)  # type: ignore[misc]
+    expected = figures_by_hand(outputs.argmax(1).numpy(), masks.numpy(), 5)
+    loss = F.cross_entropy(outputs.double(), masks.long(), ignore_index=255)
+    assert found.metrics == pytest.approx({**expected, "loss": loss.item()}, rel=1e-9)
+    assert sum(map(sum, found.confusion)) == (masks != 255).sum()
+    assert (found.per_class["iou"][3], len(found.per_class["dice"])) == (0.0, 5)
+
+
+def test_iou_is_that_of_torchmetrics_where_every_pixel_counts() -> None:
+    predicted, true = torch.randint(0, 3, (2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
+    task = Segmentation(TrainConfig())
+    outputs = F.one_hot(predicted, 3).permute(0, 3, 1, 2).float()
+    found = task.evaluation(task.tally(outputs, true.to(torch.uint8)), 1)
+    theirs = mean_iou(predicted, true, num_classes=3, per_class=True, input_format="index")
+    assert found.per_class["iou"] == pytest.approx(theirs[0].tolist(), rel=1e-6)
+
+
+def test_nothing_that_counts_is_no_division_by_zero() -> None:
+    task, ignored = Segmentation(TrainConfig()), torch.full((2, 4, 4), 255, dtype=torch.uint8)
+    outputs = torch.randn(2, 3, 4, 4, requires_grad=True)
+    loss = task.loss(outputs, ignored, 1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert (loss.item(), outputs.grad.abs().sum().item()) == (0.0, 0.0)  # type: ignore[union-attr]
+    assert set(task.evaluation(task.tally(outputs, ignored), 2).metrics.values()) == {0.0}
+
+
+def test_with_class_weights_each_class_counts_alike_in_the_loss() -> None:
+    counts = (900, 90, 10)
+    weighted = Segmentation(TrainConfig(class_weights="balanced", class_weights_counts=counts))
+    masks = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)]).view(1, 20, 50).byte()
+    outputs = torch.randn(1, 3, 20, 50, generator=torch.Generator().manual_seed(0))
+    losses = F.cross_entropy(outputs, masks.long(), reduction="none")
+    expected = torch.stack([losses[masks == label].mean() for label in range(3)]).mean()
+    divisor = float(weighted.counts(masks).sum())
+    assert weighted.loss(outputs, masks, divisor).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> None:
+    whole, *_ = evaluate_on_ranks(resolved(usual))
+    for one in evaluate_on_ranks(resolved(usual, topology="1x2")):
+        assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)
+        assert one.confusion == whole.confusion
+    assert (whole.images, set(whole.metrics)) == (20, {"loss", "miou", "pixel_accuracy", "dice"})
+
+
+def test_a_run_begins_with_the_weights_of_another_and_its_model_answers_masks(
+    usual: dict[str, object], tmp_path: Path
+) -> None:
+    asked = resolved(usual, val_share=0.2, steps_per_epoch=2)
+    outcome = train_here(asked, data.read(asked), tmp_path)
+    best = checkpoint.best(tmp_path)
+    assert best is not None
+    snapshot = checkpoint.load(best)
+    assert (snapshot.task.primary.name, snapshot.task.answer) == ("miou", "masks")
+    assert snapshot.score == outcome.metrics["best/miou"]
+    test = data.read(asked).test
+    with torch.inference_mode():
+        answers = predictor.load(best)(torch.from_numpy(test.images))
+    assert (answers.dtype, answers.shape) == (torch.uint8, (20, 16, 16))
+    expected = figures_by_hand(answers.numpy(), test["masks"], 11)
+    assert outcome.metrics["chosen/test/miou"] == pytest.approx(expected["miou"], rel=1e-9)
+
+
+def arrays() -> tuple[object, object, object]:
+    """A user's own function."""
+    masks = np.zeros((40, 16, 16), dtype=np.int64)
+    masks[:, 4:8, 4:8] = 1
+    images = np.uint8(masks * 200)
+    return (images[8:], masks[8:]), (images[:8], masks[:8]), ("ground", "square")
+
+
+def small() -> tuple[object, object]:
+    (images, masks), _, _ = arrays()  # type: ignore[misc]
+    return (images, masks[:, 1:]), (images, masks[:, 1:])
+
+
+def unnamed() -> tuple[object, object, object]:
+    (images, masks), test, _ = arrays()  # type: ignore[misc]
+    return (images, masks + 1), test, ("one", "two")
+
+
+def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) -> None:
+    asked = resolved({**USUAL, "image_size": 32}, dataset=f"{__name__}:arrays", task="segmentation")
+    dataset = data.read(asked)
+    assert (dataset.train["masks"].dtype, dataset.class_names) == (np.uint8, ("ground", "square"))
+    assert runfile.to_mapping(asked)["task"] == "segmentation"
+    assert "--task segmentation" in recipe.command(asked)  # type: ignore[arg-type]
+    by_data = resolved(usual, task="segmentation")
+    assert (by_data.task, tasks.spec(by_data).name) == (None, "segmentation")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"augment": "mixup"}, "augment must be none, crop, crop_flip or resized_crop for masks, which vary with"),
+        (
+            {"augment": "randaugment"},
+            "augment must be none, crop, crop_flip or resized_crop for masks, which vary with",
+        ),
+        (
+            {"model": "resnet", "unet": {}},
+            "model must be unet, segnet or one of your own to learn the masks of pixels, ",
+        ),
+        ({"task": "classification"}, "task must learn the masks of masks:.*, and classification learns labels"),
+        ({"image_size": 8}, "image_size must suit --model unet, which cannot take images of 8x8 pixels"),
+        (
+            {"strategy": "gpipe", "topology": "1x2"},
+            "strategy must keep the model whole for --model unet, whose decoder",
+        ),
+        (
+            {"model": "torchvision:resnet18", "unet": {}},
+            r"model must give float logits \(B, 11, 16, 16\) for images \(B, 3, 16, 16\).*gives shape \(2, 11\)",
+        ),
+        (
+            {"dataset": f"{__name__}:small", "task": "segmentation", "image_size": 32},
+            r"dataset must return \(images, masks\).*; .*:small returns masks of \(15, 16\) for images of \(16, 16\)",
+        ),
+        (
+            {"dataset": f"{__name__}:unnamed", "task": "segmentation", "image_size": 32},
+            "dataset must return .* returns masks of the numbers 0 to 2 for 2 classes",
+        ),
+    ],
+)
+def test_what_does_not_fit_masks_is_refused(values: dict[str, object], sentence: str, usual: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolved(usual, **values)
+
+
+def test_a_model_for_masks_does_not_classify() -> None:
+    with pytest.raises(
+        ConfigError,
+        match="model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or one of your own to learn the labels of whole images, as digits has",
+    ):
+        resolved({}, dataset="digits", model="unet")
