@@ -81,6 +81,8 @@ def test_an_error_is_told_as_it_is_and_tried_again_only_where_it_can_pass(person
     assert re.search("2 finished, 5 failed|5 failed, 2 finished", done.stdout), done
 
 
+@pytest.mark.slow
+@pytest.mark.extended
 def test_a_run_that_fails_at_its_first_step_does_not_keep_its_name(person: Person) -> None:
     words = ["train", *WORDS[3:-2], "--run-name", "mine"]
     (person.home / "failing.py").write_text(NET)

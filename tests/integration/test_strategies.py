@@ -188,10 +188,11 @@ def test_fsdp_goes_on_at_another_number_of_workers(topology: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("strategy", "topology", "values"),
     [
-        *((name, "2x2", {}) for name in ("send_recv", "fsdp", "reproducible")),
-        *((name, "1x2", {}) for name in ("gather_scatter", "all_reduce", "ddp", "local_sgd")),
+        ("send_recv", "2x2", {}),
+        *((name, "1x2", {}) for name in ("gather_scatter", "all_reduce", "ddp", "fsdp", "local_sgd", "reproducible")),
         ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
-        ("ddp", "1x2", {"ddp": {"comm_hook": "bf16"}}),
+        pytest.param("ddp", "1x2", {"ddp": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
+        *(pytest.param(name, "2x2", {}, marks=pytest.mark.extended) for name in ("fsdp", "reproducible")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

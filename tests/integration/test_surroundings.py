@@ -74,7 +74,11 @@ print(json.dumps([name for name in {{*before, *now}} if now.get(name) != before.
 """
 
 
-@pytest.mark.parametrize("work", [FROM_PYTHON, FROM_COMMAND], ids=["python", "command"])
+@pytest.mark.parametrize(
+    "work",
+    [pytest.param(FROM_PYTHON, marks=pytest.mark.slow), pytest.param(FROM_COMMAND, marks=pytest.mark.extended)],
+    ids=["python", "command"],
+)
 def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_change_the_run(
     person: Person, work: str
 ) -> None:

@@ -7,10 +7,11 @@ import http.client
 import pickle
 import socket
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import ray
@@ -196,6 +197,13 @@ def scripted(images: torch.Tensor) -> torch.Tensor:
 
 def broken(*_: Any) -> Any:
     raise ValueError("the third step is wrong")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_loaders() -> Iterator[None]:
+    """A loader that has failed waits so long for its process to end."""
+    with mock.patch.object(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1):
+        yield
 
 
 class Wrong(torch.utils.data.Dataset[int]):
