@@ -625,7 +625,9 @@ def test_times_that_are_not_what_they_seem() -> None:
     assert warned(study(counted), "cluster").startswith("All runs shared the cores of one machine. Their times say")
     assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 runs shared the cores of one machine.")
     assert warned(study(trial(), metrics={"sweep/concurrency": 2.0}), "same time").startswith("Up to 2 runs")
-    moved = trial("1x1", tags={"cifar_ray.earlier.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"})
+    moved = trial(
+        "1x1", tags={"cifar_ray.earlier.cifar_ray.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"}
+    )
     said = warned(study(moved), "changed while")
     assert said.endswith("their times are left out: bs16 1x1 seed0 (topology and number of threads).")
 
