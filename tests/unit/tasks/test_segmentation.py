@@ -15,14 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics.functional.segmentation import mean_iou
 
-from cifar_ray import data, tasks
+from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.observer import Outcome
 from examples.segmentation import make_masks
-from tests.support.helpers import digest, evaluate_on_ranks, plain_losses, resolved, train_here, train_on_ranks
+from tests.support.helpers import Recorder, digest, plain_losses, resolved, train_here
+from tests.support.threads import on_threads, train_on_threads
 
 USUAL: dict[str, object] = {"model": "unet", "unet": {"width": 2, "norm": "none"}, "precision": "fp32", "epochs": 1}
 USUAL |= {"image_size": 16, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
@@ -54,43 +57,40 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("values", STRATEGIES, ids=lambda values: "-".join(map(str, values.values())))
 def test_the_loss_is_the_mean_over_all_pixels_that_count_in_a_global_batch(
     values: dict[str, object], usual: dict[str, object], tmp_path: Path
 ) -> None:
     asked = resolved(usual, **values, augment="none", schedule="constant", steps_per_epoch=4, log_every=1)
-    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
-    assert outcome is not None
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
     means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
     assert means == pytest.approx(plain_losses(asked, 4, "masks", mean_of_valid), rel=2e-5)
 
 
-@pytest.mark.slow
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
     usual: dict[str, object], tmp_path: Path
 ) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
     more |= {"unet": {"width": 2}, "steps_per_epoch": 3, "epochs": 2, "class_weights": "balanced", "log_every": 1}
     reproducible = partial(resolved, usual, **more)
+    dataset = data.read(reproducible())
     for topology in ("1x1", "1x2", "2x2"):
-        train_on_ranks(reproducible(topology=topology), tmp_path / topology)
+        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
     stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_ranks(stopped, tmp_path / "resumed", stop_after=5)
-    train_on_ranks(dataclasses.replace(stopped, topology="1x1"), tmp_path / "resumed")
+    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=5))
+    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
     snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
     assert len(snapshots) == 4
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
     assert len({snapshot.score for snapshot in snapshots}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["local_sgd", "send_recv"])
 def test_other_strategies_train_it(strategy: str, usual: dict[str, object], tmp_path: Path) -> None:
     asked = resolved(usual, topology="1x2", strategy=strategy, epochs=2, **SEGNET)
-    (outcome, _), *_ = train_on_ranks(asked, tmp_path)
-    assert outcome is not None
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
     assert outcome.metrics["test/loss"] < np.log(11)
 
 
@@ -148,10 +148,14 @@ def test_with_class_weights_each_class_counts_alike_in_the_loss() -> None:
     assert weighted.loss(outputs, masks, divisor).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-@pytest.mark.slow
 def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> None:
-    whole, *_ = evaluate_on_ranks(resolved(usual))
-    for one in evaluate_on_ranks(resolved(usual, topology="1x2")):
+    asked = resolved(usual)
+    dataset = data.read(asked)
+    model = models.build(asked, dataset.spec)
+    (whole,), ranks = (
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+    )
+    for one in ranks:
         assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)
         assert one.confusion == whole.confusion
     assert (whole.images, set(whole.metrics)) == (20, {"loss", "miou", "pixel_accuracy", "dice"})
