@@ -25,6 +25,7 @@ from cifar_ray.reporting import (
     data,
     draw,
     exported,
+    lineage,
     pages,
     papers,
     printed,
@@ -150,7 +151,10 @@ def results(
         study=runs.study,
         findings=words.findings(runs, price) if page is None else page.findings,
         cautions=cautions.cautions(runs, price),
-        sections=[part.section for part in parts] if page is None else page.sections,
+        sections=[
+            *([part.section for part in parts] if page is None else page.sections),
+            *lineage.sections(runs.study),
+        ],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
     )

@@ -136,9 +136,10 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load an optimizer's state, each tensor in the memory layout of its parameter.
 
     The model of the checkpoint may have had another layout, and a fused optimizer reads a parameter and its state
-    in memory order, whatever their strides.
+    in memory order, whatever their strides. What the state leaves out of a group's options stays as it is.
     """
-    optimizer.load_state_dict(dict(state))
+    groups = [{**built, **saved} for built, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -20,7 +20,8 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Subset
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, mistakes, origin, store
+from cifar_ray.tracking import artifacts, lineage, mistakes, origin, store
+from cifar_ray.tracking.lineage import Takeover
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, STOPPED_BY_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
 from cifar_ray.training import recipe
@@ -188,6 +189,23 @@ class RunRecord(Record):
         )
         if saved.best:
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
+
+    def lineage(self, begun_with: Mapping[str, float], takeovers: Sequence[Takeover]) -> None:
+        """Record a run of a population: which values it went on with after which epochs, and from which runs.
+
+        Values that change are metrics, since a parameter in MLflow cannot.
+
+        Args:
+            begun_with: its values at its start, by option.
+            takeovers: all of them so far, in order.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        for epoch, values in [(0, begun_with), *((takeover.epoch, takeover.after) for takeover in takeovers)]:
+            self._sink.metrics(epoch, now_ms, {f"{lineage.METRIC}{name}": value for name, value in values.items()})
+        if takeovers:
+            whole = [asdict(takeover) for takeover in takeovers]
+            self._sink.tags({lineage.LINEAGE_TAG: lineage.tag(takeovers)})
+            self._sink.call(lambda client, run_id: client.log_dict(run_id, {"takeovers": whole}, lineage.FILE))
 
     def _address(self, checkpoint: Path) -> str:
         """A checkpoint's final address; it may have been written to another disk first."""

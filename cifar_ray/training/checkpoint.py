@@ -93,7 +93,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         CheckpointError: when there is no room for it; earlier checkpoints are untouched.
         OSError: when it cannot be written for another reason, likewise.
     """
-    target = folder / f"step-{snapshot.step:08d}"
+    target = folder / manifest.folder_of(snapshot.step)
     for unfinished in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
         shutil.rmtree(unfinished, ignore_errors=True)
     partial = folder / f".{target.name}.partial"

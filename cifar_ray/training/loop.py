@@ -24,8 +24,9 @@ def fit(
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
     initial: Callable[[], bytes] | None = None,
+    pause_after: int | None = None,
 ) -> Outcome:
-    """Train to the last epoch, or as long as ``--patience`` lasts.
+    """Train to the last epoch, or as long as ``--patience`` lasts, or until the epoch ``pause_after``.
 
     It goes on from the newest usable checkpoint below ``folder`` if there is any.
 
@@ -34,16 +35,18 @@ def fit(
 
     Raises:
         CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
-        StoppedError: on every rank after the same step, with a checkpoint written, when ``asked`` has said so.
+        StoppedError: on every rank after the same step, with a checkpoint written, when ``asked`` has said so, or
+            after the epoch ``pause_after``, counted from 1.
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    state = prepare(config, dataset, folder, worker, launch, server, asked, initial)
+    state = prepare(config, dataset, folder, worker, launch, server, asked, initial, pause_after)
     config, strategy, clock, steps = state.config, state.strategy, state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:
         observer.started(state.started)
+    state.stopper.leave(state.step)  # its last process may have ended right after the checkpoint at which to pause
     for epoch in record.epochs_left(state):
         strategy = strategy_in(state, epoch)
         clock.start()

@@ -117,6 +117,11 @@ def verify(path: Path, expected: Written) -> None:
         raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
 
 
+def folder_of(step: int) -> str:
+    """The name of the folder of the checkpoint after a step."""
+    return f"step-{step:08d}"
+
+
 def step_of(name: str) -> int:
     """The step in the name of a checkpoint's folder; -1 when it is another's name."""
     match = _NAME.fullmatch(name)

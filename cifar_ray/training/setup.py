@@ -87,6 +87,7 @@ def prepare(
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
     initial: Callable[[], bytes] | None = None,
+    pause_after: int | None = None,
 ) -> TrainingState:
     """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
@@ -99,6 +100,7 @@ def prepare(
         server: the parameter server, for the strategy that has one.
         asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
         initial: reads the weights of ``config.weights`` as a safetensors file; only rank 0 calls it.
+        pause_after: the epoch, counted from 1, after which the run stops to be continued; None when it does not.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config, or the
@@ -131,6 +133,7 @@ def prepare(
     with compiling.refusing(config):
         _warm_up(strategy, loader, fresh, config.compile)
     tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
+    steps = loader.steps_per_epoch
     state = TrainingState(
         config=config,
         worker=worker,
@@ -143,7 +146,7 @@ def prepare(
         tester=tester,
         clock=clock,
         class_names=dataset.class_names,
-        stopper=Stopper(worker, asked, config.epochs * loader.steps_per_epoch),
+        stopper=Stopper(worker, asked, config.epochs * steps, pause_after and pause_after * steps),
         started=Started(
             config,
             0,

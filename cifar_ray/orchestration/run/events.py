@@ -146,9 +146,10 @@ class RoomToGrow:
 
 @dataclass(frozen=True)
 class Stopped:
-    """All workers have stopped after ``step`` because they were asked to, with a checkpoint."""
+    """All workers have stopped after ``step`` with a checkpoint: they were asked to, or were to pause there."""
 
     step: int
+    paused: bool = False
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Failure:
         trace: the traceback through the user's own files; empty when ``error`` says enough.
         at: ``time.time()`` when it was raised.
         saved: optimizer steps in the newest checkpoint.
+        diverged: whether the loss or a weight was not finite.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Failure:
     trace: str = ""
     at: float = float("inf")
     saved: int = 0
+    diverged: bool = False
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, [self.step, self.function]))
@@ -98,7 +100,8 @@ def of(error: BaseException) -> Failure:
     function = f"{places[-1].name} in {Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
     kind = _kind(error, bool(places))
     if isinstance(error, _SENTENCES):
-        return Failure(kind, _sentence(error), at=time.time(), saved=saved)
+        diverged = isinstance(error, DivergedError)
+        return Failure(kind, _sentence(error), at=time.time(), saved=saved, diverged=diverged)
     is_known = kind in (Kind.PASSING, Kind.CONSEQUENCE) or _out_of_memory(error)
     trace = imports.trace(error) if places or not is_known else ""
     return Failure(kind, _sentence(error), step, function, trace, time.time(), saved)
@@ -118,6 +121,7 @@ class Verdict:
         trace: the traceback of the first worker.
         key: what two equal failures have in common.
         saved: optimizer steps in the newest checkpoint.
+        diverged: whether the loss or a weight was not finite.
     """
 
     reason: str
@@ -125,6 +129,7 @@ class Verdict:
     trace: str
     key: tuple[str, str]
     saved: int
+    diverged: bool = False
 
 
 def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
@@ -140,7 +145,7 @@ def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
     if first.kind is Kind.UNKNOWN and before is not None and before.key == key and before.saved >= first.saved:
         final, twice = True, ", twice without a newer checkpoint"
     reasons = [f"rank {rank}: {failure}{twice}" for rank, failure in sorted(causes.items()) if failure.at == first.at]
-    return Verdict("; ".join(reasons), final, first.trace, key, first.saved)
+    return Verdict("; ".join(reasons), final, first.trace, key, first.saved, first.diverged)
 
 
 def _sentence(error: BaseException) -> str:

@@ -75,6 +75,11 @@ class Halt:
     by: str
 
 
+@dataclass(frozen=True)
+class Pause:
+    """The run has stopped after the epoch at which it was to pause."""
+
+
 class _HaltError(Exception):
     """A limit ends workers that cannot stop between two steps."""
 
@@ -96,7 +101,10 @@ class Past:
     limit: str = ""
 
 
-def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Done | Retry | Move | GiveUp | Halt:
+Decision = Done | Retry | Move | GiveUp | Halt | Pause
+
+
+def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Decision:
     """What to do after an attempt that has begun at ``begun``, by ``time.monotonic()``; adds it to ``past``."""
     if isinstance(ended, Outcome):
         return Done(ended)
@@ -113,7 +121,7 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Do
         )
     past.waiting_since = None
     if isinstance(ended, Stopped):
-        return Move()
+        return Pause() if ended.paused else Move()
     past.failures += 1
     past.verdict = failures.judge(ended.failures, past.verdict)
     failed = WorkersFailed(past.verdict, past.failures, ended.stacks)
@@ -138,6 +146,7 @@ class Run:
         mailbox: into which its workers post; it may have served a run that has finished.
         meter: counts what it uses.
         limit: says when that is too much.
+        pause_after: the epoch, counted from 1, after which it stops to be continued later; None when it does not.
     """
 
     folder: Folder
@@ -148,13 +157,14 @@ class Run:
     mailbox: Mailbox
     meter: Meter
     limit: Limit
+    pause_after: int | None = None
     _config: ResolvedConfig = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
     _watch: _Watch = field(init=False)
 
-    def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt:
-        """Train to the end or to a limit, however often the workers start.
+    def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt | Pause:
+        """Train to the end, to a limit or to the epoch ``pause_after``, however often the workers start.
 
         A move because a node leaves with notice, or because there is room for more workers, is not a failure.
 
@@ -171,21 +181,21 @@ class Run:
             self._nodes.clear()
             self._watch = _Watch(self.allocator)
             stoppable = strategies.of(chosen.config).synchronous
-            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
+            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s(), self.pause_after)
             try:
                 ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
             except _HaltError:
                 return Halt(self._past.limit)
             finally:
                 self.handle(self.meter.release())
-            if isinstance(ended, Stopped):
+            if isinstance(ended, Stopped) and not ended.paused:
                 self.handle(ended)
             if not isinstance(ended, Outcome):
                 self.check()
             decision = decide(ended, self._past, self._config, begun)
             if isinstance(decision, Done):
                 return decision.outcome
-            if isinstance(decision, Halt):
+            if isinstance(decision, Halt | Pause):
                 return decision
             if isinstance(decision, GiveUp):
                 if decision.failed is not None:

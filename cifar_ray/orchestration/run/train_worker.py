@@ -45,8 +45,9 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
     """Train as one of a run's workers; rank 0 posts the outcome, or where the run has stopped.
 
     Args:
-        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``, and
-            ``stoppable``: whether the driver may ask the run to stop between two steps.
+        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``,
+            ``stoppable``: whether the driver may ask the run to stop between two steps, and ``pause_after``: the epoch
+            after which it stops in any case, or None.
         rank: of this worker.
         world_size: workers in all.
 
@@ -110,9 +111,10 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
         server = parameter_server.start(config, worker)
         try:
             initial = partial(checkpoints.initial, payload["folder"], str(config.weights_digest))
-            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial)
+            pause_after = payload["pause_after"]
+            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial, pause_after)
         except StoppedError as stop:
-            return Stopped(stop.step)
+            return Stopped(stop.step, stop.paused)
 
 
 def _wait(posted: ray.ObjectRef) -> None:

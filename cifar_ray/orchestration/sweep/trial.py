@@ -21,9 +21,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
 from cifar_ray.orchestration.run import events, limits
-from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.run.events import Mailbox, WorkersFailed
 from cifar_ray.orchestration.run.limits import Meter, Spent
-from cifar_ray.orchestration.run.restarts import Halt, Run
+from cifar_ray.orchestration.run.restarts import Halt, Pause, Run
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
@@ -40,11 +40,15 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep."""
+    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep.
+
+    ``pause_after`` is the epoch after which a run of a population waits for the others; None when it does not.
+    """
 
     index: int
     config: ResolvedConfig
     folder: Folder
+    pause_after: int | None = None
 
     def __str__(self) -> str:
         return str(self.index)  # Ray Tune has it in the trial's tag
@@ -64,6 +68,13 @@ class TrialFinished:
     outcome: Outcome | None
     reason: str = ""
     stopped_by: str = ""
+
+
+@dataclass(frozen=True)
+class TrialPaused:
+    """A trial of a population waits for the others with a checkpoint, or since it has diverged, as ``reason`` says."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,9 +135,11 @@ class SweepTrial(ray.tune.Trainable):
         begun = time.time()
         answer: Any = None
         latest: Mapping[str, float] = {}
+        diverged = False
 
         def handle(event: Any) -> None:
-            nonlocal answer, latest
+            nonlocal answer, latest, diverged
+            diverged = isinstance(event, WorkersFailed) and event.verdict.diverged
             answer = self._mailbox.post(TrialEvent(spec.index, event))
             if isinstance(event, EpochRecord):
                 latest = event.row.metrics
@@ -148,7 +161,7 @@ class SweepTrial(ray.tune.Trainable):
                     return BY_SWEEP
             return own(spent)
 
-        finished: TrialFinished | TrialTooLarge
+        finished: TrialFinished | TrialPaused | TrialTooLarge
         try:
             chosen = allocation.at_topology(spec.config)
             handle(TrialStarted(begun))
@@ -156,18 +169,21 @@ class SweepTrial(ray.tune.Trainable):
             with allocation.allocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
-                run = Run(spec.folder, dataset, handle, check, allocator, inbox, Meter(spec.folder), limit)
+                meter = Meter(spec.folder)
+                run = Run(spec.folder, dataset, handle, check, allocator, inbox, meter, limit, spec.pause_after)
                 outcome = run.train(chosen, Launch(begun, 0.0))
             if isinstance(outcome, Halt):
                 finished = TrialFinished(None, stopped_by=outcome.by)
             else:
-                finished, self._runs_mailbox = TrialFinished(outcome), inbox
+                finished = TrialPaused() if isinstance(outcome, Pause) else TrialFinished(outcome)
+                self._runs_mailbox = inbox
         except TooSmallError as error:
             finished = TrialTooLarge(str(error))
         except _StoppedEarlyError:
             return
         except (RunFailedError, ConfigError) as error:
-            finished = TrialFinished(None, str(error))
+            lost = diverged and spec.pause_after is not None
+            finished = TrialPaused(str(error)) if lost else TrialFinished(None, str(error))
         except Exception as error:  # the sweep goes on and says why
             finished = TrialFinished(None, f"{type(error).__name__}: {error}")
         with suppress(ray.exceptions.RayError, TimeoutError):  # the driver sees a trial that has not reported its end
