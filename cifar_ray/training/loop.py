@@ -26,17 +26,14 @@ def fit(
     initial: Callable[[], bytes] | None = None,
     pause_after: int | None = None,
 ) -> Outcome:
-    """Train to the last epoch, or as long as ``--patience`` lasts, or until the epoch ``pause_after``.
-
-    It goes on from the newest usable checkpoint below ``folder`` if there is any.
+    """Train to the last epoch, or as long as ``--patience`` lasts, from the newest usable checkpoint below ``folder``.
 
     Every rank calls this with the same arguments but for ``worker`` and ``observer``;
     :func:`cifar_ray.training.setup.prepare` tells what they are.
 
     Raises:
         CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
-        StoppedError: on every rank after the same step, with a checkpoint written, when ``asked`` has said so, or
-            after the epoch ``pause_after``, counted from 1.
+        StoppedError: on every rank after the same step, with a checkpoint, if ``asked`` says so or at ``pause_after``.
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
@@ -46,7 +43,6 @@ def fit(
     evaluation = None
     if worker.rank == 0:
         observer.started(state.started)
-    state.stopper.leave(state.step)  # its last process may have ended right after the checkpoint at which to pause
     for epoch in record.epochs_left(state):
         strategy = strategy_in(state, epoch)
         clock.start()

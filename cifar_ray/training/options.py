@@ -80,7 +80,9 @@ class Optimisation:
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
     Default: the model's own."""
 
-    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True, mutable=True)
+    clip_norm: Positive | None = option(
+        None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True, mutable=True
+    )
     """Clip the global gradient norm to this value. Default: no clipping."""
 
     ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True, mutable=True)

@@ -43,8 +43,13 @@ def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row:
 
 
 def epochs_left(state: TrainingState) -> Iterator[int]:
-    """The epochs that are to be trained, from 0; every rank has the same history, and so decides alike on patience."""
+    """The epochs that are to be trained, from 0; every rank has the same history, and so decides alike on patience.
+
+    Raises:
+        StoppedError: when the run is to pause where it is: its last process may have ended right after that checkpoint.
+    """
     steps = state.loader.steps_per_epoch
+    state.stopper.leave(state.step)
     for epoch in range(state.step // steps, state.config.epochs):
         within = state.step % steps != 0  # a checkpoint within an epoch, from which the run goes on to its end
         rows = [row.metrics for row in state.history if row.kind == "epoch"]

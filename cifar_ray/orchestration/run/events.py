@@ -154,7 +154,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Moved:
-    """The run goes on with ``config``, which differs from before in its topology at most."""
+    """The run goes on with ``config``, which differs in its topology, or in values that a population explores."""
 
     config: ResolvedConfig
 

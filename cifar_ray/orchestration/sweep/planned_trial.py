@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent
+from cifar_ray.tracking.lineage import Takeover
 from cifar_ray.tracking.parent import KnownTrial
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.study import placement
@@ -54,6 +55,8 @@ class PlannedTrial:
         is_open: whether its values are still to be proposed.
         proposal: the values that were proposed, by axis.
         repeats: name of the best run, if it is that one with another seed.
+        explored: of a population, the values with which it began, by option.
+        lineage: what it has taken over from others of its population.
         spent: what it has used so far, over all drivers.
         admitted: whether the limits of the sweep let it start.
         reported: whether it has ended; its state and its record may follow.
@@ -80,6 +83,8 @@ class PlannedTrial:
     is_open: bool = False
     proposal: Mapping[str, Any] | None = None
     repeats: str = ""
+    explored: Mapping[str, float] = field(default_factory=dict)
+    lineage: Sequence[Takeover] = ()
     spent: Spent = field(default_factory=Spent)
     admitted: bool = False
     reported: bool = False

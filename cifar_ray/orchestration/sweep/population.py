@@ -30,10 +30,10 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.orchestration.sweep.exploiting import exploits
 from cifar_ray.orchestration.sweep.goal import Goal
-from cifar_ray.orchestration.sweep.planner import PlannedTrial
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.tracking.lineage import Takeover
-from cifar_ray.training import checkpoint, manifest
+from cifar_ray.training import checkpoint, manifest, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import SavedCheckpoint
@@ -99,6 +99,8 @@ class Population:
         self._axes = options.explored(config.grid[0])
         self._rounds = read(folder)
         for trial in trials:
+            if trial.config is not None:
+                trial.explored = self.values(trial)
             trial.lineage = tuple(r.takeovers[trial.cell.name] for r in self._rounds if trial.cell.name in r.takeovers)
             if trial.lineage and trial.config is not None:
                 trial.config = _with(trial.config, trial.lineage[-1].after)
@@ -255,10 +257,10 @@ def _take_over(trial: PlannedTrial, source: PlannedTrial, takeover: Takeover) ->
 
 def _adopted(config: ResolvedConfig, theirs: Snapshot) -> Snapshot:
     """Another trial's snapshot with this trial's config, which then sets the options of the optimizer."""
-    decided = {"precision": theirs.config.precision, "convolutions": theirs.config.convolutions}
+    decided = recipe.computing(config, theirs.config.precision, str(theirs.config.convolutions))
     groups = [{k: v for k, v in group.items() if k not in _SET} for group in theirs.optimizer["param_groups"]]
     return dataclasses.replace(
         theirs,
-        config=dataclasses.replace(config, **decided),
+        config=decided,
         optimizer={**theirs.optimizer, "param_groups": groups},
     )

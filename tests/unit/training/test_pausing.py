@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,12 +19,11 @@ from tests.support.helpers import Recorder, train_here
 
 def paused(config: TrainConfig, digits: Dataset, folder: Path, after: int) -> tuple[int, Recorder]:
     """After which step it has paused."""
-    try:
+    with pytest.raises(StoppedError) as stopped:
         train_here(config, digits, folder, recorder := Recorder(), pause_after=after)
-    except StoppedError as stop:
-        assert stop.paused
-        return stop.step, recorder
-    raise AssertionError
+    assert stopped.value.paused
+    stopped.value.__traceback__ = None  # it has the lock
+    return stopped.value.step, recorder
 
 
 def test_a_run_pauses_after_an_epoch_and_goes_on_to_the_same_bits(
