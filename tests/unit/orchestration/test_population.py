@@ -81,6 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> tuple[li
     return trained(tmp_path_factory.mktemp("whole"), digits)
 
 
+@pytest.mark.slow
 def test_the_worst_run_goes_on_from_a_better_one(whole: tuple[list[PlannedTrial], dict[str, str]]) -> None:
     trials, ended = whole
     assert ended.keys() == {trial.cell.name for trial in trials}
@@ -104,6 +105,7 @@ def test_the_worst_run_goes_on_from_a_better_one(whole: tuple[list[PlannedTrial]
     assert rows[1] < best  # its own of the first epoch stays
 
 
+@pytest.mark.slow
 def test_the_same_lineage_gives_the_same_bits_in_whatever_order_runs_train(
     whole: tuple[list[PlannedTrial], dict[str, str]], digits: Dataset, tmp_path: Path
 ) -> None:
@@ -112,7 +114,8 @@ def test_the_same_lineage_gives_the_same_bits_in_whatever_order_runs_train(
     assert ended == whole[1]
 
 
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("copied", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_a_later_driver_does_what_was_decided(
     whole: tuple[list[PlannedTrial], dict[str, str]],
     copied: bool,
@@ -133,9 +136,10 @@ def test_a_later_driver_does_what_was_decided(
 
     together = Population(sweep, folder, trials)
     train(trials, digits, tmp_path, together.pause_after)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(population, "_take_over", killed)
+    monkeypatch.setattr(population, "_take_over", killed)
+    with pytest.raises(KeyboardInterrupt):
         together.advance(goal)
+    monkeypatch.setattr(population, "_take_over", take_over)
 
     _, later = planned(tmp_path)
     train(later[:1], digits, tmp_path, 1)  # pauses at once
@@ -196,5 +200,5 @@ def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_runs_must_be_longer_than_the_time_between_two_comparisons(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pbt.every must be less than the 3 epochs of a run, got 3"):
+    with pytest.raises(ConfigError, match=r"pbt\.every must be less than the 3 epochs of a run, got 3"):
         planned(tmp_path, pbt={"every": 3})
