@@ -198,5 +198,7 @@ def _notes(searched: Searched) -> list[str]:
     study, by = searched.study, {"random": "drawn at random", "optuna": "proposed by Optuna (TPE)"}
     assert study.search is not None
     chosen = by.get(study.search.by, "every combination")
-    stops = f", and {study.search.scheduler} may stop runs early" if study.search.scheduler != "none" else ""
+    scheduler = study.search.scheduler
+    does = "has the worst runs take over from the best" if scheduler == "pbt" else "may stop runs early"
+    stops = f", and {scheduler} {does}" if scheduler != "none" else ""
     return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]
