@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.cells import Cell
+from cifar_ray.config.errors import counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.goal import Goal
@@ -63,6 +64,8 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     second = (others[0][1].cell.name, others[0][0]) if others else None
     ahead = None if second is None else words.lead(goal, value, repeated, second[1])
     sentence = words.sentence(goal, best.cell.name, value, repeated, second, len(ranked))
+    if best.lineage:
+        sentence += f"; it took over {counted(len(best.lineage), 'checkpoint')}, which the command does not repeat"
     assert best.config is not None
     command = recipe.command(dataclasses.replace(best.config, epochs=_LONGER * best.config.epochs))
     return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
