@@ -192,14 +192,14 @@ class SweepTrial(ray.tune.Trainable):
 
 
 def last_result(
-    finished: TrialFinished | TrialTooLarge, epochs: int, latest: Mapping[str, float]
+    finished: TrialFinished | TrialPaused | TrialTooLarge, epochs: int, latest: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """What Ray Tune gets of a trial that has ended: the figures of its end, or the ``latest`` where a limit stopped it.
+    """What Ray Tune gets of a trial that has ended: the figures of its end, or the ``latest`` if it has stopped.
 
     Schedulers count nothing of epoch 0.
     """
     if isinstance(finished, TrialFinished) and finished.outcome is not None:
         return {"epoch": epochs, **finished.outcome.metrics, **finished.outcome.times}
-    if isinstance(finished, TrialFinished) and finished.stopped_by:
+    if isinstance(finished, TrialPaused) or (isinstance(finished, TrialFinished) and finished.stopped_by):
         return {"epoch": 0, **latest}
     return {"epoch": 0, FAILED: 1.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -19,11 +18,14 @@ from tests.support.helpers import Recorder, train_here
 
 def paused(config: TrainConfig, digits: Dataset, folder: Path, after: int) -> tuple[int, Recorder]:
     """After which step it has paused."""
-    with pytest.raises(StoppedError) as stopped:
-        train_here(config, digits, folder, recorder := Recorder(), pause_after=after)
-    assert stopped.value.paused
-    stopped.value.__traceback__ = None  # it has the lock
-    return stopped.value.step, recorder
+    recorder, paused = Recorder(), None
+    try:
+        train_here(config, digits, folder, recorder, pause_after=after)
+    except StoppedError as stop:
+        paused = stop.with_traceback(None)  # it has the lock
+    assert paused is not None
+    assert paused.paused
+    return paused.step, recorder
 
 
 def test_a_run_pauses_after_an_epoch_and_goes_on_to_the_same_bits(
