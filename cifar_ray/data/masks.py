@@ -170,16 +170,16 @@ def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> d
     Raises:
         ConfigError: when two have one file, or one is an image.
     """
-    folders = [path for path in given if path.is_dir()]
+    roots = [path for path in given if path.is_dir()]
     found: dict[Path, Path] = {}
     taken: dict[Path, Path] = {}
     for image in images:
-        root = next((folder for folder in folders if image.is_relative_to(folder)), image.parent)
+        root = next((path for path in roots if image.is_relative_to(path)), image.parent)
         found[image] = ((out or Path(DEFAULT_OUT)) / image.relative_to(root)).with_suffix(".png")
         other = taken.setdefault(found[image], image)
         if other != image:
             raise ConfigError(
-                "out", f"would have one mask, {found[image]}, for {other} and for {image}; predict one later"
+                "out", f"must have one mask for each image, and {found[image]} is that of {other} and {image}"
             )
     known = {image.resolve() for image in images}
     if clash := next((path for path in found.values() if path.resolve() in known), None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(ro
     ignored = data.read(of(root, ignore_value=2))
     assert ignored.class_names == ("0", "1")
     assert ignored.class_counts == data.read(of(root)).class_counts[:2]
+
+
+def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
+    streamed = data.read(of(root, stream=True))
+    assert streamed.train.file is not None
+    assert streamed.digest == data.read(of(root)).digest
+    assert pickle.loads(pickle.dumps(streamed.train))["masks"].tobytes() == streamed.train["masks"].tobytes()
+
+
+def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
+    config = of(root, class_weights="balanced")
+    dataset = data.read(config)
+    assert recipe.with_images(config, dataset).class_weights_counts == dataset.class_counts
+    (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
+    more = of(root, class_weights="balanced")
+    with pytest.raises(ConfigError, match="must be none where a class has no training pixels, as nowhere has none"):
+        recipe.with_images(more, data.read(more))
 
 
 def test_validation_images_are_a_share_by_their_names_or_a_folder(root: Path) -> None:
@@ -170,6 +188,22 @@ def test_what_cannot_be_learned_from_is_refused_in_a_sentence(
     with pytest.raises(ConfigError) as refused:
         data.read(of(root))
     assert str(refused.value) == f"dataset {sentence.format(root=root)}"
+
+
+def test_a_predicted_mask_is_named_as_its_image_and_replaces_none(tmp_path: Path) -> None:
+    folder, alone = tmp_path / "photos", tmp_path / "a.jpg"
+    images = [folder / "a.jpg", folder / "b" / "a.png"]
+    (folder / "b").mkdir(parents=True)
+    out = tmp_path / "out"
+    assert masks.places(images, [folder], out) == dict(zip(images, [out / "a.png", out / "b" / "a.png"]))
+    with pytest.raises(ConfigError, match=f"must have one mask for each image, and {out}/a.png is that of "):
+        masks.places([images[0], alone], [images[0], alone], out)
+    with pytest.raises(ConfigError, match="must be another folder than that of the images"):
+        masks.places(images, [folder], folder)
+    assert masks.places([alone], [alone], None) == {alone: Path("predicted_masks/a.png")}
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="out must be a folder that can be written, and "):
+        masks.write(tmp_path / "file" / "a.png", b"")
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 24), (24, 41)])
