@@ -6,24 +6,20 @@ import dataclasses
 import functools
 import shlex
 import typing
-import warnings
 from typing import Any
 
-import torch
-
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config import errors, imports, option, runfile, schema, topology
+from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
+from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, DatasetSpec, order
+from cifar_ray.data import Dataset, DatasetSpec
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
-from cifar_ray.strategies.options import SCALING
 from cifar_ray.tasks import choosing
-from cifar_ray.training import freezing, optimizer, own
+from cifar_ray.training import checks, freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
@@ -46,7 +42,7 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
         images = data.own.look(config)
         config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
     spec = data.spec(config)
-    _check_task(config)
+    checks.task(config)
     recipe = _recipe(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     values |= {name: value for name, value in recipe.items() if values[name] is None}
@@ -62,10 +58,10 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
     if is_own(config.model):
         own_models.check(resolved, spec, outputs)
     elif is_own(config.dataset):
-        _check_side(resolved, spec)
+        checks.side(resolved, spec)
     freezing.check(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
-    _check_sizes(resolved, spec, "batch_size" if config.global_batch_size is None else "global_batch_size")
+    checks.sizes(resolved, spec, "batch_size" if config.global_batch_size is None else "global_batch_size")
     if config.model == "vit" and spec.image_size % config.vit.patch_size:
         raise ConfigError(
             "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
@@ -75,9 +71,9 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
     if is_own(config.model):
         own_models.check_strategy(resolved, spec, strategy.cannot)
     if resolved.precision == "fp16":
-        _check_fp16(resolved, spec)
+        checks.fp16(resolved, spec)
     if resolved.compile:
-        _check_compiled(resolved)
+        checks.compiled(resolved)
     if resolved.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
@@ -92,7 +88,7 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
             f"weights over steps, got {config.strategy}",
         )
     if strategy.at_once(resolved) == 1:
-        _check_single_image(resolved)
+        checks.single_image(resolved)
     return resolved
 
 
@@ -132,55 +128,6 @@ def share_note(config: TrainConfig, asked: TrainConfig) -> str:
     )
 
 
-def _check_sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
-    """Refuse a config that needs more images than a data set has; ``batch`` is the option that gave the batch."""
-    if config.global_batch_size > spec.train_size:
-        raise ConfigError(
-            batch,
-            f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
-            f"{config.accumulate} micro-batches is {config.global_batch_size} images per step, and "
-            f"{spec.name} has {spec.train_size} training images",
-        )
-    whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
-    if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
-        raise ConfigError(
-            "steps_per_epoch",
-            f"must be at most {whole}, the global batches of {config.global_batch_size} images in {spec.name}, "
-            f"got {config.steps_per_epoch}",
-        )
-    counted = config.test_images or spec.test_size
-    if counted > spec.test_size:
-        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
-    if counted < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
-    if 0 < spec.val_size < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per validation image ({spec.val_size})")
-
-
-def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
-    """Refuse float16 where its loss cannot be scaled."""
-    if config.strategy not in SCALING:
-        raise ConfigError(
-            "precision",
-            f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
-            f"{', '.join(SCALING)}",
-        )
-    if config.ddp.comm_hook == "powersgd":
-        raise ConfigError(
-            "ddp.comm_hook", "must be other than powersgd with --precision fp16: it would carry over what overflows"
-        )
-    if is_own(config.model):
-        own_models.check_float32(config, spec, "precision", "fp16")
-
-
-def _check_compiled(config: ResolvedConfig) -> None:
-    """Refuse what a compiled pass has nothing of."""
-    if config.computed.products:
-        raise ConfigError("convolutions", "must be channels_last or contiguous alone with --compile")
-    if config.sync_batchnorm:
-        raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
-
-
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
@@ -205,26 +152,6 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         others = errors.one_of([name for name in names if name not in MIXING])
         raise ConfigError("augment", f"must be {others} for {config.task}, which has no labels to mix, got {chosen}")
     return chosen
-
-
-def _check_task(config: TrainConfig) -> None:
-    """Refuse a task that learns what the data set does not have, and a model for another kind of task."""
-    task, column = tasks.of(config), tasks.column(config)
-    if task.target != column and option.chosen(config.dataset) != OWN:
-        raise ConfigError(
-            "task",
-            f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
-            "your own can have others",
-        )
-    has_masks = task.spec.answer == "masks"
-    if not is_own(config.model) and models.of(config.model).has_masks != has_masks:
-        known = [name for name, one in models.registry().items() if one.has_masks == has_masks]
-        what = "pixels" if has_masks else "whole images"
-        raise ConfigError(
-            "model",
-            f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
-            f"{config.dataset} has them, got {config.model}",
-        )
 
 
 def _recipe(config: TrainConfig) -> dict[str, Any]:
@@ -357,7 +284,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     if config.class_weights != "none":
         config = _weighted(config, dataset)
     if not is_own(config.dataset):
-        _check_sizes(config, dataset.spec)
+        checks.sizes(config, dataset.spec)
         return config
     images = data.own.described(dataset)
     if config.images.digest not in (None, images.digest):
@@ -366,7 +293,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
             f"must have the images that the run began with, and those of {config.dataset} have changed since; undo "
             "that, or begin a new run",
         )
-    _check_sizes(config, dataset.spec)
+    checks.sizes(config, dataset.spec)
     return dataclasses.replace(config, images=images)
 
 
@@ -379,41 +306,3 @@ def _weighted(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     if config.class_weights_counts not in (None, counts):
         raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
     return dataclasses.replace(config, class_weights_counts=counts)
-
-
-def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
-    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
-    side = spec.image_size
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of layers without weights
-        model = models.outline(config, spec)
-    with next(model.parameters()).device:
-        try:
-            model(torch.zeros(2, spec.channels, side, side))
-        except (RuntimeError, ValueError, ZeroDivisionError):
-            raise ConfigError(
-                "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
-                f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
-            ) from None
-
-
-def _check_single_image(config: ResolvedConfig) -> None:
-    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    spec = data.spec(config)
-    model = models.outline(config, spec)
-    with next(model.parameters()).device:
-        try:
-            model(torch.zeros(1, spec.channels, spec.image_size, spec.image_size))
-        except ValueError:
-            batch_norm = f"for this {config.model}, whose batch norm needs several values"
-            cut = strategies.of(config).cut
-            if cut is None:
-                raise ConfigError(
-                    "global_batch_size",
-                    f"must leave at least 2 images in each forward pass {batch_norm}, got {config.global_batch_size}",
-                ) from None
-            raise ConfigError(
-                cut,
-                f"must leave at least 2 images in each {batch_norm}; "
-                f"{option.value_of(config, cut)} cut {config.global_batch_size} images into single ones",
-            ) from None

@@ -1,0 +1,123 @@
+"""Refuse configs whose parts do not go together: sizes, task and model, precision, and what shapes alone tell."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from cifar_ray import data, models, strategies, tasks
+from cifar_ray.config import errors, option
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import OWN, SIZED, is_own
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import DatasetSpec, order
+from cifar_ray.models import own as own_models
+from cifar_ray.strategies.options import SCALING
+
+
+def sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
+    """Refuse a config that needs more images than a data set has; ``batch`` is the option that gave the batch."""
+    if config.global_batch_size > spec.train_size:
+        raise ConfigError(
+            batch,
+            f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
+            f"{config.accumulate} micro-batches is {config.global_batch_size} images per step, and "
+            f"{spec.name} has {spec.train_size} training images",
+        )
+    whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
+    if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
+        raise ConfigError(
+            "steps_per_epoch",
+            f"must be at most {whole}, the global batches of {config.global_batch_size} images in {spec.name}, "
+            f"got {config.steps_per_epoch}",
+        )
+    counted = config.test_images or spec.test_size
+    if counted > spec.test_size:
+        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
+    if counted < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
+    if 0 < spec.val_size < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per validation image ({spec.val_size})")
+
+
+def task(config: TrainConfig) -> None:
+    """Refuse a task that learns what the data set does not have, and a model for another kind of task."""
+    task, column = tasks.of(config), tasks.column(config)
+    if task.target != column and option.chosen(config.dataset) != OWN:
+        raise ConfigError(
+            "task",
+            f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
+            "your own can have others",
+        )
+    has_masks = task.spec.answer == "masks"
+    if not is_own(config.model) and models.of(config.model).has_masks != has_masks:
+        known = [name for name, one in models.registry().items() if one.has_masks == has_masks]
+        what = "pixels" if has_masks else "whole images"
+        raise ConfigError(
+            "model",
+            f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
+            f"{config.dataset} has them, got {config.model}",
+        )
+
+
+def side(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
+    side = spec.image_size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers without weights
+        model = models.outline(config, spec)
+    with next(model.parameters()).device:
+        try:
+            model(torch.zeros(2, spec.channels, side, side))
+        except (RuntimeError, ValueError, ZeroDivisionError):
+            raise ConfigError(
+                "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
+                f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
+            ) from None
+
+
+def single_image(config: ResolvedConfig) -> None:
+    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
+    spec = data.spec(config)
+    model = models.outline(config, spec)
+    with next(model.parameters()).device:
+        try:
+            model(torch.zeros(1, spec.channels, spec.image_size, spec.image_size))
+        except ValueError:
+            batch_norm = f"for this {config.model}, whose batch norm needs several values"
+            cut = strategies.of(config).cut
+            if cut is None:
+                raise ConfigError(
+                    "global_batch_size",
+                    f"must leave at least 2 images in each forward pass {batch_norm}, got {config.global_batch_size}",
+                ) from None
+            raise ConfigError(
+                cut,
+                f"must leave at least 2 images in each {batch_norm}; "
+                f"{option.value_of(config, cut)} cut {config.global_batch_size} images into single ones",
+            ) from None
+
+
+def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse float16 where its loss cannot be scaled."""
+    if config.strategy not in SCALING:
+        raise ConfigError(
+            "precision",
+            f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
+            f"{', '.join(SCALING)}",
+        )
+    if config.ddp.comm_hook == "powersgd":
+        raise ConfigError(
+            "ddp.comm_hook", "must be other than powersgd with --precision fp16: it would carry over what overflows"
+        )
+    if is_own(config.model):
+        own_models.check_float32(config, spec, "precision", "fp16")
+
+
+def compiled(config: ResolvedConfig) -> None:
+    """Refuse what a compiled pass has nothing of."""
+    if config.computed.products:
+        raise ConfigError("convolutions", "must be channels_last or contiguous alone with --compile")
+    if config.sync_batchnorm:
+        raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
