@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +83,9 @@ def downloading(name: str, root: Path, home: Path) -> Iterator[None]:
         bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
         with _socket_timeout(_DOWNLOAD_TIMEOUT_S), bar:
             yield
-    except (HTTPException, RuntimeError, OSError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # of the network, of archives that are cut off, of gdown
         reason = " ".join(str(error).split())
         raise ConfigError(
             "",

@@ -60,12 +60,18 @@ def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
     rows = {name: np.arange(len(part)) for name, part in parts.items()}
     source = {name: name for name in parts}
     sources = {name: _sources(part) for name, part in parts.items()}
-    if config.val_share:
-        kept = _kept(sources["train"], labels["train"], classes, config.val_share)
-        rows |= {"train": np.flatnonzero(~kept), "val": np.flatnonzero(kept)}
-        source["val"] = "train"
-    marks = ((_mark(sources[of][row], labels[of][row]) for row in rows[name].tolist()) for name, of in source.items())
-    key = decoded.key(config.image_size, config.dataset, classes, marks)
+    try:
+        if config.val_share:
+            kept = _kept(sources["train"], labels["train"], classes, config.val_share)
+            rows |= {"train": np.flatnonzero(~kept), "val": np.flatnonzero(kept)}
+            source["val"] = "train"
+        marks = (
+            (_mark(sources[of][row], labels[of][row]) for row in rows[name].tolist()) for name, of in source.items()
+        )
+        key = decoded.key(config.image_size, config.dataset, classes, marks)
+    except OSError as error:  # some of torchvision's classes list files that they do not look for
+        reason = f"{error.filename} cannot be read ({error.strerror})"
+        raise ConfigError("dataset", f"must have all files of {config.dataset}, and {reason}") from None
     wanted = {
         name: decoded.Part(labels[of][rows[name]], functools.partial(_image, config, parts[of], rows[name]))
         for name, of in source.items()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from cifar_ray.config import torchvision_sets
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.torchvision_sets import SETS
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles, torchvision_images
+from cifar_ray.data import imagefiles, published, torchvision_images
 from cifar_ray.training import recipe
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
@@ -123,6 +125,21 @@ def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_
     assert refusal("RenderedSST2", tmp_path, **sized).startswith("cannot read image 1 of torchvision:RenderedSST2: ")
 
 
+@pytest.mark.parametrize("values", [{}, {"val_share": 0.5}])
+def test_a_file_that_is_listed_and_missing_is_named(tmp_path: Path, values: dict[str, object]) -> None:
+    home = tmp_path / "food-101"
+    (home / "meta").mkdir(parents=True)
+    listed = {f"{label}": [f"{label}/{row}" for row in range(2)] for label in ("pie", "soup")}
+    for half in ("train", "test"):
+        (home / "meta" / f"{half}.json").write_text(json.dumps(listed))
+    for image in (image for images in listed.values() for image in images if image != "pie/1"):
+        (home / "images" / image).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(PIXELS[0]).save(home / "images" / f"{image}.jpg")
+    sentence = "--dataset must have all files of torchvision:Food101, and {} cannot be read (No such file or directory)"
+    missing = home / "images" / "pie" / "1.jpg"
+    assert refusal("Food101", tmp_path, batch_size=1, **values) == sentence.format(missing)
+
+
 def test_a_part_of_emnist_is_named_and_its_labels_begin_at_0(tmp_path: Path) -> None:
     labels = (np.arange(52) % 26 + 1).astype(np.uint8)
     for half in ("train", "test"):
@@ -167,6 +184,12 @@ def test_a_download_that_fails_leaves_no_half_of_the_data_set(
     assert f"put its files into {tmp_path}" in sentence
     assert capsys.readouterr().err == f"note: downloading torchvision:FashionMNIST to {tmp_path}\n"
     assert not (tmp_path / "FashionMNIST").exists()
+
+
+def test_whatever_ends_a_download_is_told_in_a_sentence(tmp_path: Path) -> None:
+    refused = pytest.raises(ConfigError, match=r"could not be downloaded \(File is not a zip file\)")
+    with refused, published.downloading("torchvision:GTSRB", tmp_path, tmp_path):
+        raise zipfile.BadZipFile("File is not a zip file")
 
 
 def test_a_set_that_nobody_downloads_is_put_there_by_hand(tmp_path: Path) -> None:
