@@ -27,10 +27,11 @@ Record = Mapping[str, Any]
 
 
 def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
-    """What is kept of mistakes on the test images of ``tested``."""
+    """What is kept of mistakes on the test images of ``tested``, which may be some of all (``--test-images``)."""
+    every, some = tested.spec.test_size, len(tested.test)
     return [
         {
-            "index": mistake.position,
+            "index": mistake.position * every // some,  # as Dataset.tested_on takes them
             "true": tested.class_names[mistake.label],
             "predicted": tested.class_names[mistake.predicted],
             "probability": mistake.probability,

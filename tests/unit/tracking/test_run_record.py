@@ -25,7 +25,7 @@ from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import artifacts, origin, store
+from cifar_ray.tracking import artifacts, mistakes, origin, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.sink import Sink
@@ -397,3 +397,10 @@ def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
         assert Sink(Watched(client.tracking_uri), client.create_run("0").info.run_id).close("FINISHED", 30)
     assert seen == ["true"]
     assert name not in os.environ
+
+
+def test_a_mistake_on_some_of_the_test_images_has_its_index_among_all(digits: Dataset) -> None:
+    (record,) = mistakes.records([Mistake(3, 1, 2, 0.9)], digits.tested_on(50))
+    assert record["index"] > 3
+    shown = Image.open(io.BytesIO(base64.b64decode(record["png"])))
+    assert np.array_equal(np.asarray(shown), digits.test.images[record["index"]])
