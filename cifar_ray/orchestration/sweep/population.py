@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from cifar_ray import storage
 from cifar_ray.config import population as options
@@ -72,7 +72,7 @@ def read(folder: Folder) -> list[Round]:
         return _ROUNDS.validate_json(folder.read(FILE))
     except FileNotFoundError:
         return []
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, no JSON, or not what was written
         raise ConfigError("resume", f"needs {folder.address}/{FILE}, which is damaged or cannot be read") from error
 
 

@@ -192,9 +192,10 @@ def test_all_that_diverged_stay_behind_where_none_is_left(tmp_path: Path) -> Non
     assert {trial.state for trial in trials} == {boards.PAUSED}
 
 
-def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [json.dumps([{"epoch": "x"}]).encode(), b"[", b"\xff\xfe"])
+def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, damaged: bytes) -> None:
     sweep, trials = planned(tmp_path)
-    (tmp_path / population.FILE).write_text(json.dumps([{"epoch": "x"}]))
+    (tmp_path / population.FILE).write_bytes(damaged)
     with pytest.raises(ConfigError, match=r"resume needs .*population.json, which is damaged or cannot be read"):
         Population(sweep, storage.at(str(tmp_path)), trials)
 
