@@ -239,8 +239,10 @@ def _take_over(trial: PlannedTrial, source: PlannedTrial, takeover: Takeover) ->
                 newest = checkpoint.latest(writer.path)
                 if newest is not None and newest[1].step == snapshot.step:
                     # The score is left out: that of this epoch, in its own history, is of the weights that it leaves.
-                    own = newest[1]
-                    snapshot = dataclasses.replace(snapshot, history=own.history, clock=own.clock, score=None)
+                    # An earlier driver may have written theirs already, with the score that it is to have.
+                    own, is_written = newest[1], manifest.read(newest[0]).weights.sha256 == takeover.weights_sha256
+                    score = own.score if is_written else None
+                    snapshot = dataclasses.replace(snapshot, history=own.history, clock=own.clock, score=score)
                 else:  # it has diverged, and so its history ends before
                     for path in checkpoint.every(writer.path):
                         shutil.rmtree(path)

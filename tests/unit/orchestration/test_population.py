@@ -179,6 +179,10 @@ def test_a_run_that_has_diverged_takes_over_and_goes_on_with_the_others_history(
     assert newest is not None
     assert [row.step for row in newest[1].history if row.kind == "epoch"] == [1]
     assert newest[1].score is not None
+    decided = json.loads((tmp_path / population.FILE).read_text())  # as after a kill before it says that all are copied
+    (tmp_path / population.FILE).write_text(json.dumps([{**decided[0], "copied": False}]))
+    again = Population(sweep, storage.at(str(tmp_path)), trials).take_up()
+    assert [one.saved for one in again] == [one.saved for one in taken]
     assert train([lost], digits, tmp_path, None).keys() == {lost.cell.name}
 
 
