@@ -159,6 +159,12 @@ def test_a_part_of_emnist_is_named_and_its_labels_begin_at_0(tmp_path: Path) -> 
             "must name a data set of torchvision that classifies images, got torchvision:FashionMnist; did you mean "
             "'FashionMNIST'?",
         ),
+        (
+            "fashionmnist",
+            "must name a data set of torchvision that classifies images, got torchvision:fashionmnist; did you mean "
+            "'FashionMNIST'?",
+        ),
+        ("EMNIST/letter", "must be torchvision:EMNIST/balanced, torchvision:EMNIST/byclass, "),
         ("CocoDetection", "must name a data set of torchvision that classifies images, got torchvision:CocoDetection"),
         ("EuroSAT", "must have test images, and torchvision:EuroSAT is not split: use folder:PATH with --test-share"),
         ("EMNIST", "must be torchvision:EMNIST/balanced, torchvision:EMNIST/byclass, "),
