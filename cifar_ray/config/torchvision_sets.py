@@ -89,7 +89,7 @@ def check(dataset: str) -> None:
     if name in WITHOUT_TEST:
         raise ValueError(f"must have test images, and {dataset} is not split: use folder:PATH with --test-share")
     if variants := [f"{TORCHVISION}{each}" for each in SETS if each.startswith(f"{name.partition('/')[0]}/")]:
-        raise ValueError(f"must be {one_of(variants)}, got {dataset}")
+        raise ValueError(f"must be {one_of(variants)}, got {dataset[:80]}")
     other_case = next((each for each in SETS if each.lower() == name.lower()), "")
     rule = "must name a data set of torchvision that classifies images"
     raise ValueError(f"{rule}, got {dataset[:80]}{suggestion(other_case or name, SETS)}")

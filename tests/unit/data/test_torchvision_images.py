@@ -174,6 +174,12 @@ def test_other_names_are_refused_in_a_sentence(tmp_path: Path, name: str, senten
     assert refusal(name, tmp_path).startswith(f"--dataset {sentence}")
 
 
+def test_a_long_name_is_cut_in_its_refusal() -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig(dataset=f"torchvision:EMNIST/{'x' * 10_000}")
+    assert len(str(refused.value)) < 500
+
+
 def test_a_name_without_its_library_is_recognised(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got 'fashionmnist'; did you mean torchvision:FashionMNIST\?"):
         TrainConfig(dataset="fashionmnist")
