@@ -76,6 +76,7 @@ Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
+Wholes = Annotated[tuple[Whole, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
 class _Explained:

@@ -30,6 +30,9 @@ _CLASSES = "classes.txt"
 _MODES = ("L", "P", "1")
 """Pillow's modes of one number for a pixel, of at most 8 bits."""
 
+_STRETCHED = {"L;2": 85, "L;4": 17}
+"""What Pillow multiplies grey values of 2 and 4 bits by, so that the highest is white."""
+
 
 @functools.cache
 def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
@@ -71,32 +74,39 @@ def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:
     masks = set(folders.images(part / "masks", others))
     if not images:
         raise ConfigError("dataset", f"must have an image in {part / 'images'}, which has none")
-    if other := sorted(mask for mask in masks if not mask.lower().endswith(".png")):
-        raise ConfigError("dataset", f"must have masks as PNG files, and {other[0]} is none")
-    found = []
+    if wrong := sorted(mask for mask in masks if not mask.lower().endswith(".png")):
+        raise ConfigError("dataset", f"must have masks as PNG files, and {wrong[0]} is none")
+    found: dict[str, str] = {}
     for image in images:
         mask = (part / "masks" / Path(image).relative_to(part / "images")).with_suffix(".png")
         if str(mask) not in masks:
             raise ConfigError("dataset", f"must have a mask for every image, and that of {image}, {mask}, is not there")
-        found.append((image, str(mask)))
-    if unpaired := len(masks - {mask for _, mask in found}):
+        if other := found.get(str(mask)):
+            raise ConfigError("dataset", f"must have a mask for each image, and {mask} is that of {other} and {image}")
+        found[str(mask)] = image
+    if unpaired := len(masks - found.keys()):
         others["masks without an image"] += unpaired
     left_out += others
-    return tuple(found)
+    return tuple((image, mask) for mask, image in found.items())
 
 
 def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[str, ...]:
     """The names of the classes; their numbers, up to the highest in a training mask, where there is no list of them."""
     listed = root / _CLASSES
     if listed.is_file():
-        names = [line.strip() for line in listed.read_text(encoding="utf-8", errors="replace").splitlines()]
+        text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
+        names = [line.strip() for line in text.splitlines()]
         if len(names) < 2 or len(names) > IGNORED or len(set(names)) < len(names) or not all(names):
             raise ConfigError("dataset", f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
         return tuple(names)
     with ThreadPoolExecutor() as pool:
         highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_mtime_ns, ignored), train))
     if highest < 1:
-        raise ConfigError("dataset", f"must have at least two classes in its training masks, and {root} has not")
+        raise ConfigError(
+            "dataset",
+            f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
+            "has not",
+        )
     return tuple(map(str, range(highest + 1)))
 
 
@@ -110,12 +120,13 @@ def _highest(path: str, changed_ns: int, ignored: int) -> int:
 def _numbers(path: Path, ignored: int) -> np.ndarray:
     """The numbers of a mask's pixels: uint8, (height, width), with 255 where they do not count."""
     with imagefiles.named(path), imagefiles.opened(path) as mask:
-        kind, mode, numbers = mask.format, mask.mode, np.asarray(mask)
+        kind, mode, stored = mask.format, mask.mode, mask.tile[0].args if mask.tile else ""
+        numbers = np.asarray(mask)
     if kind != "PNG":
         raise ConfigError("dataset", f"must have masks as PNG files, and {path} is none")
     if mode not in _MODES:
         raise ConfigError("dataset", f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
-    numbers = numbers.astype(np.uint8)
+    numbers = numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
     return np.where(numbers == ignored, np.uint8(IGNORED), numbers)
 
 

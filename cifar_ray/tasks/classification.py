@@ -165,8 +165,9 @@ class Classification(Classes):
 
 
 def _balanced(counts: Sequence[int] | None) -> list[int]:
-    """Weights of classes with these training images, in inverse proportion; empty without."""
-    return [max(round(ONE * min(counts) / count), 1) for count in counts] if counts else []
+    """Weights of classes with these training images, in inverse proportion, 0 of one that has none; empty without."""
+    fewest = min(filter(None, counts or ()), default=0)
+    return [max(round(ONE * fewest / count), 1) if count else 0 for count in counts or ()]
 
 
 TASK = Classification

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from cifar_ray.config.errors import brief
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import Count, Counts, NotNegative, Positive, Share, Texts, Whole, listed
+from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Texts, Whole, Wholes, listed
 from cifar_ray.models.options import ConvolutionsText, Options
 from cifar_ray.strategies.options import (
     ACCUMULATING,
@@ -119,7 +119,7 @@ class Optimisation:
     """balanced: in the training loss an image counts in inverse proportion to its class's training images, so that all
     classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix."""
 
-    class_weights_counts: Counts | None = option(None, weights=True, recorded=True, if_set=True)
+    class_weights_counts: Wholes | None = option(None, weights=True, recorded=True, if_set=True)
     """Training images of each class, from which the weights follow."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)

@@ -27,7 +27,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 from PIL import Image
 
-from cifar_ray import storage, tracking
+from cifar_ray import storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -306,9 +306,11 @@ def test_the_models_that_are_asked_for_are_logged(
     wanted: str, best: int, logged: list[str], config: TrainConfig, digits: Dataset
 ) -> None:
     asked: list[str] = []
-    record = SimpleNamespace(tags_before={}, result=lambda *_: None, model=lambda which, *_: asked.append(which))
+    record = SimpleNamespace(
+        tags_before={}, task=tasks.USUAL, result=lambda *_: None, model=lambda which, *_: asked.append(which)
+    )
     outcome = SimpleNamespace(
-        epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by=""
+        epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by="", untested=""
     )
     RunSession(replace(config, log_models=wanted), digits, None, record, None).finish(outcome)
     assert asked == logged

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+import zlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -10,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, masks
 from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import recipe
 
 SIDE, NAMES = 16, ("ground", "left", "right")
@@ -68,6 +71,26 @@ def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(ro
     assert ignored.class_counts == data.read(of(root)).class_counts[:2]
 
 
+def test_a_list_of_classes_may_begin_with_a_mark_and_end_with_empty_lines(root: Path) -> None:
+    (root / "classes.txt").write_text("\n".join([*NAMES, "", ""]), encoding="utf-8-sig")
+    assert data.read(of(root)).class_names == NAMES
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_grey_values_of_few_bits_are_numbers_of_classes(bits: int, tmp_path: Path) -> None:
+    numbers = (np.arange(8) % 2**bits).astype(np.uint8)
+    row = b"\0" + np.packbits(np.unpackbits(numbers[:, None], axis=1)[:, 8 - bits :]).tobytes()
+    with (tmp_path / "mask.png").open("wb") as file:  # Pillow writes no such grey values
+        file.write(b"\x89PNG\r\n\x1a\n")
+        PngImagePlugin.putchunk(file, b"IHDR", struct.pack(">IIBBBBB", 8, 1, bits, 0, 0, 0, 0))
+        PngImagePlugin.putchunk(file, b"IDAT", zlib.compress(row))
+        PngImagePlugin.putchunk(file, b"IEND", b"")
+    write(tmp_path / "image.png", np.zeros((1, 8, 3), dtype=np.uint8))
+    image, mask = str(tmp_path / "image.png"), str(tmp_path / "mask.png")
+    read = masks.read(image, mask, 1, 8, 255)
+    assert read[0, 0, 3] == numbers[4]
+
+
 def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
     streamed = data.read(of(root, stream=True))
     assert streamed.train.file is not None
@@ -79,6 +102,10 @@ def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
     config = of(root, class_weights="balanced")
     dataset = data.read(config)
     assert recipe.with_images(config, dataset).class_weights_counts == dataset.class_counts
+    ignoring = of(root, class_weights="balanced", ignore_value=1)
+    weighted = recipe.with_images(ignoring, data.read(ignoring))
+    assert weighted.class_weights_counts == (dataset.class_counts[0], 0, dataset.class_counts[2])
+    assert torch.isfinite(Segmentation(weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0))
     (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
     more = of(root, class_weights="balanced")
     with pytest.raises(ConfigError, match="must be none where a class has no training pixels, as nowhere has none"):
@@ -172,6 +199,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no masks": (
         lambda root: (root / "test" / "masks").rename(root / "test" / "labels"),
         "must have images/ and masks/ in {root}/test, which has no masks/",
+    ),
+    "two images": (
+        lambda root: (root / "train/images/a/03.png").with_suffix(".bmp").write_bytes(b""),
+        "must have a mask for each image, and {root}/train/masks/a/03.png is that of {root}/train/images/a/03.bmp and "
+        "{root}/train/images/a/03.png",
     ),
     "classes": (
         lambda root: (root / "classes.txt").write_text("one\none\n"),

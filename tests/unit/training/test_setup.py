@@ -49,7 +49,7 @@ def test_images_vary_as_the_models_recipe_says(
     seen: list[object] = []
 
     def crop_and_flip(images: torch.Tensor, *rest: object) -> torch.Tensor:
-        seen.append(rest[-1])
+        seen.append(rest[-2])
         return images
 
     monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
