@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data.datasets import DatasetSpec, to_model_size
@@ -36,7 +36,7 @@ class ImageError(ValueError):
 
 
 @contextmanager
-def opened(source: Path | BinaryIO) -> Iterator[Image.Image]:
+def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
     """Context manager: open an image; any error within is an :class:`ImageError`."""
     try:
         with Image.open(source, formats=FORMATS) as image:
