@@ -22,7 +22,7 @@ from cifar_ray.orchestration.cluster import allocation, connection, reservations
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
-from cifar_ray.orchestration.sweep.goal import Goal, goal_of
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.population import Population
@@ -34,6 +34,7 @@ from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
+from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client

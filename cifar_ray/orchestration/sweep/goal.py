@@ -1,4 +1,4 @@
-"""What a search is after: a figure of its runs, and which way it is better."""
+"""What a sweep is to choose by: its goal, whether runs record that, and which flag asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, choosing
-from cifar_ray.tasks.goal import Goal as Goal
+from cifar_ray.tasks.goal import Goal
 from cifar_ray.training.clock import PARTS
 
 _TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")

@@ -29,9 +29,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.orchestration.sweep.exploiting import exploits
-from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.storage import Folder, StorageError
+from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking.lineage import Takeover
 from cifar_ray.training import checkpoint, manifest, recipe
 from cifar_ray.training.checkpoint import Snapshot

@@ -14,9 +14,10 @@ from cifar_ray.config.search import Range
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.goal import Goal, chooser_of
+from cifar_ray.orchestration.sweep.goal import chooser_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
+from cifar_ray.tasks.goal import Goal
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch

@@ -24,8 +24,8 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
-from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
+from cifar_ray.tasks.goal import Goal
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200

@@ -11,9 +11,9 @@ from cifar_ray.config.cells import Cell
 from cifar_ray.config.errors import counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import winner as words
+from cifar_ray.tasks.goal import Goal
 from cifar_ray.training import recipe
 
 _LONGER = 2

@@ -18,13 +18,13 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner, proposals
 from cifar_ray.orchestration.sweep.driver import Driver
-from cifar_ray.orchestration.sweep.goal import Goal
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import TrialFinished, TrialSpec, TrialTooLarge, last_result
 from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.tasks import USUAL
+from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.training import recipe
 
