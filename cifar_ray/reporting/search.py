@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from cifar_ray.config import search
-from cifar_ray.reporting import chance, figures
+from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking.study import STOPPED_TAG, Study, Trial
@@ -144,8 +143,8 @@ class Searched:
 
     @property
     def level(self) -> float:
-        """What the best run is compared by: its mean with other seeds if there are any, else its value."""
-        return statistics.mean(self.repeated) if self.repeated else self.ranked[0][0]
+        """What the best run is compared by, see :func:`winner.level`."""
+        return winner.level(self.ranked[0][0], self.repeated)
 
     @cached_property
     def images(self) -> int | None:

@@ -9,12 +9,17 @@ from cifar_ray.config.errors import counted
 from cifar_ray.tasks.goal import Goal
 
 
+def level(value: float, repeated: Sequence[float]) -> float:
+    """What the best run is compared by: its mean with other seeds if there are any, else its value."""
+    return statistics.mean(repeated) if repeated else value
+
+
 def lead(goal: Goal, value: float, repeated: Sequence[float], second: float) -> float:
     """How far the best run is ahead of the second, in the figure's unit; by the mean of ``repeated`` if there are any.
 
     Less than 0 if it is behind.
     """
-    return goal.rank(statistics.mean(repeated) if repeated else value) - goal.rank(second)
+    return goal.rank(level(value, repeated)) - goal.rank(second)
 
 
 def sentence(
@@ -30,12 +35,12 @@ def sentence(
         second: name and value of the next best; None where no other run finished.
         finished: how many finished, repeats aside.
     """
-    level, parts = statistics.mean(repeated) if repeated else value, [f"{name}: {goal.named(value)}"]
+    compared, parts = level(value, repeated), [f"{name}: {goal.named(value)}"]
     if repeated:
         spread = f" (standard deviation {goal.apart(statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
-        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(level)}{spread}")
+        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(compared)}{spread}")
     if second is None:
         return ", ".join([*parts, "the only run that finished"])
     ahead = lead(goal, value, repeated, second[1])
-    words = f"{goal.apart(level, second[1])} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
+    words = f"{goal.apart(compared, second[1])} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
     return ", ".join([*parts, f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished"])
