@@ -54,6 +54,12 @@ class Part:
         return "labels" if self.labels.ndim == 1 else "masks"
 
 
+def mark(path: str, label: int) -> bytes:
+    """What tells an image file and its label from others."""
+    stat = Path(path).stat()
+    return f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+
+
 def key(side: int, name: str, classes: Sequence[str], parts: Iterable[Iterable[bytes]]) -> str:
     """What the decoded images depend on: their size, and what tells each of them, in every part, from others."""
     state = hashlib.sha256(json.dumps([_LAYOUT, side, name, classes]).encode())

@@ -135,9 +135,8 @@ def _mark(file: tuple[str, int | str]) -> bytes:
     """What tells an image file and its label, or the file of its mask, from others."""
     path, target = file
     if isinstance(target, str):
-        return _mark((path, 0)) + _mark((target, 0))
-    stat = Path(path).stat()
-    return f"{path} {target} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+        return decoded.mark(path, 0) + decoded.mark(target, 0)
+    return decoded.mark(path, target)
 
 
 def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.Part:

@@ -196,8 +196,7 @@ def _sources(part: Any) -> Sequence[Any]:
 def _mark(source: Any, label: int) -> bytes:
     """What tells an image and its label from others."""
     if isinstance(source, str | Path):
-        stat = Path(source).stat()
-        return f"{source} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+        return decoded.mark(str(source), label)
     return b"%d " % label + np.asarray(source).tobytes()
 
 
