@@ -10,6 +10,7 @@ from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
 if TYPE_CHECKING:  # reading the facts needs no torch
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -59,6 +60,25 @@ class Classes:
         return self._tensors[device][targets]
 
 
+def whole_numbers(train: Any, test: Any, dimensions: int, target: str) -> list[np.ndarray]:
+    """Training and test targets as arrays; a ValueError where they are no whole numbers of so many dimensions."""
+    import numpy as np
+
+    halves = [np.asarray(half) for half in (train, test)]
+    for name, half in zip(("training", "test"), halves):
+        if half.ndim != dimensions or not np.issubdtype(half.dtype, np.integer):
+            raise ValueError(f"{name} {target} of {half.dtype} {half.shape} for {len(half)} images")
+    return halves
+
+
+def class_names(names: Sequence[Any] | None, count: int) -> tuple[str, ...]:
+    """The names of so many classes, by default their numbers; a ValueError where two are alike or the count differs."""
+    texts = tuple(map(str, range(count) if names is None else names))
+    if len(set(texts)) != count or len(texts) != count:
+        raise ValueError(f"{brief(names)} as the names of {count} classes")
+    return texts
+
+
 class Classification(Classes):
     """Cross-entropy over classes; figures of the confusion matrix, and of many classes top-5 accuracy.
 
@@ -74,18 +94,12 @@ class Classification(Classes):
         """See the protocol."""
         import numpy as np
 
-        halves = [np.asarray(half) for half in (train, test)]
-        for name, half in zip(("training", "test"), halves):
-            if half.ndim != 1 or not np.issubdtype(half.dtype, np.integer):
-                raise ValueError(f"{name} labels of {half.dtype} {half.shape} for {len(half)} images")
+        halves = whole_numbers(train, test, 1, cls.target)
         labels = np.unique(halves[0])
         if len(labels) < 2 or labels.tolist() != list(range(len(labels))) or not np.isin(halves[1], labels).all():
             last = max(labels[-1], halves[1].max())
             raise ValueError(f"{len(labels)} kinds of labels for training, and labels from {labels[0]} to {last}")
-        given = tuple(map(str, range(len(labels)) if names is None else names))
-        if len(set(given)) != len(labels) or len(given) != len(labels):
-            raise ValueError(f"{brief(names)} as the names of {len(labels)} classes")
-        return Targets(halves[0].astype(np.int64), halves[1].astype(np.int64), given)
+        return Targets(halves[0].astype(np.int64), halves[1].astype(np.int64), class_names(names, len(labels)))
 
     def counts(self, targets: Tensor) -> Tensor | None:
         """Every image counts 1, or the weight of its class."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.config.errors import brief
-from cifar_ray.tasks.classification import ONE, Classes
+from cifar_ray.tasks.classification import ONE, Classes, class_names, whole_numbers
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import IGNORED, Figure, TaskSpec
 
@@ -42,10 +41,7 @@ class Segmentation(Classes):
         """See the protocol."""
         import numpy as np
 
-        halves = [np.asarray(half) for half in (train, test)]
-        for name, half in zip(("training", "test"), halves):
-            if half.ndim != 3 or not np.issubdtype(half.dtype, np.integer):
-                raise ValueError(f"{name} masks of {half.dtype} {half.shape} for {len(half)} images")
+        halves = whole_numbers(train, test, 3, cls.target)
         numbers = np.unique(np.concatenate([np.unique(half) for half in halves]))
         highest = int(numbers.max(initial=0, where=numbers != IGNORED))
         classes = highest + 1 if names is None else len(names)
@@ -53,10 +49,7 @@ class Segmentation(Classes):
             raise ValueError(f"masks of the numbers {numbers[0]} to {highest} for {classes} classes")
         if not 2 <= classes <= IGNORED:
             raise ValueError(f"masks of {classes} kinds of pixels")
-        given = tuple(map(str, range(classes) if names is None else names))
-        if len(set(given)) != classes:
-            raise ValueError(f"{brief(names)} as the names of {classes} classes")
-        return Targets(halves[0].astype(np.uint8), halves[1].astype(np.uint8), given)
+        return Targets(halves[0].astype(np.uint8), halves[1].astype(np.uint8), class_names(names, classes))
 
     def counts(self, targets: Tensor) -> Tensor:
         """How many pixels of each sample are not ignored, each counting 1 or the weight of its class."""
