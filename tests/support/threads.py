@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from unittest import mock
@@ -14,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
-from cifar_ray import models
-from cifar_ray.config.train import TrainConfig
+from cifar_ray import data, models
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import stopping
+from cifar_ray.training import checkpoint, stopping
+from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch, Outcome
@@ -95,3 +98,23 @@ def train_on_threads(
         mock.patch.object(stopping, "_MOST_STEPS", 1),  # the ranks talk after every step, short as it is
     ):
         return on_threads(config.world_size, one)
+
+
+def train_everywhere(asked: Callable[..., ResolvedConfig], folder: Path, stop_after: int) -> list[Snapshot]:
+    """The last snapshots of a run at 1x1, 1x2 and 2x2, and of one that stopped at 1x2 and went on at 1x1."""
+    dataset = data.read(asked())
+    for topology in ("1x1", "1x2", "2x2"):
+        train_on_threads(asked(topology=topology), dataset, folder / topology)
+    stopped = asked(topology="1x2", checkpoint_every=2)
+    train_on_threads(stopped, dataset, folder / "resumed", partial(Recorder, stop_after=stop_after))
+    train_on_threads(replace(stopped, topology="1x1"), dataset, folder / "resumed")
+    snapshots = [newest[1] for path in folder.iterdir() if (newest := checkpoint.latest(path))]
+    assert len(snapshots) == 4
+    return snapshots
+
+
+def losses_of_steps(asked: ResolvedConfig, folder: Path) -> list[float]:
+    """The losses that a run records."""
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), folder)
+    assert isinstance(outcome, Outcome)
+    return [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]

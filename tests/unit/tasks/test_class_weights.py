@@ -22,10 +22,9 @@ from cifar_ray.models.options import ResNetOptions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.observer import Outcome
-from tests.support.helpers import Recorder, digest, plain_losses, resolved
+from tests.support.helpers import digest, plain_losses, resolved
 from tests.support.studies import grid, trial
-from tests.support.threads import train_on_threads
+from tests.support.threads import losses_of_steps, train_everywhere, train_on_threads
 
 TEST = 360
 
@@ -63,29 +62,18 @@ def weighted_mean(outputs: Tensor, labels: Tensor) -> Tensor:
 )
 def test_the_loss_is_the_weighted_mean_over_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
     asked = config(**values, label_smoothing=0.0)
-    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
-    assert isinstance(outcome, Outcome)
-    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
-    assert means == pytest.approx(plain_losses(asked, 4, "labels", weighted_mean), rel=2e-5)
+    assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "labels", weighted_mean), rel=2e-5)
 
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     reproducible = partial(config, strategy="reproducible", model="resnet", resnet=ResNetOptions((1, 1), 8))
-    dataset = data.read(reproducible())
-    for topology in ("1x1", "1x2", "2x2"):
-        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
-    stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=3))
-    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
-    train_on_threads(reproducible(class_weights="none"), dataset, tmp_path / "without")
-    digests = {}
-    for folder in tmp_path.iterdir():
-        newest = checkpoint.latest(folder)
-        assert newest is not None
-        digests[folder.name] = digest(newest[1])
-    assert len(digests) == 5
-    assert digests.pop("without") not in digests.values()
-    assert len(set(digests.values())) == 1
+    digests = {digest(snapshot) for snapshot in train_everywhere(reproducible, tmp_path, stop_after=3)}
+    assert len(digests) == 1
+    without = reproducible(class_weights="none")
+    train_on_threads(without, data.read(without), tmp_path / "without")
+    newest = checkpoint.latest(tmp_path / "without")
+    assert newest is not None
+    assert digest(newest[1]) not in digests
 
 
 def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:

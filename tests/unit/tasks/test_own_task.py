@@ -23,10 +23,9 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import Evaluation, Figure, Targets, TaskSpec
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
-from cifar_ray.training.observer import Outcome
 from examples.own_task import Ink
 from tests.support.helpers import Recorder, digest, plain_losses, resolved, train_here
-from tests.support.threads import on_threads, train_on_threads
+from tests.support.threads import losses_of_steps, on_threads, train_everywhere
 
 OWN = "examples.own_task"
 INK: dict[str, object] = {"task": f"{OWN}:Ink", "dataset": f"{OWN}:load", "model": "simple_cnn", "precision": "fp32"}
@@ -59,22 +58,12 @@ def mean_of_known(outputs: Tensor, ink: Tensor) -> Tensor:
 )
 def test_the_loss_is_the_mean_over_all_that_counts_in_a_global_batch(values: dict[str, object], tmp_path: Path) -> None:
     asked = config(**values, schedule="constant", steps_per_epoch=4, log_every=1)
-    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
-    assert isinstance(outcome, Outcome)
-    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
-    assert means == pytest.approx(plain_losses(asked, 4, "ink", mean_of_known), rel=2e-5)
+    assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "ink", mean_of_known), rel=2e-5)
 
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     reproducible = partial(config, strategy="reproducible", **RESNET, log_every=1, steps_per_epoch=4)
-    dataset = data.read(reproducible())
-    for topology in ("1x1", "1x2", "2x2"):
-        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
-    stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=3))
-    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
-    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
-    assert len(snapshots) == 4
+    snapshots = train_everywhere(reproducible, tmp_path, stop_after=3)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
     assert len({snapshot.score for snapshot in snapshots}) == 1
 

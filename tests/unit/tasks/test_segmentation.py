@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
 from examples.segmentation import make_masks
-from tests.support.helpers import Recorder, digest, plain_losses, resolved, train_here
-from tests.support.threads import on_threads, train_on_threads
+from tests.support.helpers import digest, plain_losses, resolved, train_here
+from tests.support.threads import losses_of_steps, on_threads, train_everywhere, train_on_threads
 
 USUAL: dict[str, object] = {"model": "unet", "unet": {"width": 2, "norm": "none"}, "precision": "fp32", "epochs": 1}
 USUAL |= {"image_size": 16, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
@@ -62,10 +61,7 @@ def test_the_loss_is_the_mean_over_all_pixels_that_count_in_a_global_batch(
     values: dict[str, object], usual: dict[str, object], tmp_path: Path
 ) -> None:
     asked = resolved(usual, **values, augment="none", schedule="constant", steps_per_epoch=4, log_every=1)
-    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
-    assert isinstance(outcome, Outcome)
-    means = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
-    assert means == pytest.approx(plain_losses(asked, 4, "masks", mean_of_valid), rel=2e-5)
+    assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "masks", mean_of_valid), rel=2e-5)
 
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
@@ -74,14 +70,7 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
     more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
     more |= {"unet": {"width": 2}, "steps_per_epoch": 3, "epochs": 2, "class_weights": "balanced", "log_every": 1}
     reproducible = partial(resolved, usual, **more)
-    dataset = data.read(reproducible())
-    for topology in ("1x1", "1x2", "2x2"):
-        train_on_threads(reproducible(topology=topology), dataset, tmp_path / topology)
-    stopped = reproducible(topology="1x2", checkpoint_every=2)
-    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=5))
-    train_on_threads(dataclasses.replace(stopped, topology="1x1"), dataset, tmp_path / "resumed")
-    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
-    assert len(snapshots) == 4
+    snapshots = train_everywhere(reproducible, tmp_path, stop_after=5)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
     assert len({snapshot.score for snapshot in snapshots}) == 1
 
