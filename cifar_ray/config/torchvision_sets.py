@@ -1,4 +1,4 @@
-"""Data sets of torchvision that classify images, ``--dataset torchvision:NAME``: how their classes are called.
+"""Data sets of torchvision that classify images, ``--dataset torchvision:NAME``, and what its classes take for them.
 
 It is a table, so that a name is refused before torch is loaded; torchvision's own classes say nothing of it.
 """
