@@ -7,6 +7,7 @@ sweep's mailbox carries the events of all its trials.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,7 @@ class Joined:
         node_id: Ray's id of its node.
         pid: its process id.
         stacks: file on its node into which it writes its Python stacks when it gets ``SIGUSR2``.
+        at: when it began, in seconds since the epoch by its machine's clock.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class Joined:
     node_id: str
     pid: int
     stacks: str
+    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)

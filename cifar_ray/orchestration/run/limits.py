@@ -81,10 +81,14 @@ class Meter:
             return replace(before, waiting_s=before.waiting_s + seconds)
         return replace(before, placed_s=before.placed_s + seconds, node_s=before.node_s + before.nodes * seconds)
 
-    def place(self, nodes: int) -> None:
-        """The first worker of an attempt on so many nodes has been placed, and so have the others."""
+    def place(self, nodes: int, ago_s: float = 0.0) -> None:
+        """The first worker of an attempt on so many nodes was placed ``ago_s`` seconds ago, and so were the others.
+
+        A short run may have ended by the time the driver hears of it. Clocks of machines may differ: it counts no
+        seconds from before the attempt.
+        """
         if not self._before.nodes:
-            self._hold(nodes)
+            self._hold(nodes, min(max(ago_s, 0.0), time.monotonic() - self._since))
 
     def release(self) -> Spent:
         """The attempt has ended."""
@@ -92,8 +96,9 @@ class Meter:
         self._write()
         return self._before
 
-    def _hold(self, nodes: int) -> None:
-        self._before, self._since = replace(self.spent, nodes=nodes), time.monotonic()
+    def _hold(self, nodes: int, ago_s: float = 0.0) -> None:
+        self._since += ago_s  # of what was held until now
+        self._before, self._since = replace(self.spent, nodes=nodes), time.monotonic() - ago_s
 
     def tick(self) -> Spent | None:
         """What the run has used, about once a second; kept in the folder now and then."""

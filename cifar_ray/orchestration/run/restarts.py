@@ -219,7 +219,8 @@ class Run:
 
     def _hear(self, event: Any) -> None:
         if isinstance(event, Joined):
-            self.meter.place(self._config.placement.nodes)
+            self.meter.place(self._config.placement.nodes, time.time() - event.at)
+            self.handle(self.meter.spent)
         elif isinstance(event, Placed):
             self._nodes[event.rank] = event.node_id
         elif isinstance(event, Started):

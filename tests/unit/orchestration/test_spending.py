@@ -48,13 +48,18 @@ def test_time_counts_from_placement_to_the_end_over_attempts_and_drivers(clock: 
     assert meter.spent == Spent(10, 20, 5, nodes=2)
     assert meter.release() == Spent(10, 20, 5)
     clock[0] += 3
-    meter.place(1)
+    meter.place(1, ago_s=2)
     clock[0] += 4
     meter.release()
     clock[0] += 1000  # nobody drives it
     later = Meter(folder)
     clock[0] += 1
-    assert later.spent == Spent(14, 24, 9)
+    assert later.spent == Spent(16, 26, 7)
+    later.place(1, ago_s=50)  # another machine's clock
+    assert later.spent == Spent(17, 27, 6, nodes=1)
+    later.release()
+    later.place(1, ago_s=-50)
+    assert later.spent == Spent(17, 27, 6, nodes=1)
 
 
 def test_a_driver_that_is_killed_loses_half_a_minute_at_most(clock: list[float], tmp_path: Path) -> None:
