@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
+
+import pandas as pd
 
 from cifar_ray import __version__, tracking
 from cifar_ray.config import commands, files, flags
@@ -33,7 +36,7 @@ from cifar_ray.reporting import (
     tables,
     words,
 )
-from cifar_ray.reporting.contents import Report, Results
+from cifar_ray.reporting.contents import Finding, Report, Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import Style, chart_width
@@ -77,7 +80,8 @@ def report(
     if baseline is not None:
         papers.check(baseline)
     study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
-    TaskFigures(study.task).check(target)
+    if target or baseline is not None:
+        TaskFigures(study.task).check(target)
     if into is not None:
         prepare(into, latex)
     built = build(study, baseline, node, target, title)
@@ -111,7 +115,7 @@ def build(
     targets: Sequence[float] = (),
     title: str | None = None,
 ) -> Report:
-    """Everything that the report of a study says.
+    """Everything that the report of a study says; runs of several tasks are compared with those of their own.
 
     Args:
         study: the runs.
@@ -124,7 +128,14 @@ def build(
     Raises:
         ConfigError: when the baseline is not known.
     """
-    runs = Runs(replace(study.meant, name=title or study.name))
+    named = replace(study.meant, name=title or study.name)
+    tasks = [_build(each, baseline, price, targets) for each in named.by_task]
+    return tasks[0] if len(tasks) == 1 else _together(named, tasks)
+
+
+def _build(study: Study, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
+    """The report of runs that learn one thing."""
+    runs = Runs(study)
     page, parts = search_page.page(runs, targets, price) if study.search else None, tables.parts(runs, targets, price)
     return Report(
         **vars(results(runs, parts, price, page)),
@@ -133,6 +144,28 @@ def build(
         lead="" if page is None else page.lead,
         version=__version__,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _together(study: Study, tasks: Sequence[Report]) -> Report:
+    """One report of all runs of a study, from those by task."""
+    charts = [
+        [replace(chart, key=f"{name}_{chart.key}", title=f"{chart.title} ({name})") for chart in each.charts]
+        for each, name in ((each, re.sub(r"\W", "_", each.study.task.name)) for each in tasks)
+    ]
+    return replace(
+        tasks[0],
+        study=study,
+        findings=[
+            replace(finding, title=f"{each.study.task.name}: {finding.title}")
+            for each in tasks
+            for finding in each.findings
+        ],
+        cautions=list(dict.fromkeys(caution for each in tasks for caution in each.cautions)),
+        sections=[section for each in tasks for section in each.sections],
+        runs=tables.runs_table(study),
+        data={name: pd.concat([each.data[name] for each in tasks], ignore_index=True) for name in tasks[0].data},
+        charts=[chart for row in zip_longest(*charts) for chart in row if chart is not None],
     )
 
 
@@ -162,9 +195,12 @@ def results(
 
 def summary(study: Study) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
-    runs = Runs(study.meant)
-    found = search_page.page(runs).findings if study.search else words.findings(runs, None)
-    return pages.summary(found, cautions.cautions(runs))
+    found: list[Finding] = []
+    told: list[str] = []
+    for runs in map(Runs, study.meant.by_task):
+        found += search_page.page(runs).findings if study.search else words.findings(runs, None)
+        told += cautions.cautions(runs)
+    return pages.summary(found, list(dict.fromkeys(told)))
 
 
 @contextmanager

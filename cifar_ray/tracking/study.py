@@ -292,6 +292,17 @@ class Study:
         return next(iter(begun), task_of({}))
 
     @property
+    def by_task(self) -> list[Study]:
+        """Its runs by what they learn, in the order of the first ones; those that have not begun, by their data set."""
+        of_data = {trial.dataset: trial.task for trial in reversed(self.trials) if trial.run_id}
+        usual = next(iter(reversed(of_data.values())), task_of({}))
+        groups: dict[TaskSpec, list[Trial]] = {}
+        for trial in self.trials:
+            task = trial.task if trial.run_id else of_data.get(trial.dataset, usual)
+            groups.setdefault(task, []).append(trial)
+        return [replace(self, trials=trials) for trials in groups.values()] or [self]
+
+    @property
     def measure(self) -> str:
         """What its runs were made for, as ``--measure`` has it; runs that have not begun do not know."""
         return next((trial.measure for trial in self.trials if trial.measure != _ALL), _ALL)

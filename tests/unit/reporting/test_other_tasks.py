@@ -95,7 +95,7 @@ def test_a_value_that_is_no_number_is_shown() -> None:
     assert FIGURES.primary.cell(Statistic(float("inf"), float("nan"), 2)) == "inf ± nan"
 
 
-def test_runs_of_different_tasks_are_refused(tmp_path: Path) -> None:
+def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own(tmp_path: Path) -> None:
     files = [tmp_path / "images.json", tmp_path / "depths.json"]
     for path, one in zip(files, (grid(), depths(grid()))):
         moved = [replace(run, run_id=f"{path.stem} {run.run_id}") for run in one.trials]
@@ -104,10 +104,38 @@ def test_runs_of_different_tasks_are_refused(tmp_path: Path) -> None:
         r"^runs of different tasks cannot be compared: classification \(accuracy, highest is best\), "
         r"nets:Depth \(RMSE, lowest is best\)$"
     )
-    with pytest.raises(ConfigError, match=refused):
-        report.report(*map(str, files), out=str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    assert report.report(str(files[1])).findings[0].highlights[1].figure == "6.50"
+    for option in ({"target": [0.6]}, {"baseline": "rangoju_katneni_2025"}):
+        with pytest.raises(ConfigError, match=refused):
+            report.report(*map(str, files), out=str(tmp_path / "out"), **option)
+        assert not (tmp_path / "out").exists()
+    made = report.report(*map(str, files), out=str(tmp_path / "out"))
+    images, depths_alone = (report.report(str(file)) for file in files)
+    assert [finding.title.partition(":")[0] for finding in made.findings] == ["classification", "nets"]
+    assert [finding.sentences for finding in made.findings] == [
+        images.findings[0].sentences,
+        depths_alone.findings[0].sentences,
+    ]
+    assert made.findings[1].highlights[1].figure == "6.50"
+    assert [len(one.data["runs"]) for one in (images, depths_alone, made)] == [6, 6, 12]
+    keys = [chart.key for chart in made.charts]
+    assert keys[:4] == [
+        "classification_scaling",
+        "nets_Depth_scaling",
+        "classification_accuracy",
+        "nets_Depth_test_rmse",
+    ]
+    assert len(set(keys)) == len(keys) == len(images.charts) + len(depths_alone.charts)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "classification: " in page
+    assert "nets:Depth: " in page
+
+
+def test_a_run_that_has_not_begun_counts_among_those_of_its_data_set() -> None:
+    depth = of_another_task(trial("1x1", 16))
+    depth = replace(depth, params={**depth.params, "dataset": "wells"})
+    waiting = replace(depth, run_id="", name="later", metrics={}, tags={})
+    parts = study(trial("1x1", 16), waiting, depth).by_task
+    assert [[one.name for one in part.trials] for part in parts] == [["bs16 1x1 seed0"], ["later", depth.name]]
 
 
 @pytest.mark.parametrize(
