@@ -38,6 +38,6 @@ def _cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
         name = f"{name} (sweep of {begun}{run.planned} run{'s' * (run.planned != 1)})"
         state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
     # The name of a folder of images is its whole path.
-    dataset = ", ".join(re.sub(r"^(folder|masks):.*/", r"\1:", each) for each in run.dataset.split(", "))
+    dataset = ", ".join(re.sub(r"^(folder|masks|coco):.*/", r"\1:", each) for each in run.dataset.split(", "))
     started = f"{local:%Y-%m-%d %H:%M}"
     return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", *cost, name

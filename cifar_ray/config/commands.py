@@ -290,7 +290,8 @@ class PredictCommand(ResultAsJson, OfModel):
 
     out: str | None = None
     """Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class, named
-    as the images and as large. Earlier files are overwritten. Default: predicted_masks."""
+    as the images and as large. Earlier predicted masks are replaced; other files are not. Default:
+    predicted_masks."""
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,15 @@ def storage(text: str | None) -> Path:
     return folder("storage", text) if text else home() / "runs"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is never seen half written.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is never seen half written; a text as UTF-8.
 
     Raises:
         OSError: when it cannot be written; what was there before is untouched.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

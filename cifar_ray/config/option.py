@@ -17,16 +17,17 @@ from pydantic import AfterValidator
 from cifar_ray.config.errors import ConfigError, brief, one_of
 from cifar_ray.config.schema import flat_fields
 
-FOLDER, MASKS = "folder:", "masks:"
-"""What precedes the path of a folder in ``--dataset``: of images by class, or of images with masks."""
+FOLDER, MASKS, COCO = "folder:", "masks:", "coco:"
+"""What precedes the path of a folder in ``--dataset``: of images by class, with masks, or with COCO's annotations."""
 
 TORCHVISION = "torchvision:"
 """What precedes the name of a data set of torchvision in ``--dataset``."""
 
-FOLDER_PATH, MASKS_PATH, OWN, OF_TORCHVISION = "folder:PATH", "masks:PATH", "MODULE:FUNCTION", f"{TORCHVISION}NAME"
+FOLDER_PATH, MASKS_PATH, COCO_PATH = (f"{kind}PATH" for kind in (FOLDER, MASKS, COCO))
+OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
-SIZED = (FOLDER_PATH, MASKS_PATH, OF_TORCHVISION)
+SIZED = (FOLDER_PATH, MASKS_PATH, COCO_PATH, OF_TORCHVISION)
 """Data sets whose images are brought to ``--image-size``."""
 
 LIBRARIES = ("torchvision", "timm")
@@ -95,7 +96,7 @@ def is_function(name: str | None) -> bool:
 
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
-    return dataset.startswith((FOLDER, MASKS))
+    return dataset.startswith((FOLDER, MASKS, COCO))
 
 
 def path_of(dataset: str) -> str:

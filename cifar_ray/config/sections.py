@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, torchvision_sets
 from cifar_ray.config.option import (
+    COCO_PATH,
     FOLDER,
     FOLDER_PATH,
     IMPORT_PATH,
@@ -61,7 +62,7 @@ def _dataset(text: str) -> str:
         others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
         near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
         meant = f"; did you mean {near[0]}?" if near else ""
-        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, OWN])
+        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, COCO_PATH, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
 
@@ -126,15 +127,16 @@ class Data:
     dataset: DatasetText = option("cifar10", weights=True)
     """Data set: one of this package ('digits' comes with scikit-learn and needs no network); torchvision:NAME, one that
     torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; masks:PATH, images
-    with masks of their pixels' classes; or MODULE:FUNCTION, a function of your own that returns arrays."""
+    with masks of their pixels' classes; coco:PATH, images with COCO's annotations of instances, as such masks; or
+    MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
     """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
     ~/.cache/cifar_ray)."""
 
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
-    """Side in pixels of the images of folder:PATH, masks:PATH and torchvision:NAME: the shorter side is resized to it,
-    and the centre is cropped."""
+    """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH and torchvision:NAME: the shorter side is
+    resized to it, and the centre is cropped."""
 
     ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
     """Number in the masks of masks:PATH whose pixels are neither learned nor counted."""

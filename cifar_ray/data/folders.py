@@ -114,9 +114,14 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
 
 def parts(root: Path) -> Halves:
     """The parts of a folder, as :func:`halves`; refuse one that is not there."""
+    check_there(root)
+    return halves(root)
+
+
+def check_there(root: Path) -> None:
+    """Refuse what is no folder."""
     if not root.is_dir():
         raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
-    return halves(root)
 
 
 def validated(whole: Listing, train: Path, share: float) -> Listing:

@@ -8,15 +8,18 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
+import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import folders, imagefiles
 from cifar_ray.data.folders import Listing
@@ -25,6 +28,9 @@ from cifar_ray.tasks.spec import IGNORED
 
 DEFAULT_OUT = "predicted_masks"
 """Folder of the masks that a model predicts."""
+
+_MARK = "cifar_ray predicted"
+"""The key of a predicted mask's text, the SHA-256 of its pixels: what has it was written here and is unchanged."""
 
 _CLASSES = "classes.txt"
 _MODES = ("L", "P", "1")
@@ -139,19 +145,24 @@ def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.nda
     Raises:
         ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
     """
-    with imagefiles.named(Path(image)):
-        pixels = imagefiles.read(Path(image))
     numbers = _numbers(Path(mask), ignored)
-    if pixels.size != numbers.shape[::-1]:
-        sizes = [f"{width}x{height}" for width, height in (numbers.shape[::-1], pixels.size)]
-        raise ConfigError(
-            "dataset", f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
-        )
     if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
         raise ConfigError(
             "dataset",
             f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "
             f"{unknown.min()}",
+        )
+    return beside(image, mask, numbers, side)
+
+
+def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
+    """The centre of an image and of the numbers of its pixels' classes, as :func:`read`, which ``mask`` has."""
+    with imagefiles.named(Path(image)):
+        pixels = imagefiles.read(Path(image))
+    if pixels.size != numbers.shape[::-1]:
+        sizes = [f"{width}x{height}" for width, height in (numbers.shape[::-1], pixels.size)]
+        raise ConfigError(
+            "dataset", f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
         )
     cropped = ImageOps.fit(Image.fromarray(numbers), (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])
@@ -171,7 +182,9 @@ def png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
     centre = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
     whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
     whole.putpalette(palette().tobytes())
-    whole.save(file, "png")
+    text = PngImagePlugin.PngInfo()
+    text.add_text(_MARK, _digest(whole))
+    whole.save(file, "png", pnginfo=text)
     return file.getvalue()
 
 
@@ -179,7 +192,7 @@ def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> d
     """The file of each image's mask: as the image is named, below the folder that was ``given``, but .png, in ``out``.
 
     Raises:
-        ConfigError: when two have one file, or one is an image.
+        ConfigError: when two have one file, or one is an image, or there is a file that is no predicted mask.
     """
     roots = [path for path in given if path.is_dir()]
     found: dict[Path, Path] = {}
@@ -195,18 +208,37 @@ def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> d
     known = {image.resolve() for image in images}
     if clash := next((path for path in found.values() if path.resolve() in known), None):
         raise ConfigError("out", f"must be another folder than that of the images, and {clash} is one of them")
+    if kept := next((path for path in found.values() if os.path.lexists(path) and not _is_predicted(path)), None):
+        raise ConfigError(
+            "out",
+            f"must be a folder where predicted masks alone are replaced, and {kept} is none, or has changed since; "
+            "move it, or name another folder",
+        )
     return found
 
 
+def _is_predicted(path: Path) -> bool:
+    """Whether a file is a mask that a model has predicted, and nobody has changed."""
+    try:
+        with imagefiles.opened(path) as mask:
+            return mask.info.get(_MARK) == _digest(mask)
+    except imagefiles.ImageError:
+        return False
+
+
+def _digest(mask: Image.Image) -> str:
+    return hashlib.sha256(f"{mask.mode} {mask.size}".encode() + mask.tobytes()).hexdigest()
+
+
 def write(path: Path, mask: bytes) -> None:
-    """Write a mask, and the folders that it is in.
+    """Write a mask whole, and the folders that it is in.
 
     Raises:
         ConfigError: when it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(mask)
+        files.write_whole(path, mask)
     except OSError as error:
         raise ConfigError(
             "out", f"must be a folder that can be written, and {path} cannot be ({error.strerror})"

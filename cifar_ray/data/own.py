@@ -1,10 +1,10 @@
-"""Data sets that are not this package's own: a ``folder:``, ``masks:``, those of torchvision, ``MODULE:FUNCTION``.
+"""Data sets that are not this package's own: ``folder:``, ``masks:``, ``coco:``, torchvision's, ``MODULE:FUNCTION``.
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
 (or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. With val/ beside
 test/, val/ has the validation images; else they are a share of those to train on, by their relative paths. Images with
-masks are those of :mod:`cifar_ray.data.masks`, functions those of :mod:`cifar_ray.data.arrays`, torchvision's sets
-those of :mod:`cifar_ray.data.torchvision_images`.
+masks are those of :mod:`cifar_ray.data.masks`, with COCO's annotations of :mod:`cifar_ray.data.coco`, functions those
+of :mod:`cifar_ray.data.arrays`, torchvision's sets those of :mod:`cifar_ray.data.torchvision_images`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from cifar_ray import tasks
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import MASKS, TORCHVISION, is_folder, path_of
+from cifar_ray.config.option import COCO, MASKS, TORCHVISION, is_folder, path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, decoded, folders, imagefiles, masks, torchvision_images
+from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, torchvision_images
 from cifar_ray.data.datasets import Dataset
 from cifar_ray.data.decoded import Progress
 
@@ -62,6 +62,8 @@ def _lister(config: TrainConfig, root: Path, with_val: bool) -> tuple[Any, tuple
     share = config.val_share or 0.0
     if config.dataset.startswith(MASKS):
         return masks.listing, (root, share, with_val, config.ignore_value)
+    if config.dataset.startswith(COCO):
+        return coco.listing, (root, share)
     return folders.listing, (root, config.test_share, share, with_val)
 
 
@@ -73,7 +75,7 @@ def has_validation(config: TrainConfig) -> bool:
     """
     if config.dataset.startswith(TORCHVISION):
         return torchvision_images.has_validation(config.dataset)
-    if not is_folder(config.dataset):
+    if not is_folder(config.dataset) or config.dataset.startswith(COCO):
         return False
     root = _path(config.dataset)
     with _reading(root):
@@ -114,6 +116,7 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
     name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
     parts = {part: _part(listed, config, len(listing.classes)) for part, listed in listing.parts.items()}
     made = decoded.provide(config, name, key, parts, listing.classes, progress)
+    coco.forget()
     return dataclasses.replace(made, left_out=listing.left_out)
 
 
@@ -141,8 +144,10 @@ def _mark(file: tuple[str, int | str]) -> bytes:
 
 def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.Part:
     side = config.image_size
-    if config.dataset.startswith(MASKS):
-        pair = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
+    if listed and isinstance(listed[0][1], str):
+        is_coco = config.dataset.startswith(COCO)
+        of_mask = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
+        pair = functools.partial(coco.read, side=side) if is_coco else of_mask
         return decoded.Part(np.zeros((len(listed), side, side), np.uint8), lambda row: pair(*map(str, listed[row])))
 
     def image(row: int) -> np.ndarray:
